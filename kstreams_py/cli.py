@@ -1,0 +1,196 @@
+"""The command `kstreams`: run | topics | graph | broker | demo | spark-options | jars."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from kstreams_py import picture
+from kstreams_py.config import Settings
+from kstreams_py.engine import supervisor
+from kstreams_py.engine.topics import check_topics, create_topics
+from kstreams_py.errors import KStreamsError, SettingsError
+from kstreams_py.ports import broker as embedded
+from kstreams_py.ports import jars
+from kstreams_py.ports.kafka import KafkaLog
+
+app = typer.Typer(
+    help="Exactly-once stream processing on Kafka in plain Python functions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+topics_app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
+broker_app = typer.Typer(
+    help="A real Kafka on this machine, on loopback, for trying out and for tests.", no_args_is_help=True
+)
+demo_app = typer.Typer(help="Demonstrations on real data.", no_args_is_help=True)
+app.add_typer(topics_app, name="topics")
+app.add_typer(broker_app, name="broker")
+app.add_typer(demo_app, name="demo")
+
+Target = Annotated[str, typer.Argument(help="module:graph, or path/to/file.py:graph")]
+Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", "-b", help="host:port,... of the cluster")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="a TOML file of settings, with librdkafka's under [kafka]")
+]
+
+
+def main() -> None:
+    """Runs the command; a KStreamsError becomes one message and its exit status."""
+    _log_to_stderr()
+    try:
+        app()
+    except KStreamsError as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
+        print(error, file=sys.stderr)
+        _exit(error.exit_status)
+
+
+def _exit(status: int) -> None:
+    """Ends at once: a loop that did not drain in time must not hold the process up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _log_to_stderr() -> None:
+    level = os.environ.get("KSTREAMS_LOG_LEVEL", "INFO").upper()
+    if sys.stderr.isatty():
+        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False)
+        logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def slots_of(text: str) -> list[int]:
+    """`4-7` or `0,2,5` as slots. Raises SettingsError."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise SettingsError(f"--slots {text!r}: write a range such as 4-7, or numbers such as 0,2,5, each once")
+    return found
+
+
+@app.command()
+def run(
+    target: Target,
+    workers: Annotated[int, typer.Option(help="worker processes, slots 0 to N-1", min=1)] = 1,
+    slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
+    slot: Annotated[
+        int | None, typer.Option(help="run this one slot in this process, under your own supervisor", min=0)
+    ] = None,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+    create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,
+) -> None:
+    """Run a graph until Ctrl-C; a second Ctrl-C ends at once."""
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    if slot is not None:
+        supervisor.run_slot(supervisor.load(target), slot, settings, create=create_topics)
+    else:
+        numbers = list(range(workers)) if slots is None else slots_of(slots)
+        supervisor.run_slots(target, numbers, settings, create=create_topics)
+
+
+@topics_app.command("create")
+def topics_create(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
+    """Create the graph's missing topics."""
+    graph = supervisor.load(target)
+    graph.validate()
+    created = create_topics(graph, KafkaLog(Settings.load(config, bootstrap_servers=bootstrap_servers)))
+    print("\n".join(f"created {name}" for name in created) or "all topics exist")
+
+
+@topics_app.command("check")
+def topics_check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
+    """Check that the graph's topics exist and fit."""
+    graph = supervisor.load(target)
+    graph.validate()
+    found = check_topics(graph, KafkaLog(Settings.load(config, bootstrap_servers=bootstrap_servers)))
+    print(
+        "\n".join(
+            f"{name}: {info.partitions} partitions, replication {info.replication}" for name, info in found.items()
+        )
+    )
+
+
+class PictureFormat(StrEnum):
+    """What `kstreams graph` writes."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+@app.command()
+def graph(
+    target: Target,
+    form: Annotated[PictureFormat, typer.Option("--format", "-f")] = PictureFormat.TEXT,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of the terminal")] = None,
+) -> None:
+    """Describe a graph as text, Mermaid or SVG."""
+    found = supervisor.load(target)
+    found.validate()
+    drawn = {"text": picture.text, "mermaid": picture.mermaid, "svg": picture.svg}[form](found)
+    if output is None:
+        print(drawn)
+    else:
+        output.write_text(drawn, encoding="utf-8")
+
+
+@app.command("jars")
+def jars_command() -> None:
+    """Fetch the broker's and Spark's jars into the cache."""
+    jars.kafka_classpath(print)
+    jars.spark_jars(print)
+    print(f"jars are in {jars.cache_directory()}")
+
+
+@broker_app.command("start")
+def broker_start(
+    brokers: Annotated[int, typer.Option(help="1, or 3 for replication", min=1, max=9)] = 1,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="keep the data here; without it, it is deleted at the stop")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="port of the first broker; without it, a free one")] = None,
+) -> None:
+    """Start it in the background, and print its address once it is ready."""
+    started = embedded.start_detached(
+        jars.kafka_classpath(_to_stderr), jars.find_java(), brokers=brokers, data_dir=data_dir, port=port
+    )
+    print(started.bootstrap_servers)
+
+
+@broker_app.command("stop")
+def broker_stop() -> None:
+    """Stop what `start` started, and nothing else."""
+    stopped = embedded.stop_detached()
+    print("no broker was running" if stopped is None else f"stopped {stopped.bootstrap_servers}")
+
+
+@broker_app.command("status")
+def broker_status() -> None:
+    """Print address and state; exit status 1 if it does not run."""
+    found = embedded.status()
+    if found is None or not found.running:
+        print("not running")
+        raise typer.Exit(1)
+    print(f"{found.bootstrap_servers} ({found.alive} of {found.brokers} brokers, data in {found.data_dir})")
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)

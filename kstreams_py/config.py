@@ -1,0 +1,198 @@
+"""Settings: from arguments, KSTREAMS_* variables or a TOML file; contradictions are refused at construction.
+
+Precedence: arguments, then the environment, then the file, then the defaults below. Any librdkafka setting passes
+through (`[kafka]` in the file, `KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS=2000` in the environment), but those in `OWNED`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from platformdirs import user_data_path
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from kstreams_py.errors import SettingsError
+
+OWNED: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
+    "group.id": "it is the graph's name and the processor's",
+    "group.instance.id": "it names the slot",
+    "group.protocol": "static membership with range assignment is what keeps a slot's seat",
+    "transactional.id": "it names graph, processor and slot, so that a restart fences what it replaces",
+    "transaction.timeout.ms": "use transaction_timeout_ms",
+    "session.timeout.ms": "use session_timeout_ms",
+    "isolation.level": "inputs are always read_committed",
+    "enable.auto.commit": "positions are committed with the outputs",
+    "enable.auto.offset.store": "positions are committed with the outputs",
+    "auto.offset.reset": "use auto_offset_reset; a position that is out of range must never be skipped silently",
+    "partition.assignment.strategy": "range keeps the partitions of joined inputs together",
+    "enable.idempotence": "it follows from the guarantee",
+    "acks": "it follows from the durability",
+    "request.required.acks": "it follows from the durability",
+    "retries": "it follows from the guarantee",
+    "message.send.max.retries": "it follows from the guarantee",
+    "max.in.flight": "it follows from the guarantee",
+    "max.in.flight.requests.per.connection": "it follows from the guarantee",
+    "enable.gapless.guarantee": "it follows from the guarantee",
+    "enable.partition.eof": "the ends of partitions are found by it",
+    "partitioner": "keys must land where Java's clients put them",
+    "delivery.report.only.error": "failed deliveries are counted by it",
+    "log_level": "time-outs of transactional requests are seen in the client's log",
+    "log.queue": "time-outs of transactional requests are seen in the client's log",
+}
+"""librdkafka settings that the framework sets itself, each with the reason or the setting to use."""
+
+_SECRET: Final = re.compile(
+    r"password|secret|token|\.key|\.pem|sasl\.(jaas|username)|certificate|credential", re.IGNORECASE
+)
+
+
+class ClientSettings(Mapping[str, str]):
+    """librdkafka settings by their dotted names; secrets do not show in `repr`, `str` or a traceback."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = {name.lower().replace("_", "."): _text(value) for name, value in _flat(values)}
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr({name: "***" if _SECRET.search(name) else value for name, value in self._values.items()})
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """TOML reads `sasl.password = ...` as a table in a table; librdkafka means one name."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _client_settings(value: object) -> ClientSettings:
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a table of librdkafka settings")
+    settings = value if isinstance(value, ClientSettings) else ClientSettings(value)
+    for name in settings:
+        if name in OWNED:
+            raise ValueError(f"{name} belongs to the framework: {OWNED[name]}")
+    return settings
+
+
+def _address(value: str) -> str:
+    for part in value.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{part.strip()!r} is not host:port")
+    return value
+
+
+def redact_url(url: str) -> str:
+    """The URL without user and password."""
+    return re.sub(r"//[^/@]*@", "//***@", url)
+
+
+class SecretUrl(str):
+    """A URL whose user and password do not show in `repr`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(redact_url(self))
+
+
+Milliseconds = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Everything that is set from outside. Times are in milliseconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KSTREAMS_", env_nested_delimiter="__", frozen=True, extra="forbid", hide_input_in_errors=True,
+        arbitrary_types_allowed=True,
+    )  # fmt: skip
+
+    bootstrap_servers: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9092"
+    schema_registry_url: Annotated[SecretUrl, BeforeValidator(SecretUrl)] | None = None
+    schema_directory: Path = user_data_path("kstreams_py") / "schemas"
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    commit_interval_ms: Milliseconds = 100
+    commit_records: Annotated[int, Field(gt=0)] = 100_000
+    transaction_timeout_ms: Milliseconds = 10_000
+    session_timeout_ms: Milliseconds = 15_000
+    request_timeout_ms: Milliseconds = 15_000
+    drain_timeout_ms: Milliseconds = 10_000
+    kafka: Annotated[ClientSettings, BeforeValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
+        ClientSettings({})
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.commit_interval_ms >= self.transaction_timeout_ms:
+            raise ValueError(
+                f"commit_interval_ms ({self.commit_interval_ms}) must be below transaction_timeout_ms "
+                f"({self.transaction_timeout_ms}), or the broker aborts each transaction before its commit"
+            )
+        if self.transaction_timeout_ms > self.session_timeout_ms:
+            raise ValueError(
+                f"transaction_timeout_ms ({self.transaction_timeout_ms}) must not exceed session_timeout_ms "
+                f"({self.session_timeout_ms}), or a dead worker's transaction outlives its seat"
+            )
+        return self
+
+    def as_environment(self) -> dict[str, str]:
+        """These settings as the KSTREAMS_* variables of another process, secrets included."""
+        values = {
+            f"KSTREAMS_{name.upper()}": getattr(self, name) for name in type(self).model_fields if name != "kafka"
+        }
+        values |= {f"KSTREAMS_KAFKA__{name.upper().replace('.', '_')}": value for name, value in self.kafka.items()}
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then environment, then the file that `load` was given."""
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
+
+    @classmethod
+    def load(cls, file: Path | None = None, **arguments: Any) -> Settings:
+        """Settings from all sources; arguments that are None count as not given.
+
+        Raises SettingsError naming the setting, where it came from if known, and the remedy.
+        """
+        if file is not None and not file.is_file():
+            raise SettingsError(f"settings file {file} does not exist: correct --config")
+        source = type(
+            "Settings", (cls,), {"model_config": SettingsConfigDict(**{**cls.model_config, "toml_file": file})}
+        )
+        try:
+            settings: Settings = source(**{name: value for name, value in arguments.items() if value is not None})
+        except ValidationError as error:
+            found = "; ".join(
+                f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"
+                for e in error.errors(include_input=False, include_url=False)
+            )
+            raise SettingsError(f"{found} (set by argument, KSTREAMS_* or {file or 'a settings file'})") from None
+        except ValueError as error:  # a file that is not TOML
+            raise SettingsError(f"settings file {file} does not parse: {error}") from None
+        return settings

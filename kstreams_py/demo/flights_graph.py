@@ -1,0 +1,50 @@
+"""The demo's graph: three airports become one topic, departed is told from cancelled, departed flights are stored."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import kstreams_py as ks
+from kstreams_py.demo.data import FIELDS
+from kstreams_py.ports.sinks import SqliteTable
+
+Flight = dict[str, Any]
+
+FLIGHT = ks.Avro(Path(str(files("kstreams_py") / "schemas" / "flight.avsc")))
+DATABASE = SqliteTable(Path(os.environ.get("KSTREAMS_DEMO_DIRECTORY", "."), "flights.sqlite"), "departed", FIELDS)
+
+graph = ks.Graph("flights", errors="flights.errors")
+
+
+def topic(name: str) -> ks.Topic:
+    """A topic of flights by tail number: what has the same key stays in order."""
+    return graph.topic(name, key=ks.String(), value=FLIGHT, partitions=3)
+
+
+airports = [topic(f"flights.{code}") for code in ("ewr", "jfk", "lga")]
+flights = topic("flights")
+departed = topic("flights.departed")
+cancelled = topic("flights.cancelled")
+
+
+@graph.alts(*airports, to=flights)  # whichever airport has one
+def merge(flight: Flight) -> Flight:
+    return flight
+
+
+@graph.map(flights, to=[departed, cancelled])  # two outputs: a fork
+def split(flight: Flight) -> dict[ks.Topic, Flight]:
+    if flight["dep_time"] is None:
+        return {cancelled: flight}
+    if flight["arr_delay"] is None:  # raising is enough: the record becomes a dead letter, in the same transaction
+        raise ValueError(f"{flight['carrier']} {flight['flight']} departed, and nobody knows how late it arrived")
+    return {departed: flight}
+
+
+@graph.sink(departed, batch=True)
+def store(flights: list[Flight], step: list[ks.Step]) -> None:
+    """A crash may deliver a flight again, but always with the same delivery hash, which the table has once."""
+    DATABASE.insert((s.delivery_hash, *(flight[name] for name in FIELDS)) for flight, s in zip(flights, step, strict=True))

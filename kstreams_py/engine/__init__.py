@@ -1,0 +1,1 @@
+"""What acts: the only place that loops, waits and orders effects."""

@@ -1,0 +1,317 @@
+"""Worker processes: one per slot, restarted under the same slot with back-off and a cap, stopped together."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from kstreams_py.config import Settings
+from kstreams_py.engine.slot import Slot, drain_on_signals
+from kstreams_py.engine.topics import check_topics
+from kstreams_py.engine.topics import create_topics as create_graph_topics
+from kstreams_py.engine.transaction import Surroundings
+from kstreams_py.errors import GraphError, KStreamsError
+from kstreams_py.metrics import Report
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.registry import open_registry
+from kstreams_py.ports.terminal import Progress
+from kstreams_py.topology import Graph
+
+logger = logging.getLogger(__name__)
+
+REPORT_FD: Final = "KSTREAMS_REPORT_FD"
+"""In a worker's environment: the file descriptor for its reports, one line of JSON each."""
+
+FINAL: Final = frozenset({2, 4, 5})
+"""Exit statuses of errors.py that a restart cannot mend."""
+
+RESTARTS_MAX: Final = 8
+"""Restarts of a slot in a row without a commit between them, until everything is stopped."""
+
+BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
+"""Seconds before each restart in a row: the first two at once, because a seat is waiting."""
+
+
+class WorkersFailed(KStreamsError):
+    """A worker ended with a status that a restart cannot mend, or was restarted too often."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_status = status
+
+
+@dataclass(slots=True)
+class _Child:
+    slot: int
+    process: subprocess.Popen[bytes] | None = None
+    buffer: bytes = b""
+    restarts: int = 0
+    start_at: float = 0.0
+    reports: dict[str, Report] = field(default_factory=dict)
+    past: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts of this slot's earlier processes, by processor."""
+
+
+class Supervisor:
+    """Runs `command(slot)` for each slot until `stop`, or until a worker ends by itself."""
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        slots: Sequence[int],
+        *,
+        drain_seconds: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command = command
+        self._environment = {**os.environ, **(environment or {})}
+        self._children = {slot: _Child(slot) for slot in slots}
+        self._drain_seconds = drain_seconds
+        self._selector = selectors.DefaultSelector()
+        self._stopping = False
+        self._kill = False
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the running workers, by slot."""
+        return {slot: child.process.pid for slot, child in self._children.items() if child.process is not None}
+
+    def stop(self) -> None:
+        """Drains all workers; called again, kills them."""
+        self._kill = self._stopping
+        self._stopping = True
+
+    def run(self, show: Callable[[Sequence[Report]], None]) -> None:
+        """Starts and restarts until stopped; `show` gets the newest reports of all workers.
+
+        Raises WorkersFailed with the exit status to end with.
+        """
+        try:
+            while not self._stopping:
+                for child in self._children.values():
+                    self._keep(child)
+                if self._listen(0.1):
+                    show(self._reports())
+        finally:
+            self._end()
+            self._listen(0)
+            show(self._reports())
+
+    def _keep(self, child: _Child) -> None:
+        process = child.process
+        if process is None:
+            if time.monotonic() >= child.start_at:
+                self._start(child)
+            return
+        status = process.poll()
+        if status is None:
+            return
+        self._forget(child)
+        if status == 0:
+            logger.info("slot %d ended by itself: stopping the others", child.slot)
+            self._stopping = True
+        elif status in FINAL:
+            raise WorkersFailed(f"slot {child.slot} ended with status {status}; see its message above", status)
+        elif child.restarts >= RESTARTS_MAX:
+            raise WorkersFailed(
+                f"slot {child.slot} was restarted {child.restarts} times without a commit; see its messages above",
+                status if status > 0 else 1,
+            )
+        else:
+            child.start_at = time.monotonic() + BACKOFF[min(child.restarts, len(BACKOFF) - 1)]
+            child.restarts += 1
+            how = signal.Signals(-status).name if status < 0 else f"status {status}"
+            logger.warning("slot %d ended by %s: restarting it (%d in a row)", child.slot, how, child.restarts)
+
+    def _start(self, child: _Child) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        try:
+            child.process = subprocess.Popen(
+                [*self._command(child.slot)],
+                env={**self._environment, REPORT_FD: str(writing)},
+                pass_fds=(writing,),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C in the terminal is the supervisor's to pass on
+            )
+        finally:
+            os.close(writing)
+        self._selector.register(reading, selectors.EVENT_READ, child)
+
+    def _forget(self, child: _Child) -> None:
+        """Reads what is left of a dead worker's reports, and keeps its counts."""
+        child.process = None
+        for key in [key for key in self._selector.get_map().values() if key.data is child]:
+            self._read(key.fd, child)
+            if key.fd in self._selector.get_map():
+                self._close(key.fd)
+        child.past = {processor: report.after(child.past.get(processor, {})).counters
+                      for processor, report in child.reports.items()}  # fmt: skip
+        child.reports.clear()
+        child.buffer = b""
+
+    def _close(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _listen(self, seconds: float) -> bool:
+        return sum(self._read(key.fd, key.data) for key, _ in self._selector.select(seconds)) > 0
+
+    def _read(self, fd: int, child: _Child) -> bool:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(fd)
+        *lines, child.buffer = (child.buffer + data).split(b"\n")
+        for line in lines:
+            report = Report(**json.loads(line))
+            child.reports[report.processor] = report
+            if report.counters["commits"]:
+                child.restarts = 0
+        return bool(lines)
+
+    def _reports(self) -> list[Report]:
+        return [
+            report.after(child.past.get(processor, {}))
+            for child in self._children.values()
+            for processor, report in child.reports.items()
+        ]
+
+    def _end(self) -> None:
+        """SIGTERM to all, a bound for draining, then SIGKILL."""
+        running = [child.process for child in self._children.values() if child.process is not None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + self._drain_seconds
+        while any(process.poll() is None for process in running) and time.monotonic() < deadline and not self._kill:
+            self._listen(0.05)
+        for process in running:
+            if process.poll() is None:
+                logger.warning("process %d did not drain within %g s: killing it", process.pid, self._drain_seconds)
+                process.kill()
+            process.wait()
+        for child in self._children.values():
+            self._forget(child)
+
+
+def report_writer() -> Callable[[Sequence[Report]], None] | None:
+    """In a worker under a supervisor: writes reports to it, and raises BrokenPipeError once it is gone."""
+    fd = os.environ.get(REPORT_FD)
+    if fd is None:
+        return None
+
+    def write(reports: Sequence[Report]) -> None:
+        data = b"".join(json.dumps(report.as_dict()).encode() + b"\n" for report in reports)
+        os.write(int(fd), data)
+
+    return write
+
+
+def worker_command(target: str) -> Callable[[int], list[str]]:
+    """The command line of one slot's worker; its settings go by the environment, where no one can list them."""
+    return lambda slot: [sys.executable, "-m", "kstreams_py", "run", target, "--slot", str(slot)]
+
+
+def load(target: str) -> Graph:
+    """The graph at `module:name` or `path/to/file.py:name`. Raises GraphError naming what does not import, and why."""
+    place, _, name = target.partition(":")
+    if not place or not name:
+        raise GraphError(f"{target!r} names no graph: write module:graph or path/to/file.py:graph")
+    sys.path.insert(0, str(Path(place).resolve().parent) if place.endswith(".py") else str(Path.cwd()))
+    try:
+        module = importlib.import_module(Path(place).stem if place.endswith(".py") else place)
+    except KStreamsError as error:
+        raise type(error)(f"{place}: {error}") from error
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise GraphError(
+            f"{place!r} does not import: {type(error).__name__}: {error} ({where.filename}, line {where.lineno}): "
+            "correct it, or start from the directory it is in"
+        ) from error
+    graph = getattr(module, name, None)
+    if not isinstance(graph, Graph):
+        raise GraphError(f"{place!r} has no Graph named {name!r}: correct the name after the colon")
+    return graph
+
+
+def target_of(graph: Graph) -> str:
+    """How another process finds this graph: the module and the name of the global that holds it."""
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(vars(module).items()) if module is not None else ():
+            if value is graph:
+                place = getattr(module, "__file__", None) if module_name == "__main__" else module_name
+                if place is not None:
+                    return f"{place}:{name}"
+    raise GraphError(f"graph {graph.name!r} is not a global of any module: several workers could not find it")
+
+
+def run(
+    graph: Graph,
+    *,
+    slots: Sequence[int] = (0,),
+    settings: Settings | None = None,
+    create_topics: bool = False,
+) -> None:
+    """Runs a graph until Ctrl-C, SIGTERM or a function's Stop; what is done by then is committed.
+
+    One slot runs in this process, several in a process each; for those the graph must be a global of an importable
+    module or of the script at hand. To be called from the main thread. Raises KStreamsError.
+    """
+    settings = settings or Settings.load()
+    if len(slots) == 1:
+        run_slot(graph, slots[0], settings, create=create_topics)
+    else:
+        run_slots(target_of(graph), slots, settings, create=create_topics)
+
+
+def run_slot(graph: Graph, number: int, settings: Settings, *, create: bool = False) -> None:
+    """Runs one slot in this process, reporting to the supervisor that started it or to the terminal."""
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    slot = Slot(graph, number, Surroundings(KafkaLog(settings), registry, settings))
+    drain_on_signals(slot)
+    write = report_writer()
+    if write is None:
+        with Progress(Console(stderr=True)) as progress:
+            slot.run(progress.show, create=create)
+        return
+
+    def report(reports: Sequence[Report]) -> None:
+        try:
+            write(reports)
+        except BrokenPipeError:
+            logger.warning("the supervisor is gone: draining")
+            slot.stop()
+
+    slot.run(report, create=create)
+
+
+def run_slots(target: str, slots: Sequence[int], settings: Settings, *, create: bool = False) -> None:
+    """Runs a worker process for each slot, with progress in the terminal. Ctrl-C and SIGTERM drain, a second kills."""
+    graph = load(target)
+    graph.validate()
+    log = KafkaLog(settings)
+    if create:
+        create_graph_topics(graph, log)
+    check_topics(graph, log)  # once here, so that a mistake is told once and not by every worker
+    drain = settings.drain_timeout_ms / 1000 + 5
+    supervisor = Supervisor(worker_command(target), slots, drain_seconds=drain, environment=settings.as_environment())
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: supervisor.stop())
+    with Progress(Console(stderr=True)) as progress:
+        supervisor.run(progress.show)

@@ -1,0 +1,352 @@
+"""Carries out plans: outputs, dead letters and positions as one transaction, or as the guarantee at hand has it.
+
+::
+
+                     begin                    commit, abort
+            ┌─────── READY ◄──────────────────────────────────────────────┐
+            │          ▲ renewed: a new producer of the same id            │
+            ▼          │                                                   │
+           OPEN ──► RETRIABLE ── the call was repeated in vain: abort ──────┤
+            ├────────► ABORTABLE ── abort ─────────────────────────────────┘
+            ├────────► UNKNOWN ──── never abort: renew, then ask what was committed
+            ├────────► FENCED ───── ask the group: if the seat is ours, renew; if not, FATAL
+            └────────► FATAL ────── this worker ends
+
+Every call of a transactional client may move the state; `TRANSITIONS` is the whole table, and each move is checked.
+After anything but a commit, the caller goes back to the committed positions (`Worker.rewind`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from kstreams_py.config import Settings
+from kstreams_py.delivery import PROMISES, Choices, Consumer, Log, Output, Producer
+from kstreams_py.errors import Abortable, Fatal, Fenced, LogError, OutcomeUnknown, Replaced, Retriable
+from kstreams_py.metrics import Counters
+from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.serde import Registry
+from kstreams_py.task import Intake, Plan
+from kstreams_py.topology import Processor
+
+logger = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Where a session stands; the picture above."""
+
+    READY = "ready"
+    OPEN = "open"
+    RETRIABLE = "retriable"
+    ABORTABLE = "abortable"
+    UNKNOWN = "unknown"
+    FENCED = "fenced"
+    FATAL = "fatal"
+
+
+_FAILURES: Final = frozenset({State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL})
+
+TRANSITIONS: Final = {
+    State.READY: frozenset({State.OPEN, *_FAILURES}),
+    State.OPEN: frozenset({State.READY, *_FAILURES}),
+    State.RETRIABLE: frozenset({State.READY, State.OPEN, *_FAILURES}),
+    State.ABORTABLE: frozenset({State.READY, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL}),
+    State.UNKNOWN: frozenset({State.READY, State.UNKNOWN, State.FENCED, State.FATAL}),
+    State.FENCED: frozenset({State.READY, State.UNKNOWN, State.FENCED, State.FATAL}),
+    State.FATAL: frozenset[State](),
+}
+
+_STATE_OF: Final = {
+    Retriable: State.RETRIABLE,
+    Abortable: State.ABORTABLE,
+    OutcomeUnknown: State.UNKNOWN,
+    Fenced: State.FENCED,
+    Fatal: State.FATAL,
+}
+
+RENEWALS_MAX: Final = 10
+"""New producers in a row without a commit between them, until the worker gives up."""
+
+CALLS_MAX: Final = 5
+"""Attempts at one call that fails as retriable, until its transaction is given up."""
+
+JOURNAL_TRUNCATED_EVERY: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the engine works in; a simulation has its own log, clock (seconds) and sleep."""
+
+    log: Log
+    registry: Registry
+    settings: Settings
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Session:
+    """What one worker writes: one producer, one transaction at a time, and the table of what may follow what."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        consumer: Consumer,
+        around: Surroundings,
+        *,
+        transactional_id: str,
+        journal: str | None,
+        counters: Counters,
+    ) -> None:
+        self.promise = PROMISES[processor.guarantee]
+        self.journal = journal
+        self.state = State.READY
+        self._log = around.log
+        self._consumer = consumer
+        self._processor = processor
+        self._id = transactional_id
+        self._settings = around.settings
+        self._counters = counters
+        self._clock = around.clock
+        self._sleep = around.sleep
+        self._producer: Producer | None = None
+        self._positions: Positions = {}
+        self._records = 0
+        self._opened_at = 0.0
+        self._renewals = 0
+        self._journaled = 0
+
+    # The way through: prepare, write, commit.
+
+    def start(self) -> None:
+        """Fences what held this transactional id before; to be done before any position is read."""
+        self._renew()
+
+    def prepare(self, intake: Intake) -> None:
+        """Saves what the guarantee wants saved before the functions run: positions, or the choices of alts."""
+        if self.promise.saves_first:
+            self._retrying(lambda: self._consumer.commit(intake.positions()))
+        elif self.journal is not None and intake.choices:
+            self.commit()
+            self._journal(self.journal, intake)
+
+    def write(self, plan: Plan) -> None:
+        """Writes a plan's outputs; its positions wait for the commit."""
+        for failure in plan.failures:
+            logger.warning("%s: dead letter: %s", self._processor.id, failure)
+        self._open()
+        self._positions.update(plan.positions)
+        self._records += plan.records
+        if plan.outputs:
+            self._call(lambda producer: producer.write(plan.outputs))
+        self._counters.stepped(plan)
+
+    @property
+    def due(self) -> bool:
+        """The transaction is old or large enough to be committed."""
+        return self.state is State.OPEN and (
+            self._clock() - self._opened_at >= self._settings.commit_interval_ms / 1000
+            or self._records >= self._settings.commit_records
+        )
+
+    def commit(self, ends: Mapping[TopicPartition, int] = MappingProxyType({})) -> None:
+        """Commits outputs and positions, the ends of read-out partitions among them; nothing if nothing is open.
+
+        Raises LogError: hand it to `recover`, then rewind.
+        """
+        if self.state is State.READY:
+            return
+        self._positions.update(ends)
+        if self.promise.transactional:
+            # the group's metadata is fetched anew inside: a partition lost meanwhile makes this an abort
+            self._call(lambda producer: producer.send_offsets(self._positions, self._consumer))
+            self._call(lambda producer: producer.commit_transaction())
+        elif self.promise.saves_first:
+            try:
+                self._call(lambda producer: producer.flush())
+            except Abortable as lost:
+                logger.warning("%s: at most once: %s", self._processor.id, lost)
+        else:
+            self._call(lambda producer: producer.flush())
+            self._retrying(lambda: self._consumer.commit(self._positions))
+        self._counters.committed()
+        self._renewals = 0
+        self._close()
+
+    def doom(self) -> None:
+        """The partitions are being taken away: what is open can no longer be committed."""
+        if self.state is State.OPEN:
+            self._move(State.ABORTABLE)
+
+    @property
+    def busy(self) -> bool:
+        """Something is written and not committed."""
+        return self.state is not State.READY
+
+    def check(self) -> None:
+        """Raises Abortable if a rebalance has doomed what is open."""
+        if self.state is State.ABORTABLE:
+            raise Abortable("partitions were taken away in mid-transaction")
+
+    def end(self) -> None:
+        """Lets the producer go; what is open then was not committed."""
+        if self._producer is not None:
+            if self.promise.transactional and self.state in (State.OPEN, State.ABORTABLE):
+                self._abort()
+            if self._producer is not None:
+                self._producer.drop()
+                self._producer = None
+
+    # The ways back.
+
+    def recover(self, error: LogError) -> None:
+        """Does what the error's name says; afterwards the session is ready, and its caller has to rewind.
+
+        Raises Replaced if another worker holds the seat, Fatal when there is no way back.
+        """
+        age = self._clock() - self._opened_at if self._opened_at else 0.0
+        self._move(_STATE_OF[type(error)])
+        self._counters.aborted()
+        if self.state is State.FENCED:
+            self._ask_for_seat(age)
+        if self.state is State.FATAL:
+            raise error
+        logger.info("%s: %s; going back to the committed positions", self._processor.id, error)
+        if self.state in (State.ABORTABLE, State.RETRIABLE) and self._abort():
+            return
+        self._renew()
+
+    def _abort(self) -> bool:
+        """Whether the producer can be used again."""
+        if self._producer is None:
+            return False
+        if self.promise.transactional and self._opened_at:
+            try:
+                self._producer.abort_transaction()
+            except LogError as error:
+                logger.info("%s: %s; a new producer will do", self._processor.id, error)
+                return False
+        elif not self.promise.transactional:
+            return False  # what was queued must not be sent late
+        self._close()
+        return True
+
+    def _ask_for_seat(self, age: float) -> None:
+        """Tells a replacement from a broker's time-out: both look like fencing, only the first has taken the seat.
+
+        Without an answer it is not for this worker to take the transactional id back.
+        """
+        try:
+            self._retrying(self._consumer.hold_seat)
+        except (Replaced, LogError):
+            self._move(State.FATAL)
+            raise
+        if age * 1000 >= self._settings.transaction_timeout_ms:
+            logger.warning(
+                "%s: the broker timed the transaction out after %.1f s: steps take longer than transaction_timeout_ms",
+                self._id,
+                age,
+            )
+        else:
+            logger.warning("%s: fenced, but the seat is still ours: taking the transactional id back", self._id)
+
+    def _renew(self) -> None:
+        """A new producer of the same id: it fences the old one and its late requests, and settles its transaction."""
+        while True:
+            if self._producer is not None:
+                self._producer.drop()
+                self._producer = None
+            if self._renewals > RENEWALS_MAX:
+                self._move(State.FATAL)
+                raise Fatal(f"{self._id}: {RENEWALS_MAX} producers in a row could not commit: see the log")
+            if self._renewals:
+                self._sleep(min(0.1 * 2**self._renewals, 5.0))
+            self._renewals += 1
+            try:
+                self._producer = self._log.producer(self.promise, self._processor.durability, self._id)
+                if self.promise.transactional:
+                    self._retrying(self._producer.init_transactions)
+            except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:
+                logger.warning("%s: %s; trying again", self._id, error)
+                continue
+            self._close()
+            return
+
+    def committed(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The group's committed positions; waits until no transaction of another worker holds them back."""
+        positions: Positions = {}
+        if partitions:
+            self._retrying(lambda: positions.update(self._consumer.committed(partitions)))
+        return positions
+
+    def journaled(self, partition: int) -> Choices:
+        """The choices that an alts task saved last; those already delivered are for the caller to leave out."""
+        if self.journal is None:
+            return Choices()
+        m = self._log.newest(TopicPartition(self.journal, partition))
+        return Choices() if m is None else Choices.decode(m.value() or b"")
+
+    def _journal(self, topic: str, intake: Intake) -> None:
+        """Commits the choices in a transaction of their own, before the functions run."""
+        self._open()
+        records: list[Output] = [
+            (topic, choices.encode(), None, partition, None, None, 0, [("ks-type", b"alts-choices")])
+            for partition, choices in intake.choices.items()
+        ]
+        self._call(lambda producer: producer.write(records))
+        self._call(lambda producer: producer.commit_transaction())
+        self._close()
+        self._journaled += 1
+        if self._journaled % JOURNAL_TRUNCATED_EVERY == 0:
+            for partition in intake.choices:
+                m = self._log.newest(TopicPartition(topic, partition))
+                if m is not None:
+                    self._log.truncate(TopicPartition(topic, partition), m.offset())
+
+    # The state.
+
+    def _open(self) -> None:
+        if self.state is State.OPEN:
+            return
+        assert self._producer is not None
+        if self._producer.tainted:
+            # a request that timed out may reach the broker late and end a later transaction of the same epoch
+            logger.warning("%s: a request timed out or lost its connection: a new producer before going on", self._id)
+            self._renew()
+        if self.promise.transactional:
+            self._call(lambda producer: producer.begin_transaction())
+        self._opened_at = self._clock()
+        self._move(State.OPEN)
+
+    def _close(self) -> None:
+        self._positions = {}
+        self._records = 0
+        self._opened_at = 0.0
+        if self.state is not State.READY:
+            self._move(State.READY)
+
+    def _call(self, call: Callable[[Producer], object]) -> None:
+        producer = self._producer
+        assert producer is not None
+        self._retrying(lambda: call(producer))
+
+    def _retrying(self, call: Callable[[], object]) -> None:
+        for attempt in range(1, CALLS_MAX + 1):
+            try:
+                call()
+            except Retriable as error:
+                if attempt == CALLS_MAX:
+                    raise
+                logger.info("%s: %s; again", self._id, error)
+                self._sleep(min(0.05 * 2**attempt, 1.0))
+            else:
+                return
+
+    def _move(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], f"{self._id}: {self.state} -> {state} is not in the table"
+        self.state = state

@@ -1,0 +1,123 @@
+"""Every exception, drawn as a tree; leaves are named by what the caller must do.
+
+::
+
+    KStreamsError
+    ├── UserMistake                  correct what the message names, then start again   (exit status 2)
+    │   ├── SettingsError            a setting is wrong, or contradicts another
+    │   ├── GraphError               the graph does not fit together, or does not import
+    │   ├── TopicError               a topic is missing, or has the wrong settings
+    │   ├── SchemaError              a schema does not parse, is unknown, or does not fit
+    │   ├── RecordTooLarge           an output is larger than its topic takes
+    │   └── MissingSoftware          Java, jars or an optional package are not there
+    ├── Unavailable                  something outside does not answer: mend it, then start again   (exit status 3)
+    │   ├── BrokerUnavailable        no broker, or it refuses the credentials
+    │   └── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
+    ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
+    ├── InputLost                    records were deleted before they were read: decide, then reset   (exit status 5)
+    ├── LogError                     what a transaction's caller must do next; see engine/transaction.py
+    │   ├── Retriable                call again
+    │   ├── Abortable                abort, go back to the committed positions, go on
+    │   ├── OutcomeUnknown           never abort; a new producer, then ask what was committed
+    │   ├── Fenced                   a newer epoch exists: ask the group who holds the seat
+    │   └── Fatal                    this client is of no further use
+    └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
+
+    Stop                             raised by the user's function: drain and stop; not an error
+"""
+
+from __future__ import annotations
+
+
+class KStreamsError(Exception):
+    """Whatever kstreams_py raises on purpose."""
+
+    exit_status = 1
+
+
+class UserMistake(KStreamsError):
+    """Correct what the message names, then start again."""
+
+    exit_status = 2
+
+
+class SettingsError(UserMistake):
+    """A setting is wrong, or contradicts another."""
+
+
+class GraphError(UserMistake):
+    """The graph does not fit together, or its module does not import."""
+
+
+class TopicError(UserMistake):
+    """A topic is missing, or has the wrong settings."""
+
+
+class SchemaError(UserMistake):
+    """A schema does not parse, is unknown, or does not fit."""
+
+
+class RecordTooLarge(UserMistake):
+    """An output is larger than its topic takes."""
+
+
+class MissingSoftware(UserMistake):
+    """Java, jars or an optional package are not there."""
+
+
+class Unavailable(KStreamsError):
+    """Something outside does not answer: mend it, then start again."""
+
+    exit_status = 3
+
+
+class BrokerUnavailable(Unavailable):
+    """No broker answers at the address, or it refuses the credentials."""
+
+
+class SinkUnavailable(Unavailable):
+    """A sink's target cannot be written: a full disk, a closed database."""
+
+
+class Replaced(KStreamsError):
+    """Another worker holds this slot: stop, and do not come back."""
+
+    exit_status = 4
+
+
+class InputLost(KStreamsError):
+    """Records were deleted before they were read; nothing is skipped silently."""
+
+    exit_status = 5
+
+
+class LogError(KStreamsError):
+    """A client call failed; the leaf says what its caller must do next."""
+
+
+class Retriable(LogError):
+    """Call again: nothing has happened yet."""
+
+
+class Abortable(LogError):
+    """Abort the transaction, go back to the committed positions, go on."""
+
+
+class OutcomeUnknown(LogError):
+    """The transaction may have been committed or not: never abort, ask with a new producer."""
+
+
+class Fenced(LogError):
+    """A newer epoch of this transactional id or a newer holder of this seat exists."""
+
+
+class Fatal(LogError):
+    """This client is of no further use."""
+
+
+class DecodeError(KStreamsError):
+    """These bytes are not what the serde expects."""
+
+
+class Stop(Exception):
+    """Raised by a user's function: commit what is done, then stop the worker without an error."""

@@ -1,0 +1,347 @@
+"""The clients of the broker in memory, and the network between: producers, consumers, faults on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from kstreams_py.delivery import Consumer, Durability, Output, Promise
+from kstreams_py.errors import Abortable, KStreamsError, LogError, OutcomeUnknown, Retriable
+from kstreams_py.memory_broker import Broker, Content, Membership, Stamp, check_size
+from kstreams_py.record import Message, Positions, TopicPartition
+
+CLIENT_MESSAGE_MAX: Final = 1_000_000
+"""Bytes that the client takes for a record at most, whatever its topic takes (message.max.bytes)."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Fault:
+    """What goes wrong with the nth request of a name from now on; see MemoryLog.inject."""
+
+    request: str
+    nth: int
+    error: BaseException | None
+    applied: bool
+    late: float | None
+
+
+class Network:
+    """What is between clients and broker: requests that arrive, get lost or come late, and the time that passes."""
+
+    def __init__(self, broker: Broker, clock: Callable[[], float], linger: float) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.linger = linger
+        self.requests: list[str] = []
+        self._faults: list[Fault] = []
+        self._late: list[tuple[float, Callable[[], object]]] = []
+        self.lingering: list[MemoryProducer] = []
+
+    def inject(self, fault: Fault) -> None:
+        """Lets the request that the fault names go wrong."""
+        self._faults.append(fault)
+
+    def request(self, name: str, action: Callable[[], T], client: MemoryProducer | None = None) -> T:
+        """Carries a client's request out, or lets it go wrong."""
+        self.pass_time()
+        return self.transport(name, action, client)
+
+    def transport(self, name: str, action: Callable[[], T], client: MemoryProducer | None = None) -> T:
+        """As `request`, without a look at the clock."""
+        self.requests.append(name)
+        fault = self._due(name)
+        if fault is None:
+            return action()
+        if fault.late is not None:
+            self._late.append((self.clock() + fault.late, action))
+            if client is not None:
+                client.taint()
+        if fault.applied:
+            answer = action()
+            if fault.error is None:
+                return answer
+        assert fault.error is not None
+        raise fault.error
+
+    def pass_time(self) -> None:
+        """Lets come what time brings: late requests, lingering records, time-outs."""
+        now = self.clock()
+        arriving = [action for at, action in self._late if at <= now]
+        self._late = [(at, action) for at, action in self._late if at > now]
+        for action in arriving:
+            with suppress(LogError):
+                action()
+        for producer in list(self.lingering):
+            producer.send_if_due()
+        self.broker.pass_time(now)
+
+    def _due(self, name: str) -> Fault | None:
+        due = None
+        for fault in self._faults:
+            if fault.request in ("", name):
+                fault.nth -= 1
+                if fault.nth == 0:
+                    due = fault
+        self._faults = [fault for fault in self._faults if fault.nth > 0]
+        return due
+
+
+class MemoryProducer:
+    """delivery.Producer in memory."""
+
+    def __init__(self, network: Network, promise: Promise, durability: Durability, transactional_id: str) -> None:
+        self._network = network
+        self._retries = promise.retries
+        self._answered = durability is not Durability.NONE
+        self._id = transactional_id if promise.transactional else None
+        idempotent = promise.retries and durability is Durability.COMMITTED
+        self._producer_id = network.broker.next_id() if idempotent else None
+        self._epoch = 0 if self._id is None else -1
+        self._sequences: dict[TopicPartition, int] = {}
+        self._queue: list[Output] = []
+        self._queued_at = 0.0
+        self._failed: list[KStreamsError] = []
+        self._open = False
+        self._registered = False
+        self._tainted = False
+
+    @property
+    def tainted(self) -> bool:
+        return self._tainted
+
+    def taint(self) -> None:
+        """A request of this producer may yet reach the broker."""
+        self._tainted = True
+
+    def write(self, outputs: Sequence[Output]) -> None:
+        self._require_open()
+        for output in outputs:
+            check_size(output, CLIENT_MESSAGE_MAX)
+            if not self._queue:
+                self._queued_at = self._network.clock()
+                self._network.lingering.append(self)
+            self._queue.append(output)
+        self._network.pass_time()
+
+    def init_transactions(self) -> None:
+        assert self._id is not None, "this producer is not transactional"
+        self._producer_id, self._epoch = self._request(
+            "init_transactions", partial(self._network.broker.init_producer, self._id)
+        )
+
+    def begin_transaction(self) -> None:
+        if self._epoch < 0 or self._open:
+            raise OutcomeUnknown(f"{self._id}: not started, or a transaction is open already")
+        self._failed.clear()
+        self._registered = False
+        self._open = True
+
+    def send_offsets(self, positions: Positions, consumer: Consumer) -> None:
+        assert isinstance(consumer, MemoryConsumer)
+        self._require_open()
+        self._raise_failed()
+        assert self._id is not None
+        self._registered = True
+        add = partial(
+            self._network.broker.add_positions,
+            self._id,
+            self._epoch,
+            dict(positions),
+            consumer.group_metadata(),
+            self._network.clock(),
+        )
+        self._request("send_offsets", add)
+
+    def commit_transaction(self) -> None:
+        self._require_open()
+        self._send()
+        self._raise_failed()
+        self._request("commit_transaction", self._ending(commits=True))
+        self._open = False
+
+    def abort_transaction(self) -> None:
+        self._require_open()
+        self._purge()
+        self._request("abort_transaction", self._ending(commits=False))
+        self._failed.clear()
+        self._open = False
+
+    def flush(self) -> None:
+        self._send()
+        failed, self._failed = self._failed, []
+        if failed:
+            raise failed[0]
+
+    def drop(self) -> None:
+        self._purge()
+
+    def send_if_due(self) -> None:
+        """Sends what has lingered for long enough."""
+        if self._network.clock() - self._queued_at >= self._network.linger:
+            self._send()
+
+    def _send(self) -> None:
+        """Sends the queue, a batch to each partition; what fails is kept for the next call that can say so."""
+        batches: dict[TopicPartition, list[Content]] = {}
+        for output in self._queue:
+            try:
+                tp, content = self._network.broker.place(output, self._network.clock())
+                batches.setdefault(tp, []).append(content)
+            except KStreamsError as error:
+                self._failed.append(error)
+        self._purge()
+        for tp, batch in batches.items():
+            self._send_batch(tp, batch)
+
+    def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> None:
+        sequence = self._sequences.get(tp, 0)
+        stamp = None if self._producer_id is None else Stamp(self._producer_id, self._epoch, sequence)
+        self._registered = True
+        produce = partial(self._network.broker.produce, tp, batch, stamp, self._id, self._network.clock())
+        while True:
+            try:
+                self._network.transport("produce", produce, self)
+                self._sequences[tp] = sequence + len(batch)
+                return
+            except Retriable as error:
+                if self._retries:
+                    continue
+                failure: KStreamsError = Abortable(f"writing to {tp}: {error}")
+            except KStreamsError as error:
+                failure = error
+            if self._answered:
+                self._failed.append(failure)
+            return
+
+    def _ending(self, *, commits: bool) -> Callable[[], None]:
+        """The request that ends the transaction; none is needed where the broker has not heard of it."""
+        if not self._registered:
+            return lambda: None
+        assert self._id is not None
+        return partial(self._network.broker.end_transaction, self._id, self._epoch, commits=commits)
+
+    def _request(self, name: str, action: Callable[[], T]) -> T:
+        return self._network.request(name, action, self)
+
+    def _require_open(self) -> None:
+        if self._id is not None and not self._open:
+            raise OutcomeUnknown(f"{self._id}: no transaction is open")
+
+    def _raise_failed(self) -> None:
+        if self._failed:
+            raise self._failed[0]
+
+    def _purge(self) -> None:
+        if self._queue:
+            self._queue = []
+            self._network.lingering.remove(self)
+
+
+class MemoryConsumer:
+    """delivery.Consumer in memory: a static member of its group."""
+
+    def __init__(self, network: Network, group: str, seat: str) -> None:
+        self.ends: Positions = {}
+        self._network = network
+        self._group = network.broker.group(group)
+        self._seat = seat
+        self._member = 0
+        self._generation = -1
+        self._topics: tuple[str, ...] = ()
+        self._on_assigned: Callable[[set[TopicPartition]], None] = lambda _: None
+        self._on_revoked: Callable[[], None] = lambda: None
+        self._positions: Positions = {}
+        self._paused: frozenset[TopicPartition] = frozenset()
+
+    def subscribe(
+        self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
+    ) -> None:
+        self._topics, self._on_assigned, self._on_revoked = tuple(topics), assigned, revoked
+        self._member = self._network.request(
+            "subscribe", lambda: self._group.join(self._seat, self._topics, self._network.clock())
+        )
+
+    def assign(self, positions: Positions) -> None:
+        self._positions = dict(positions)
+        self._paused = frozenset()
+        self.ends.clear()
+
+    def consume(self, limit: int, timeout: float) -> Sequence[Message]:
+        del timeout  # nothing can come while the only thread waits
+        return self._network.request("consume", lambda: self._consume(limit))
+
+    def _consume(self, limit: int) -> list[Message]:
+        if self._topics:
+            self._keep_seat()
+        found: list[Message] = []
+        for tp in list(self._positions):
+            if tp not in self._paused:
+                found += self._fetch(tp, limit - len(found))
+            if len(found) == limit:
+                break
+        return found
+
+    def _keep_seat(self) -> None:
+        now, broker = self._network.clock(), self._network.broker
+        for topic in self._topics:
+            broker.topic(topic)
+        if self._group.hear(self._seat, self._member, now):
+            if self._generation >= 0:
+                self._positions = {}
+                self._on_revoked()
+            self._generation = -1
+            self._member = self._group.rejoin(self._seat, self._member, self._topics, now)
+        counts = {name: len(topic.partitions) for name, topic in broker.topics.items()}
+        if self._group.deal(counts) and self._generation != self._group.generation:
+            self._generation = self._group.generation
+            self._on_assigned(set(self._group.seats[self._seat].partitions))
+
+    def _fetch(self, tp: TopicPartition, limit: int) -> list[Message]:
+        """The next records of a partition, which then goes to the end of the queue."""
+        partition = self._network.broker.partition(tp)
+        position = self._positions[tp]
+        partition.check(position)
+        found: list[Message] = []
+        for m in partition.read(position, "read_committed"):
+            if len(found) == limit:
+                break
+            found.append(m)
+            position = m.offset() + 1
+        else:
+            position = max(position, partition.stable)
+            self.ends[tp] = position
+        if found:
+            del self._positions[tp]
+        self._positions[tp] = position
+        return found
+
+    def committed(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._network.request("committed", lambda: self._network.broker.committed(self._group.name, partitions))
+
+    def commit(self, positions: Positions) -> None:
+        metadata = self.group_metadata()
+
+        def commit() -> None:
+            self._group.check(metadata)
+            self._group.positions.update(positions)
+
+        self._network.request("commit", commit)
+
+    def hold_seat(self) -> None:
+        if self._positions:
+            self.commit(self.committed(self._positions))
+
+    def group_metadata(self) -> Membership:
+        """What goes with a commit, as this member knows it now."""
+        return Membership(self._group.name, self._seat, self._member, self._generation)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._paused = frozenset(partitions)
+
+    def close(self) -> None:
+        self._positions = {}

@@ -1,0 +1,531 @@
+"""The embedded broker: a real Apache Kafka (KRaft) of one or more nodes on this machine's loopback.
+
+Each node is a combined broker and controller in a JVM and a session of its own, so that Ctrl-C in a terminal reaches
+only the program that uses the cluster, which stops its work first and the cluster last. A cluster lives in one data
+directory::
+
+    cluster.json        cluster id and ports: a kept directory comes back as the same cluster
+    broker-0/           server.properties, log4j2.xml, server.log, console.log, data/
+
+`EmbeddedKafka` is a cluster that ends with this process, whatever ends it; `start_detached`, `stop_detached` and
+`status` handle the one cluster per user that outlives the command which started it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import platformdirs
+
+from kstreams_py.errors import BrokerUnavailable, SettingsError
+
+HOST: Final = "127.0.0.1"
+READY_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 10.0
+
+# Below the range from which systems take ports for outgoing connections, so that a node that is down keeps its port.
+_PORTS: Final = range(20_000, 32_000)
+
+_JVM: Final = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
+
+_LOG4J2: Final = """\
+<Configuration status="error">
+  <Appenders>
+    <RollingFile name="file" fileName="{directory}/server.log" filePattern="{directory}/server.log.%i">
+      <PatternLayout pattern="%d %p %c{{1}} %m%n"/>
+      <SizeBasedTriggeringPolicy size="20 MB"/>
+      <DefaultRolloverStrategy max="2"/>
+    </RollingFile>
+  </Appenders>
+  <Loggers>
+    <Root level="INFO"><AppenderRef ref="file"/></Root>
+    <Logger name="org.apache.kafka.common.config" level="WARN"/>
+    <Logger name="org.apache.kafka.storage.internals.log" level="WARN"/>
+  </Loggers>
+</Configuration>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One broker of a cluster: where it listens and where its files are."""
+
+    index: int
+    port: int
+    controller_port: int
+    directory: Path
+
+    @property
+    def properties(self) -> Path:
+        return self.directory / "server.properties"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The detached cluster: its addresses, where its data is, and how many of its brokers are alive."""
+
+    bootstrap_servers: str
+    data_dir: Path
+    brokers: int
+    alive: int
+
+    @property
+    def running(self) -> bool:
+        """Whether every broker is alive."""
+        return self.alive == self.brokers
+
+
+class EmbeddedKafka:
+    """A cluster between `start` and `stop`, or for the length of a `with`; brokers are named by index, from 0.
+
+    `classpath` and `java` come from `ports/jars.py`. Without a `data_dir` the data is temporary. `port` is the first
+    broker's; others, and all by default, are free ones. `settings` are Kafka's own server properties and win over
+    those chosen here. If this process dies without `stop`, its cluster is killed, unless it `outlives` it.
+    Raises SettingsError if something asked for cannot be, BrokerUnavailable if a broker does not come up.
+    """
+
+    def __init__(
+        self,
+        classpath: Sequence[Path],
+        java: Path,
+        *,
+        brokers: int = 1,
+        data_dir: Path | None = None,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        outlives: bool = False,
+    ) -> None:
+        if brokers < 1:
+            raise SettingsError(f"there is no cluster of {brokers} brokers: ask for 1 or more")
+        self._java = [str(java), "-cp", os.pathsep.join(map(str, classpath)), *_JVM]
+        self._brokers = brokers
+        self._outlives = outlives
+        self._data_dir = data_dir
+        self._port = port
+        self._settings = dict(settings or {})
+        self._nodes: list[Node] = []
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Addresses of all brokers, as clients take them."""
+        return ",".join(f"{HOST}:{node.port}" for node in self._nodes)
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the cluster's data and logs are, once it was started."""
+        return self._nodes[0].directory.parent
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the brokers that run."""
+        return [process.pid for process in self._running.values()]
+
+    def start(self) -> None:
+        """Start every broker and return once all of them answer."""
+        directory = self._data_dir or Path(tempfile.mkdtemp(prefix="kstreams-broker-"))
+        if not self._outlives:
+            self._guard = _start_guard(None if self._data_dir else directory)
+        try:
+            self._launch(directory)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop every broker; temporary data goes with them."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGTERM if self._data_dir else signal.SIGKILL)
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._running.values():
+            _await_end(process, deadline)
+        self._running.clear()
+        if self._guard:
+            self._guard.communicate()  # end of input: it removes temporary data and ends
+            self._guard = None
+
+    def kill(self, broker: int) -> None:
+        """End one broker at once (SIGKILL), as a crash would."""
+        self._end(broker, signal.SIGKILL)
+
+    def terminate(self, broker: int) -> None:
+        """Stop one broker in order (SIGTERM): it hands its partitions over first."""
+        self._end(broker, signal.SIGTERM)
+
+    def restart(self, broker: int) -> None:
+        """Start one broker again on its old port and data; stops it in order first if it runs."""
+        if broker in self._running:
+            self.terminate(broker)
+        self._spawn(self._nodes[broker])
+        self._await_ready([self._nodes[broker]], 1)
+
+    def pause(self, broker: int) -> None:
+        """Freeze one broker (SIGSTOP): its connections stay open and nothing answers."""
+        self._running[broker].send_signal(signal.SIGSTOP)
+
+    def resume(self, broker: int) -> None:
+        """Let a frozen broker go on (SIGCONT)."""
+        self._running[broker].send_signal(signal.SIGCONT)
+
+    def release(self) -> None:
+        """Let the brokers run on when this object and this process end."""
+        for process in self._running.values():
+            process.returncode = 0  # else Popen warns of a child that nobody waited for
+        self._running.clear()
+
+    def _launch(self, directory: Path) -> None:
+        cluster_id, self._nodes = _open_data_dir(directory, self._brokers, self._port)
+        for node in self._nodes:
+            _write_settings(node, self._nodes, self._settings)
+        self._format(cluster_id)
+        for node in self._nodes:
+            self._spawn(node)
+        self._await_ready(self._nodes, len(self._nodes))
+
+    def _format(self, cluster_id: str) -> None:
+        fresh = [node for node in self._nodes if not (node.directory / "formatted").exists()]
+        tool = [*self._java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        started = [
+            subprocess.Popen(
+                [*tool, "--cluster-id", cluster_id, "--config", str(node.properties)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for node in fresh
+        ]
+        outputs = [process.communicate()[0] for process in started]
+        for node, process, output in zip(fresh, started, outputs, strict=True):
+            if process.returncode:
+                raise BrokerUnavailable(f"the embedded broker {node.index} could not be set up: {_error_in(output)}")
+            (node.directory / "formatted").touch()
+
+    def _spawn(self, node: Node) -> None:
+        logging = f"-Dlog4j2.configurationFile={node.directory / 'log4j2.xml'}"
+        with (node.directory / "console.log").open("wb") as console:
+            self._running[node.index] = subprocess.Popen(
+                [*self._java, logging, "kafka.Kafka", str(node.properties)],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._tell_guard()
+
+    def _end(self, broker: int, how: signal.Signals) -> None:
+        process = self._running.pop(broker)
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(how)
+        _await_end(process, time.monotonic() + STOP_SECONDS)
+        self._tell_guard()
+
+    def _tell_guard(self) -> None:
+        if self._guard and self._guard.stdin:
+            self._guard.stdin.write(" ".join(map(str, self.pids)).encode() + b"\n")
+            self._guard.stdin.flush()
+
+    def _await_ready(self, nodes: Sequence[Node], brokers: int) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        for node in nodes:
+            while _brokers_known_to(node) < brokers:
+                ended = self._running[node.index].poll() is not None
+                if ended or time.monotonic() > deadline:
+                    what = "ended while it started" if ended else f"was not ready within {READY_SECONDS:.0f} s"
+                    raise BrokerUnavailable(f"the embedded broker {node.index} {what}: {_last_error(node)}")
+                time.sleep(0.02)
+
+
+def start_detached(
+    classpath: Sequence[Path],
+    java: Path,
+    *,
+    brokers: int = 1,
+    data_dir: Path | None = None,
+    port: int | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Status:
+    """Start the user's detached cluster and return once it is ready; if it runs already, only say where.
+
+    Arguments and errors as for EmbeddedKafka; SettingsError also if the running cluster is not the one asked for.
+    """
+    before = status()
+    if before and before.alive:
+        _refuse_another(before, brokers, data_dir, port)
+        return before
+    stop_detached()
+    directory = (data_dir or Path(tempfile.mkdtemp(prefix="kstreams-broker-"))).resolve()
+    kafka = EmbeddedKafka(
+        classpath, java, brokers=brokers, data_dir=directory, port=port, settings=settings, outlives=True
+    )
+    state = {"data_dir": str(directory), "temporary": data_dir is None}
+    try:
+        kafka.start()
+        _write_whole(_state_file(), state | {"bootstrap_servers": kafka.bootstrap_servers, "pids": kafka.pids})
+    except BaseException:
+        kafka.stop()
+        if data_dir is None:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    kafka.release()
+    return Status(kafka.bootstrap_servers, directory, brokers, brokers)
+
+
+def stop_detached() -> Status | None:
+    """Stop the user's detached cluster, and only what belongs to it; returns what was there, None if nothing was."""
+    before, state = status(), _read_state()
+    if before is None or state is None:
+        return None
+    for how in (signal.SIGKILL,) if state["temporary"] else (signal.SIGTERM, signal.SIGKILL):
+        for pid in _alive(state):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+        deadline = time.monotonic() + STOP_SECONDS
+        while _alive(state) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    if state["temporary"]:
+        shutil.rmtree(before.data_dir, ignore_errors=True)
+    _state_file().unlink()
+    return before
+
+
+def status() -> Status | None:
+    """The user's detached cluster, None if none was started."""
+    state = _read_state()
+    if state is None:
+        return None
+    return Status(state["bootstrap_servers"], Path(state["data_dir"]), len(state["pids"]), len(_alive(state)))
+
+
+def _state_file() -> Path:
+    return Path(platformdirs.user_state_dir("kstreams_py"), "broker.json")
+
+
+def _read_state() -> dict[str, Any] | None:
+    path = _state_file()
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _alive(state: dict[str, Any]) -> list[int]:
+    """Process ids of a detached cluster's living brokers: a number alone could by now be another program's."""
+    return [
+        pid
+        for index, pid in enumerate(state["pids"])
+        if str(_node_directory(Path(state["data_dir"]), index) / "server.properties") in _command_line(pid)
+    ]
+
+
+def _command_line(pid: int) -> str:
+    if Path("/proc/self").exists():
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            return ""
+    ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+    return subprocess.run(ps, capture_output=True, text=True, check=False).stdout
+
+
+def _refuse_another(running: Status, brokers: int, data_dir: Path | None, port: int | None) -> None:
+    first_port = int(running.bootstrap_servers.split(",")[0].rpartition(":")[2])
+    same = (
+        brokers == running.brokers
+        and (data_dir is None or data_dir.resolve() == running.data_dir)
+        and (port is None or port == first_port)
+    )
+    if not same:
+        raise SettingsError(
+            f"a different cluster runs already: {running.brokers} broker(s) at {running.bootstrap_servers}, data in "
+            f"{running.data_dir}; use that one, or stop it first: kstreams broker stop"
+        )
+
+
+def _start_guard(temporary: Path | None) -> subprocess.Popen[bytes]:
+    """A shell that reads process ids, one line replacing the other, and kills the last ones when its input ends."""
+    script = (
+        'while read -r line; do pids=$line; done; [ -z "$pids" ] || kill -KILL $pids 2>/dev/null; '
+        '[ -z "$1" ] || rm -rf "$1"'
+    )
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script, "kstreams-broker-guard", str(temporary or "")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
+    """Wait until the deadline (monotonic seconds), then kill: the last of several controllers cannot shut down in
+    order, since the quorum went with the others."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, deadline - time.monotonic()))
+    process.kill()
+    process.wait()
+
+
+def _node_directory(data_dir: Path, index: int) -> Path:
+    return data_dir / f"broker-{index}"
+
+
+def _open_data_dir(directory: Path, brokers: int, port: int | None) -> tuple[str, list[Node]]:
+    """The cluster id and the nodes of a data directory, which is made if it is not there."""
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    cluster = directory / "cluster.json"
+    kept = json.loads(cluster.read_text()) if cluster.exists() else None
+    if kept and len(kept["ports"]) != brokers:
+        raise SettingsError(
+            f"{directory} holds a cluster of {len(kept['ports'])} broker(s), not {brokers}: ask for "
+            f"{len(kept['ports'])}, or for another data directory"
+        )
+    if _in_use(directory):
+        raise SettingsError(f"{directory} is in use by a running broker: stop that one, or choose another directory")
+    if port is not None and not _is_free(port):
+        raise SettingsError(f"port {port} of {HOST} is taken: choose another")
+    cluster_id = kept["cluster_id"] if kept else base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    wanted = [number for pair in kept["ports"] for number in pair] if kept else [None] * (2 * brokers)
+    numbers = _free_ports([port or wanted[0], *wanted[1:]])
+    ports = list(zip(numbers[::2], numbers[1::2], strict=True))
+    _write_whole(cluster, {"cluster_id": cluster_id, "ports": ports})
+    return cluster_id, [Node(index, *pair, _node_directory(directory, index)) for index, pair in enumerate(ports)]
+
+
+def _in_use(directory: Path) -> bool:
+    """Whether a broker holds the lock that Kafka takes on its data; one that was just killed lets go a moment later."""
+    deadline = time.monotonic() + 2.0
+    while any(map(_is_locked, directory.glob("broker-*/data/.lock"))):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _free_ports(wanted: Sequence[int | None]) -> list[int]:
+    """The ports asked for where they are free, other free ones where not."""
+    others = (port for port in random.SystemRandom().sample(_PORTS, len(_PORTS)) if port not in wanted)
+    return [port if port and _is_free(port) else next(filter(_is_free, others)) for port in wanted]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _write_settings(node: Node, nodes: Sequence[Node], settings: Mapping[str, str]) -> None:
+    node.directory.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name}={value}" for name, value in {**server_properties(node, nodes), **settings}.items()]
+    node.properties.write_text("\n".join(lines) + "\n")
+    (node.directory / "log4j2.xml").write_text(_LOG4J2.format(directory=node.directory))
+
+
+def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
+    """Kafka's settings for one node of a small cluster on one machine."""
+    replicas, in_sync = str(min(3, len(nodes))), str(min(2, len(nodes)))
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node.index),
+        "controller.quorum.voters": ",".join(f"{each.index}@{HOST}:{each.controller_port}" for each in nodes),
+        "listeners": f"BROKER://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
+        "advertised.listeners": f"BROKER://{HOST}:{node.port}",
+        "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "BROKER",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(node.directory / "data"),
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": replicas,
+        "offsets.topic.num.partitions": "8",
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "transaction.state.log.num.partitions": "8",
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        # A broker that was killed may not come back before its old session is over.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "1000",
+        # Retention goes by the records' own time, and what people load here is often years old.
+        "log.retention.ms": "-1",
+        # Its default of 128 MB would be a quarter of the heap.
+        "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+    }
+
+
+def _brokers_known_to(node: Node) -> int:
+    """How many brokers a node names in answer to a metadata request (version 1, no topics); 0 if it does not answer."""
+    request = struct.pack(">ihhihi", 14, 3, 1, 0, -1, 0)
+    try:
+        with socket.create_connection((HOST, node.port), timeout=1.0) as connection:
+            connection.sendall(request)
+            with connection.makefile("rb") as response:
+                start = response.read(12)
+    except OSError:
+        return 0
+    return int(struct.unpack(">iii", start)[2]) if len(start) == 12 else 0
+
+
+def _last_error(node: Node) -> str:
+    logs = (node.directory / "console.log", node.directory / "server.log")
+    return _error_in("\n".join(log.read_text(errors="replace") for log in logs if log.exists()))
+
+
+def _error_in(output: str) -> str:
+    """The last line of a JVM's output that tells of an error, without its stack."""
+    for line in reversed(output.splitlines()):
+        found = re.search(r"\w+(Exception|Error)\b.*|(ERROR|FATAL) .*", line)
+        if found and not line.lstrip().startswith("at "):
+            return found[0].strip()
+    return "it told no reason (a kept data directory keeps its logs)"
+
+
+def _write_whole(path: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file so that no reader, and no crash, ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=2) + "\n")
+    new.replace(path)

@@ -1,0 +1,440 @@
+"""One processor's tasks: which records are ready, call the function, collect the outputs.
+
+A task is one processor on one partition number; `Tasks` are those of one processor that one worker holds. Records go
+in with `add`, come out as an `Intake` with `take`, and `run` turns an intake into a `Plan`, which engine/transaction.py
+carries out. Nothing here reads a clock, waits or writes.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kstreams_py.delivery import Choices, Output, hash_prefix, joined_hash, pack_offset
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, Stop
+from kstreams_py.record import HASH_HEADER, KEEP, Headers, Message, Out, Positions, Step, TopicPartition
+from kstreams_py.serde import Registry, Serde, bind
+from kstreams_py.topology import Processor, Topic
+
+Inputs = tuple[Message, ...]
+
+OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
+"""Headers that say something of the step that wrote the record; they are not passed through."""
+
+BUFFER_LIMIT: Final = 10_000
+"""Records of one partition that may wait for another input's before their partition is paused."""
+
+_TRACEBACK_LIMIT: Final = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step whose function (or serde) raised: what was read, its hash, the exception."""
+
+    inputs: Inputs
+    delivery_hash: bytes
+    error: Exception
+
+    def __str__(self) -> str:
+        read = ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
+        return f"{type(self.error).__name__}: {self.error} (reading {read}, delivery {self.delivery_hash.hex()})"
+
+
+@dataclass(slots=True)
+class Intake:
+    """Records about to be processed: one step each, or one step per tuple of a join.
+
+    `choices` has, for each alts task that chose freely, what it chose; to be saved before the functions run.
+    """
+
+    steps: Sequence[Message] | Sequence[Inputs]
+    choices: dict[int, Choices] = field(default_factory=dict)
+
+    def positions(self) -> Positions:
+        """Where the inputs stand after this intake."""
+        messages: Iterable[Message] = (m for step in self.steps for m in (step if isinstance(step, tuple) else (step,)))
+        return {TopicPartition(m.topic(), m.partition()): m.offset() + 1 for m in messages}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What an intake came to: outputs (dead letters among them) to write, positions to commit with them.
+
+    With `interrupt`, the step at the positions raised something that stops the worker: carry out the plan, commit, then
+    raise it. `failures` are to be logged; `records` counts the records read.
+    """
+
+    outputs: list[Output] = field(default_factory=list)
+    positions: Positions = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    interrupt: Exception | None = None
+    records: int = 0
+
+
+class Tasks:
+    """The tasks of one processor that one worker holds: positions, buffers, and the way from record to output."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        *,
+        name: str,
+        registry: Registry,
+        topic_ids: Mapping[str, str],
+        dead_letters: Topic | None,
+    ) -> None:
+        self.processor = processor
+        self.name = name
+        self.positions: Positions = {}
+        self._topic_ids = topic_ids
+        self._inputs = [topic.name for topic in processor.inputs]
+        self._to = [topic.name for topic in processor.outputs]
+        self._joins = len(processor.inputs) > 1 and not processor.kind.is_alts
+        self._ready: list[Any] = []
+        self._buffers: dict[int, dict[str, deque[Message]]] = {}
+        self._scripts: dict[int, deque[tuple[str, int]]] = {}
+        self._prefixes: dict[str, dict[int, bytes]] = {}
+        self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.unhandled_exceptions)
+        self._decode = {t.name: _decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
+        self._decode_key = {t.name: _decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
+        self._encode = {t.name: _encoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.outputs}
+        self._encode_key = {t.name: _encoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.outputs}
+        self._dead_letters = dead_letters
+        if dead_letters is not None:
+            self._encode_dead = _encoder(bind(dead_letters.value, registry, f"{dead_letters.name}-value"))
+        self._run: Callable[[Any, Plan], None] = (
+            self._run_batch if processor.batch else self._run_joined if self._joins else self._run_records
+        )
+
+    # What comes in.
+
+    def assign(self, positions: Positions, choices: Mapping[int, Choices]) -> None:
+        """Starts anew at these positions; alts tasks follow what is left of their choices first."""
+        self.clear()
+        self.positions = dict(positions)
+        for topic, partition in positions:
+            by_partition = self._prefixes.setdefault(topic, {})
+            by_partition[partition] = hash_prefix(self.name, topic, self._topic_ids[topic], partition)
+        for partition, chosen in choices.items():
+            committed = {tp.topic: offset for tp, offset in positions.items() if tp.partition == partition}
+            runs = chosen.after(committed).runs
+            if runs:
+                self._scripts[partition] = deque(runs)
+
+    def clear(self) -> None:
+        """Forgets positions and records: the partitions are no longer ours."""
+        self.positions = {}
+        self._ready = []
+        self._buffers = {}
+        self._scripts = {}
+        self._prefixes = {}
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Takes records in, each partition's in order."""
+        if not self._joins and not self._scripts:
+            self._ready = [*self._ready, *messages] if self._ready else list(messages)
+            return
+        for m in messages:
+            partition = m.partition()
+            if self._joins or partition in self._scripts:
+                self._buffers.setdefault(partition, {t: deque() for t in self._inputs})[m.topic()].append(m)
+            else:
+                self._ready.append(m)
+        self._ready += self._zip() if self._joins else self._follow()
+
+    def _zip(self) -> Iterator[Inputs]:
+        """One record from each input, in step, as far as all of them have one."""
+        for by_topic in self._buffers.values():
+            queues = list(by_topic.values())
+            for _ in range(min(map(len, queues))):
+                yield tuple(queue.popleft() for queue in queues)
+
+    def _follow(self) -> Iterator[Message]:
+        """Records in the order of the saved choices; once those are used up, whatever had to wait for them."""
+        for partition, script in list(self._scripts.items()):
+            by_topic = self._buffers.get(partition, {})
+            while script:
+                topic, through = script[0]
+                queue = by_topic.get(topic)
+                if not queue:
+                    break
+                m = queue.popleft()
+                if m.offset() >= through:
+                    script.popleft()
+                if m.offset() <= through:
+                    yield m
+                else:
+                    queue.appendleft(m)
+            if not script:
+                del self._scripts[partition]
+                for queue in self._buffers.pop(partition, {}).values():
+                    yield from queue
+
+    @property
+    def ready(self) -> bool:
+        """A step could be taken."""
+        return bool(self._ready)
+
+    @property
+    def waiting(self) -> frozenset[TopicPartition]:
+        """Partitions with so many records waiting for another input that they should be paused."""
+        return frozenset(
+            TopicPartition(topic, partition)
+            for partition, by_topic in self._buffers.items()
+            for topic, queue in by_topic.items()
+            if len(queue) >= BUFFER_LIMIT
+        )
+
+    def advance(self, ends: Positions) -> Positions:
+        """Moves positions past what holds no records (transaction markers) where all before it was processed."""
+        if self._ready:
+            return {}
+        moved = {
+            tp: end
+            for tp, end in ends.items()
+            if end > self.positions.get(tp, end) and not self._buffers.get(tp.partition, {}).get(tp.topic)
+        }
+        self.positions.update(moved)
+        return moved
+
+    def take(self, limit: int) -> Intake | None:
+        """Up to `limit` steps that are ready; None if none is."""
+        if not self._ready:
+            return None
+        steps, self._ready = self._ready[:limit], self._ready[limit:]
+        return Intake(steps, self._choices(steps) if self.processor.kind.is_alts else {})
+
+    def _choices(self, steps: Sequence[Message]) -> dict[int, Choices]:
+        runs: dict[int, list[tuple[str, int]]] = {}
+        for m in steps:
+            topic, of_partition = m.topic(), runs.setdefault(m.partition(), [])
+            if of_partition and of_partition[-1][0] == topic:
+                of_partition[-1] = (topic, m.offset())
+            else:
+                of_partition.append((topic, m.offset()))
+        return {partition: Choices(tuple(chosen)) for partition, chosen in runs.items()}
+
+    # What comes out.
+
+    def run(self, intake: Intake) -> Plan:
+        """Calls the function for each step. The positions in the plan are those after the last step that is done."""
+        plan = Plan()
+        self._run(intake.steps, plan)
+        if plan.interrupt is not None and self.processor.batch:
+            plan = Plan(interrupt=plan.interrupt)  # a batch is done as a whole or not at all
+        self.positions.update(plan.positions)
+        return plan
+
+    def _run_records(self, messages: Sequence[Message], plan: Plan) -> None:
+        """One record a step. The hot loop: nothing is computed here that is neither asked for nor sent."""
+        processor = self.processor
+        function, wants_step, alts, sink = (
+            processor.function,
+            processor.wants_step,
+            processor.kind.is_alts,
+            not self._to,
+        )
+        direct = self._to[0] if len(self._to) == 1 and not processor.generator else None
+        encode, identity = self._encode[direct] if direct else (None, False)
+        topic = processor.inputs[0].name
+        prefixes, decode, reached = self._prefixes.get(topic, {}), self._decode[topic], dict[int, int]()
+        reached_by_topic = {topic: reached}
+        append = plan.outputs.append
+        for m in messages:
+            if alts and m.topic() != topic:
+                topic = m.topic()
+                prefixes, decode = self._prefixes[topic], self._decode[topic]
+                reached = reached_by_topic.setdefault(topic, {})
+            partition, offset = m.partition(), m.offset()
+            digest = prefixes[partition] + pack_offset(offset)
+            try:
+                value = m.value()
+                if decode is not None and value is not None:
+                    value = decode(value)
+                result = function(value, Step((m,), digest, self._decode_key[topic])) if wants_step else function(value)
+                if result is None or sink:
+                    pass
+                elif direct is not None and type(result) is not Out:
+                    data = result if identity and type(result) is bytes else encode(result)  # type: ignore[misc]
+                    headers = [(HASH_HEADER, digest)] if (carried := m.headers()) is None else _carry(carried, digest)
+                    append((direct, data, m.key(), -1, None, None, m.timestamp()[1], headers))
+                else:
+                    plan.outputs += self._outputs(result, (m,), digest)
+            except Exception as error:
+                if not self._handle(Failure((m,), digest, error), plan):
+                    plan.records = next(i for i, seen in enumerate(messages) if seen is m)
+                    break
+            reached[partition] = offset
+        else:
+            plan.records = len(messages)
+        for of_topic, offsets in reached_by_topic.items():
+            plan.positions.update({TopicPartition(of_topic, p): offset + 1 for p, offset in offsets.items()})
+
+    def _run_joined(self, steps: Sequence[Inputs], plan: Plan) -> None:
+        """One record of each input a step."""
+        processor = self.processor
+        for inputs in steps:
+            digest = self._hash(inputs)
+            try:
+                values = [self._value(m) for m in inputs]
+                if processor.wants_step:
+                    values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
+                result = processor.function(*values)
+                if self._to:
+                    plan.outputs += self._outputs(result, inputs, digest)
+            except Exception as error:
+                if not self._handle(Failure(inputs, digest, error), plan):
+                    break
+            plan.records += 1
+            for m in inputs:
+                plan.positions[TopicPartition(m.topic(), m.partition())] = m.offset() + 1
+
+    def _run_batch(self, steps: Sequence[Message] | Sequence[Inputs], plan: Plan) -> None:
+        """All steps in one call: a list of values per input in, one result per step out, exceptions among them.
+
+        If the function raises, no step can be told from the others: all of them are dead letters, each with its hash.
+        """
+        batch: list[tuple[Inputs, bytes]] = []
+        rows: list[list[Any]] = []
+        for step in steps:
+            inputs = step if isinstance(step, tuple) else (step,)
+            digest = self._hash(inputs)
+            try:
+                rows.append([self._value(m) for m in inputs])
+                batch.append((inputs, digest))
+            except Exception as error:
+                self._handle(Failure(inputs, digest, error), plan)
+        for (inputs, digest), result in zip(batch, self._call_batch(batch, rows), strict=True):
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                if self._to:
+                    plan.outputs += self._outputs(result, inputs, digest)
+            except Exception as error:
+                self._handle(Failure(inputs, digest, error), plan)
+        plan.positions, plan.records = Intake(steps).positions(), len(steps)
+
+    def _call_batch(self, batch: Sequence[tuple[Inputs, bytes]], rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
+        """One result per row; the function's exception, if it raised, for each."""
+        if not batch:
+            return []
+        columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
+        if self.processor.wants_step:
+            columns.append([Step(inputs, digest, self._decode_key[inputs[0].topic()]) for inputs, digest in batch])
+        try:
+            results = self.processor.function(*columns)
+            if results is None:
+                return [None] * len(batch)
+            if len(results) != len(batch):
+                raise GraphError(
+                    f"processor {self.processor.id!r} returned {len(results)} results for a batch of {len(batch)}: "
+                    "return one result per record, None for none"
+                )
+        except Exception as error:
+            return [error] * len(batch)
+        return list(results)
+
+    def _hash(self, inputs: Inputs) -> bytes:
+        if len(inputs) == 1:
+            m = inputs[0]
+            return self._prefixes[m.topic()][m.partition()] + pack_offset(m.offset())
+        return joined_hash(
+            self.name, ((m.topic(), self._topic_ids[m.topic()], m.partition(), m.offset()) for m in inputs)
+        )
+
+    def _value(self, m: Message) -> Any:
+        value, decode = m.value(), self._decode[m.topic()]
+        return value if decode is None or value is None else decode(value)
+
+    def _outputs(self, result: Any, inputs: Inputs, digest: bytes) -> list[Output]:
+        """All outputs of one step, or an exception and none."""
+        results = result if self.processor.generator else (result,)
+        return [
+            self._output(topic, value, inputs, digest)
+            for each in results
+            if each is not None
+            for topic, value in self._addressed(each)
+            if value is not None
+        ]
+
+    def _addressed(self, result: Any) -> Iterable[tuple[str, Any]]:
+        """(topic, value) pairs of a result: with several outputs it names the topic of each."""
+        if len(self._to) == 1:
+            return ((self._to[0], result),)
+        if not isinstance(result, Mapping):
+            raise GraphError(
+                f"processor {self.processor.id!r} has several outputs and returned a {type(result).__name__}: "
+                "return a dict of topic to value"
+            )
+        named: dict[str, Any] = {getattr(topic, "name", topic): value for topic, value in result.items()}
+        if unknown := [topic for topic in named if topic not in self._encode]:
+            raise GraphError(f"processor {self.processor.id!r} returned a value for {unknown[0]!r}: add it to its `to`")
+        return named.items()
+
+    def _output(self, topic: str, value: Any, inputs: Inputs, digest: bytes) -> Output:
+        """One output: key, headers and timestamp as on the (first) input, but what an `Out` sets."""
+        lead = inputs[0]
+        out = value if isinstance(value, Out) else Out(value)
+        data = None if out.value is None else self._encode[topic][0](out.value)
+        key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_key[topic][0](out.key)
+        headers = _carry((lead.headers() or []) if out.headers is KEEP else out.headers, digest)
+        timestamp = max(m.timestamp()[1] for m in inputs) if out.timestamp is KEEP else out.timestamp
+        return (topic, data, key, -1, None, None, max(timestamp, 0), headers)
+
+    def _handle(self, failure: Failure, plan: Plan) -> bool:
+        """Writes a dead letter; False if the exception is one that stops the worker instead."""
+        error = failure.error
+        if isinstance(error, self._stops) or (isinstance(error, KStreamsError) and not isinstance(error, DecodeError)):
+            plan.interrupt = error
+            return False
+        plan.failures.append(failure)
+        if self._dead_letters is not None:
+            plan.outputs.append(self._dead_letter(failure, self._dead_letters.name))
+        return True
+
+    def _dead_letter(self, failure: Failure, topic: str) -> Output:
+        error, lead = failure.error, failure.inputs[0]
+        letter = {
+            "processor": self.name,
+            "delivery_hash": failure.delivery_hash,
+            "exception_class": f"{type(error).__module__}.{type(error).__qualname__}",
+            "exception_message": str(error),
+            "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_LIMIT:],
+            "inputs": [
+                {
+                    "topic": m.topic(),
+                    "partition": m.partition(),
+                    "offset": m.offset(),
+                    "timestamp": m.timestamp()[1],
+                    "key": m.key(),
+                    "value": m.value(),
+                    "headers": [{"name": name, "value": value} for name, value in m.headers() or []],
+                }
+                for m in failure.inputs
+            ],
+        }
+        headers: Headers = [
+            (HASH_HEADER, failure.delivery_hash),
+            ("ks-type", b"dead-letter"),
+            ("ks-proc", self.name.encode()),
+            ("ks-error", type(error).__name__.encode()),
+        ]
+        return (topic, self._encode_dead[0](letter), lead.key(), -1, None, None, max(lead.timestamp()[1], 0), headers)
+
+
+def _carry(headers: Headers, digest: bytes) -> Headers:
+    """The input's headers for the output: without those of the step that wrote the input, with this step's hash."""
+    return [header for header in headers if header[0] not in OWN_HEADERS] + [(HASH_HEADER, digest)]
+
+
+def _decoder(serde: Serde) -> Callable[[bytes], Any] | None:
+    """None where decoding changes nothing, so that the loops need not call."""
+    return None if getattr(serde, "identity", False) else serde.deserialize
+
+
+def _encoder(serde: Serde) -> tuple[Callable[[Any], bytes | None], bool]:
+    """How to encode, and whether encoding bytes changes nothing."""
+    return serde.serialize, getattr(serde, "identity", False)

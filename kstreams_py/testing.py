@@ -1,0 +1,146 @@
+"""For users' tests too: MemoryLog, ManualClock, faults on request.
+
+`MemoryLog` is a Log (delivery.py) without a cluster: deterministic, for one thread, on a clock that the test moves. It
+keeps Kafka's rules (memory_broker.py) and passes the contract suite that the real one passes (tests/contract/)::
+
+    log = MemoryLog()
+    log.create_topics([("in", 1, -1, {}), ("out", 1, -1, {})])
+    log.append("in", b"hello")
+    log.inject("commit_transaction", nth=2, error=OutcomeUnknown("no answer"))       # carried out, the answer is lost
+    ...
+    assert [m.value() for m in log.records("out")] == [b"HELLO"]
+
+Nothing happens while a test does nothing: `consume` never waits, and what time brings (time-outs, expired sessions,
+lingering records, late requests) comes with the next call after the clock was moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from kstreams_py.delivery import Durability, Promise, TopicInfo
+from kstreams_py.memory_broker import Broker, Isolation
+from kstreams_py.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network
+from kstreams_py.record import Headers, Message, Positions, TopicPartition
+
+
+class ManualClock:
+    """A clock that only `advance` moves; seconds since 1970."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock; serves as the `sleep` of what waits."""
+        self._now += seconds
+
+
+class MemoryLog:
+    """delivery.Log in memory.
+
+    `transaction_timeout` and `session_timeout` are in seconds of the clock. With `linger` (seconds), what producers
+    write stays with them for so long, or until a flush or a commit, and a producer that is dropped loses it.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] | None = None,
+        *,
+        transaction_timeout: float = 10.0,
+        session_timeout: float = 10.0,
+        linger: float = 0.0,
+    ) -> None:
+        self.clock: Callable[[], float] = clock or ManualClock()
+        self._broker = Broker(transaction_timeout=transaction_timeout, session_timeout=session_timeout)
+        self._network = Network(self._broker, self.clock, linger)
+
+    # delivery.Log
+
+    def consumer(self, group: str, seat: str) -> MemoryConsumer:
+        return MemoryConsumer(self._network, group, seat)
+
+    def producer(self, promise: Promise, durability: Durability, transactional_id: str) -> MemoryProducer:
+        return MemoryProducer(self._network, promise, durability, transactional_id)
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        def describe() -> dict[str, TopicInfo]:
+            found = {name: self._broker.topics[name] for name in names if name in self._broker.topics}
+            return {
+                name: TopicInfo(name, topic.topic_id, len(topic.partitions), 1, dict(topic.settings))
+                for name, topic in found.items()
+            }
+
+        return self._network.request("topics", describe)
+
+    def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
+        def create() -> None:
+            for name, partitions, _, settings in topics:
+                self._broker.create_topic(name, partitions, settings)
+
+        self._network.request("create_topics", create)
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        return self._network.request("newest", self._broker.partition(partition).newest)
+
+    def truncate(self, partition: TopicPartition, before: int) -> None:
+        self._network.request("truncate", lambda: self._broker.partition(partition).truncate(before))
+
+    # What is there.
+
+    def append(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int = 0,
+        partition: int = -1,
+    ) -> None:
+        """Writes a record outside of any transaction, at once; arguments as in delivery.Output."""
+        self._network.pass_time()
+        output = (topic, value, key, partition, None, None, timestamp, headers)
+        tp, content = self._broker.place(output, self.clock())
+        self._broker.partition(tp).append([content], None, transactional=False)
+
+    def records(self, topic: str, isolation: Isolation = "read_committed") -> Sequence[Message]:
+        """All records of a topic that a reader sees, by partition and offset."""
+        self._network.pass_time()
+        return [m for partition in self._broker.topic(topic).partitions for m in partition.read(0, isolation)]
+
+    def group(self, name: str) -> Positions:
+        """The committed positions of a group."""
+        self._network.pass_time()
+        return dict(self._broker.group(name).positions)
+
+    # What goes wrong.
+
+    @property
+    def requests(self) -> Sequence[str]:
+        """The names of all requests so far, in order: each is a place where something can break."""
+        return self._network.requests
+
+    def inject(
+        self,
+        request: str,
+        *,
+        nth: int = 1,
+        error: BaseException | None = None,
+        applied: bool = True,
+        late: float | None = None,
+    ) -> None:
+        """Lets the nth request of this name from now on ("" for any; see `requests`) go wrong.
+
+        It is carried out (`applied`) or lost on its way, and raises `error` (needed where it is lost) in its caller.
+        With `late` seconds, the request reaches the broker (once more) that much later, and its producer is tainted.
+
+        Requests are named as the calls are, but that `write` makes a "produce" of each batch to one partition. Of
+        these, a Retriable error makes the client send the batch again, if that is its promise; others fail it.
+        """
+        assert applied or error is not None, "a lost request has no answer: give an error"
+        self._network.inject(Fault(request, nth, error, applied, late))

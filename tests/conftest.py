@@ -1,0 +1,37 @@
+"""Fixtures of every test: one real broker for the whole session, and a fresh topic name."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.ports.jars import find_java, kafka_classpath
+
+
+@dataclass(frozen=True)
+class RunningBroker:
+    """Where the broker of this test session is."""
+
+    bootstrap_servers: str
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[RunningBroker]:
+    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, else an embedded one for the session."""
+    given = os.environ.get("KSTREAMS_TEST_BOOTSTRAP")
+    if given:
+        yield RunningBroker(given)
+        return
+    with EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
+        yield RunningBroker(kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def topic_name() -> str:
+    """A topic name that no other test uses; the topic is not there yet."""
+    return f"test-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,36 @@
+"""Fixtures of the tests on real brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstreams_py import Settings
+from tests.system.harness import Cluster
+
+
+@pytest.fixture
+def cluster(broker: Any) -> Cluster:
+    return Cluster(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def settings(broker: Any, tmp_path: Path) -> Callable[..., Settings]:
+    """Settings for the session's broker, with short time-outs and a schema directory of the test's own."""
+
+    def make(**changed: Any) -> Settings:
+        values = {"session_timeout_ms": 10_000, "transaction_timeout_ms": 6_000, **changed}
+        return Settings.load(
+            bootstrap_servers=broker.bootstrap_servers, schema_directory=tmp_path / "schemas", **values
+        )
+
+    return make
+
+
+@pytest.fixture
+def name(topic_name: str) -> str:
+    """A name no other test uses, for a graph and as the start of its topics' names."""
+    return topic_name

@@ -1,0 +1,204 @@
+"""What the tests on real brokers share: write and read whole topics, run slots, wait for a condition."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import confluent_kafka as ck
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kstreams_py import Graph, Settings
+from kstreams_py.engine.slot import Slot
+from kstreams_py.engine.supervisor import REPORT_FD
+from kstreams_py.engine.transaction import Surroundings
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.registry import FileRegistry
+
+WAIT = 60.0
+"""Seconds after which a condition that does not come true fails a test."""
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT) -> None:
+    """Returns once the condition is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        for slot in RunningSlot.active:
+            assert slot.failure is None, f"{slot.failure!r} while waiting for: {what}"
+        assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}"
+        time.sleep(0.02)
+
+
+class Cluster:
+    """A broker as a test sees it: plain clients, nothing of the framework."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+
+    def create(self, *names: str, partitions: int = 1, replication: int = 1, **config: str) -> None:
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        new = [NewTopic(name, partitions, replication, config=settings) for name in names]
+        for future in self.admin.create_topics(new).values():
+            future.result()
+
+    def write(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: int = 0,
+    ) -> None:
+        """Plain writes, in order, each topic-partition one idempotent producer."""
+        producer = ck.Producer(
+            {"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5}
+        )
+        place = {} if partition is None else {"partition": partition}
+        for i, value in enumerate(values):
+            key = keys[i] if keys is not None else None
+            producer.produce(topic, value, key, headers=headers, timestamp=timestamp, **place)
+        assert producer.flush(30) == 0
+
+    def transaction(self, transactional_id: str, records: Sequence[tuple[str, bytes]], *, commit: bool = True) -> None:
+        """One transaction of its own, committed or aborted: it leaves a marker behind."""
+        producer = ck.Producer({"bootstrap.servers": self.bootstrap_servers, "transactional.id": transactional_id})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for topic, value in records:
+            producer.produce(topic, value)
+        if commit:
+            producer.commit_transaction(30)
+        else:
+            producer.flush(30)
+            producer.abort_transaction(30)
+
+    def partitions(self, topic: str) -> list[int]:
+        return sorted(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+
+    def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
+        """All records up to the last stable offset (or the end), by partition and offset."""
+        consumer = ck.Consumer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "group.id": "unused",
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+        found: list[Any] = []
+        try:
+            partitions = self.partitions(topic)
+            consumer.assign([ck.TopicPartition(topic, p, ck.OFFSET_BEGINNING) for p in partitions])
+            left = set(partitions)
+            deadline = time.monotonic() + 30
+            while left:
+                assert time.monotonic() < deadline, f"{topic} could not be read to its end"
+                for m in consumer.consume(10_000, 0.1):
+                    if m.error() is None:
+                        found.append(m)
+                    elif m.error().code() == ck.KafkaError._PARTITION_EOF:
+                        left.discard(m.partition())
+        finally:
+            consumer.close()
+        return sorted(found, key=lambda m: (m.partition(), m.offset()))
+
+    def values(self, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
+        return [m.value() for m in self.read(topic, isolation)]
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """The group's committed offset per partition; partitions without one are left out."""
+        consumer = ck.Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
+        try:
+            found = consumer.committed([ck.TopicPartition(topic, p) for p in self.partitions(topic)], timeout=20)
+        finally:
+            consumer.close()
+        return {p.partition: p.offset for p in found if p.offset >= 0}
+
+    def await_committed(self, group: str, topic: str, offsets: dict[int, int]) -> None:
+        """Returns once the group has committed exactly these offsets."""
+        wait_until(lambda: self.committed(group, topic) == offsets, f"{group} at {offsets} of {topic}")
+
+
+class RunningSlot:
+    """A slot of a graph, in a thread of the test's process."""
+
+    active: ClassVar[list[RunningSlot]] = []
+
+    def __init__(self, graph: Graph, settings: Settings, number: int = 0) -> None:
+        registry = FileRegistry(settings.schema_directory)
+        self.slot = Slot(graph, number, Surroundings(KafkaLog(settings), registry, settings))
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.slot.run(lambda reports: None)
+        except BaseException as error:
+            self.failure = error
+
+    def stop(self) -> None:
+        self.slot.stop()
+        self.join()
+
+    def join(self) -> None:
+        self.thread.join(WAIT)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def running(graph: Graph, settings: Settings, *numbers: int) -> Iterator[list[RunningSlot]]:
+    """The slots run inside the block, and must have ended without a failure after it."""
+    slots = [RunningSlot(graph, settings, number) for number in numbers or (0,)]
+    RunningSlot.active += slots
+    try:
+        yield slots
+    finally:
+        for slot in slots:
+            slot.slot.stop()
+        for slot in slots:
+            slot.join()
+            RunningSlot.active.remove(slot)
+    assert [slot.failure for slot in slots] == [None] * len(slots)
+
+
+class WorkerProcess:
+    """`kstreams run FILE:graph --slot N` as a process of its own."""
+
+    def __init__(self, file: Path, slot: int, environment: dict[str, str], *options: str) -> None:
+        clean = {name: value for name, value in os.environ.items() if name != REPORT_FD}
+        self.log = file.with_name(f"{file.stem}-{slot}-{time.monotonic_ns()}.log")
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kstreams_py", "run", f"{file}:graph", "--slot", str(slot), *options],
+                env={**clean, **environment},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def send(self, signum: signal.Signals) -> None:
+        self.process.send_signal(signum)
+
+    def wait(self) -> int:
+        return self.process.wait(WAIT)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(WAIT)

@@ -1,0 +1,280 @@
+"""The embedded broker: starts, answers, keeps what it should, loses its brokers one by one, ends with its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
+from kstreams_py.ports import broker as embedded
+from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.ports.jars import KAFKA_VERSION, find_java, kafka_classpath
+
+QUIET = {"log_level": 0}
+BOUND_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def classpath() -> list[Path]:
+    return kafka_classpath()
+
+
+@pytest.fixture(scope="module")
+def java() -> Path:
+    return find_java()
+
+
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state directory of this test, so that the detached cluster of whoever runs it is left alone."""
+    monkeypatch.setattr(platformdirs, "user_state_dir", lambda *_: str(tmp_path / "state"))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BOUND_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+def create(servers: str, topic: str, replicas: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": servers, **QUIET})
+    admin.create_topics([NewTopic(topic, 1, replicas)])[topic].result(BOUND_SECONDS)
+
+
+def produce(servers: str, topic: str, value: bytes) -> None:
+    errors: list[object] = []
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", **QUIET})
+    producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(BOUND_SECONDS) == 0
+    assert errors == [None]
+
+
+def values(servers: str, topic: str, count: int) -> list[bytes | None]:
+    """The first `count` values of partition 0."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", **QUIET})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    messages = consumer.consume(count, BOUND_SECONDS)
+    consumer.close()
+    return [message.value() for message in messages]
+
+
+def answers(servers: str) -> bool:
+    try:
+        AdminClient({"bootstrap.servers": servers, **QUIET}).list_topics(timeout=2.0)
+    except KafkaException:
+        return False
+    return True
+
+
+def in_sync(servers: str, topic: str) -> list[int]:
+    metadata = AdminClient({"bootstrap.servers": servers, **QUIET}).list_topics(topic, timeout=10.0)
+    return sorted(metadata.topics[topic].partitions[0].isrs)
+
+
+def test_broker_started_takes_and_gives_back_a_record(classpath: list[Path], java: Path, topic_name: str) -> None:
+    with EmbeddedKafka(classpath, java) as kafka:
+        servers = kafka.bootstrap_servers
+        create(servers, topic_name)
+        produce(servers, topic_name, b"first")
+        assert values(servers, topic_name, 1) == [b"first"]
+    assert not answers(servers)
+
+
+def test_broker_listens_on_loopback_only(classpath: list[Path], java: Path) -> None:
+    with EmbeddedKafka(classpath, java) as kafka:
+        port = int(kafka.bootstrap_servers.rpartition(":")[2])
+        with pytest.raises(OSError, match=r"refused|assign"):
+            socket.create_connection(("127.0.0.2", port), timeout=5.0)
+
+
+def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
+    classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
+) -> None:
+    with EmbeddedKafka(classpath, java, data_dir=tmp_path / "kept") as kafka:
+        first = kafka.bootstrap_servers
+        create(first, topic_name)
+        produce(first, topic_name, b"kept")
+    cluster = (tmp_path / "kept" / "cluster.json").read_text()
+    with EmbeddedKafka(classpath, java, data_dir=tmp_path / "kept") as kafka:
+        assert kafka.bootstrap_servers == first
+        assert values(first, topic_name, 1) == [b"kept"]
+    assert (tmp_path / "kept" / "cluster.json").read_text() == cluster
+
+
+def test_broker_that_is_killed_and_restarted_has_its_records(
+    classpath: list[Path], java: Path, topic_name: str
+) -> None:
+    with EmbeddedKafka(classpath, java) as kafka:
+        create(kafka.bootstrap_servers, topic_name)
+        produce(kafka.bootstrap_servers, topic_name, b"before")
+        kafka.kill(0)
+        assert not answers(kafka.bootstrap_servers)
+        kafka.restart(0)
+        assert values(kafka.bootstrap_servers, topic_name, 1) == [b"before"]
+
+
+def test_broker_that_is_paused_is_silent_until_resumed(classpath: list[Path], java: Path) -> None:
+    with EmbeddedKafka(classpath, java) as kafka:
+        kafka.pause(0)
+        assert not answers(kafka.bootstrap_servers)
+        kafka.resume(0)
+        wait_until(lambda: answers(kafka.bootstrap_servers))
+
+
+def test_three_brokers_take_records_while_one_is_down_and_again_in_sync(
+    classpath: list[Path], java: Path, topic_name: str
+) -> None:
+    with EmbeddedKafka(classpath, java, brokers=3) as kafka:
+        servers = kafka.bootstrap_servers
+        create(servers, topic_name, replicas=3)
+        produce(servers, topic_name, b"all up")
+        kafka.kill(2)
+        produce(servers, topic_name, b"one killed")
+        kafka.restart(2)
+        wait_until(lambda: in_sync(servers, topic_name) == [0, 1, 2])
+        kafka.terminate(0)
+        produce(servers, topic_name, b"one stopped")
+        kafka.restart(0)
+        wait_until(lambda: in_sync(servers, topic_name) == [0, 1, 2])
+        assert values(servers, topic_name, 3) == [b"all up", b"one killed", b"one stopped"]
+
+
+def test_broker_of_an_owner_that_is_killed_ends_and_leaves_no_data() -> None:
+    program = (
+        "import sys, kstreams_py.ports.broker as b, kstreams_py.ports.jars as j\n"
+        "kafka = b.EmbeddedKafka(j.kafka_classpath(), j.find_java())\n"
+        "kafka.start()\n"
+        "print(kafka.bootstrap_servers, kafka.data_dir, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with owner:
+        assert owner.stdout
+        servers, directory = owner.stdout.readline().split()
+        assert answers(servers)
+        owner.kill()
+    wait_until(lambda: not answers(servers) and not Path(directory).exists())
+
+
+def test_directory_in_use_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
+    with EmbeddedKafka(classpath, java, data_dir=tmp_path), pytest.raises(SettingsError) as refused:
+        EmbeddedKafka(classpath, java, data_dir=tmp_path).start()
+    assert str(refused.value) == (
+        f"{tmp_path} is in use by a running broker: stop that one, or choose another directory"
+    )
+
+
+def test_directory_of_another_number_of_brokers_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text('{"cluster_id": "MkU3OEVBNTcwNTJENDM2Qg", "ports": [[20001, 20002]]}')
+    with pytest.raises(SettingsError) as refused:
+        EmbeddedKafka(classpath, java, data_dir=tmp_path, brokers=3).start()
+    assert str(refused.value) == (
+        f"{tmp_path} holds a cluster of 1 broker(s), not 3: ask for 1, or for another data directory"
+    )
+
+
+def test_port_in_use_is_refused(classpath: list[Path], java: Path) -> None:
+    with EmbeddedKafka(classpath, java) as kafka:
+        port = int(kafka.bootstrap_servers.rpartition(":")[2])
+        with pytest.raises(SettingsError) as refused:
+            EmbeddedKafka(classpath, java, port=port).start()
+    assert str(refused.value) == f"port {port} of 127.0.0.1 is taken: choose another"
+
+
+def test_setting_that_kafka_refuses_is_named(classpath: list[Path], java: Path) -> None:
+    with pytest.raises(BrokerUnavailable) as refused:
+        EmbeddedKafka(classpath, java, settings={"num.io.threads": "none"}).start()
+    assert str(refused.value) == (
+        "the embedded broker 0 could not be set up: ConfigException: Invalid value none for configuration "
+        "num.io.threads: Not a number of type INT"
+    )
+
+
+@pytest.mark.usefixtures("own_state")
+def test_detached_broker_runs_until_it_is_stopped(classpath: list[Path], java: Path) -> None:
+    assert embedded.status() is None
+    started = embedded.start_detached(classpath, java)
+    try:
+        assert answers(started.bootstrap_servers)
+        assert embedded.status() == started
+        assert embedded.start_detached(classpath, java) == started
+        with pytest.raises(SettingsError) as refused:
+            embedded.start_detached(classpath, java, brokers=3)
+        assert str(refused.value) == (
+            f"a different cluster runs already: 1 broker(s) at {started.bootstrap_servers}, data in "
+            f"{started.data_dir}; use that one, or stop it first: kstreams broker stop"
+        )
+    finally:
+        stopped = embedded.stop_detached()
+    assert stopped == started
+    assert not answers(started.bootstrap_servers)
+    assert not started.data_dir.exists()
+    assert embedded.status() is None
+    assert embedded.stop_detached() is None
+
+
+@pytest.mark.usefixtures("own_state")
+def test_detached_broker_that_died_is_reported_and_started_anew(
+    classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
+) -> None:
+    first = embedded.start_detached(classpath, java, data_dir=tmp_path / "kept")
+    try:
+        create(first.bootstrap_servers, topic_name)
+        produce(first.bootstrap_servers, topic_name, b"kept")
+        (pid,) = json.loads((tmp_path / "state" / "broker.json").read_text())["pids"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: (found := embedded.status()) is not None and not found.running)
+        second = embedded.start_detached(classpath, java, data_dir=tmp_path / "kept")
+        assert second == first
+        assert values(second.bootstrap_servers, topic_name, 1) == [b"kept"]
+    finally:
+        embedded.stop_detached()
+
+
+@pytest.mark.usefixtures("own_state")
+def test_detached_stop_leaves_a_foreign_process_with_a_recorded_id_alone(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as foreign:
+        state = tmp_path / "state" / "broker.json"
+        state.parent.mkdir()
+        state.write_text(
+            json.dumps(
+                {
+                    "data_dir": str(tmp_path),
+                    "temporary": False,
+                    "bootstrap_servers": "127.0.0.1:1",
+                    "pids": [foreign.pid],
+                }
+            )
+        )
+        assert embedded.stop_detached() == embedded.Status("127.0.0.1:1", tmp_path, 1, 0)
+        assert foreign.poll() is None
+        foreign.kill()
+
+
+def test_jars_that_cannot_be_fetched_give_one_message_and_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_: str(tmp_path))
+    nowhere = "-Dhttp.proxyHost=127.0.0.1 -Dhttp.proxyPort=1 -Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=1"
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", nowhere)
+    with pytest.raises(MissingSoftware) as missing:
+        kafka_classpath()
+    assert str(missing.value) == (
+        f"could not fetch org.apache.kafka:kafka_2.13:{KAFKA_VERSION}, "
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4: check this machine's way to Maven's repository "
+        f"(a proxy goes into JAVA_TOOL_OPTIONS), then run it again; details in {tmp_path / 'fetch.log'}"
+    )
+    assert list((tmp_path / "jars").iterdir()) == []

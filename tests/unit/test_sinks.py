@@ -1,0 +1,189 @@
+"""ports/sinks.py: each delivery's row once, from several writers; one message when the file cannot be used."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kstreams_py.errors import SinkUnavailable
+from kstreams_py.ports import sinks
+from kstreams_py.ports.sinks import SqliteTable
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[SqliteTable]:
+    table = SqliteTable(tmp_path / "flights.sqlite", "departed", ["carrier", "delay"])
+    yield table
+    table.close()
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def test_sink_rows_come_back_as_they_went_in(table: SqliteTable) -> None:
+    assert table.insert([(digest(2), "UA", -3), (digest(1), None, 2.5)]) == 2
+    assert table.rows() == [(digest(1), None, 2.5), (digest(2), "UA", -3)]
+
+
+def test_sink_a_delivery_that_comes_again_leaves_its_first_row(table: SqliteTable) -> None:
+    table.insert([(digest(1), "UA", 1), (digest(2), "UA", 2)])
+    assert table.insert([(digest(2), "XX", 9), (digest(3), "UA", 3), (digest(3), "XX", 9)]) == 1
+    assert table.rows() == [(digest(1), "UA", 1), (digest(2), "UA", 2), (digest(3), "UA", 3)]
+
+
+def test_sink_no_rows_are_no_error(table: SqliteTable) -> None:
+    assert table.insert([]) == 0
+    assert table.rows() == []
+
+
+def test_sink_a_row_that_does_not_fit_is_the_functions_error_and_nothing_is_written(table: SqliteTable) -> None:
+    with pytest.raises(sqlite3.ProgrammingError):
+        table.insert([(digest(1), "UA", 1), (digest(2), "UA")])
+    with pytest.raises(sqlite3.IntegrityError):
+        table.insert([(digest(1), "UA", 1), (None, "UA", 1)])
+    assert table.rows() == []
+
+
+def test_sink_names_are_quoted(tmp_path: Path) -> None:
+    table = SqliteTable(tmp_path / "names.sqlite", 'a "table"', ["group", "two words"])
+    table.insert([(digest(1), 1, 2)])
+    assert table.rows() == [(digest(1), 1, 2)]
+    table.close()
+
+
+def test_sink_after_close_the_table_is_opened_again(table: SqliteTable) -> None:
+    table.insert([(digest(1), "UA", 1)])
+    table.close()
+    table.close()
+    assert table.rows() == [(digest(1), "UA", 1)]
+
+
+def test_sink_a_commit_is_on_the_disk_and_readers_do_not_wait_for_writers(table: SqliteTable) -> None:
+    with table._usable() as connection:
+        settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+        assert settings == ["wal", 2]
+        connection.execute("BEGIN IMMEDIATE")
+        reader = SqliteTable(table.path, "departed", ["carrier", "delay"])
+        reader._open = lambda: sqlite3.connect(table.path)  # type: ignore[method-assign]
+        assert reader.rows() == []
+        reader.close()
+        connection.execute("ROLLBACK")
+
+
+def _write(path: Path, numbers: range) -> None:
+    table = SqliteTable(path, "departed", ["carrier", "delay"])
+    for number in numbers:
+        table.insert([(digest(number), "UA", number), (digest(number + 1), "UA", number + 1)])
+    table.close()
+
+
+def test_sink_processes_that_open_a_new_file_together_write_each_row_once(tmp_path: Path) -> None:
+    path = tmp_path / "shared.sqlite"
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=_write, args=(path, range(start, start + 40))) for start in (0, 20, 40, 60)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    table = SqliteTable(path, "departed", ["carrier", "delay"])
+    assert [writer.exitcode for writer in writers] == [0, 0, 0, 0]
+    assert table.rows() == [(digest(number), "UA", number) for number in range(101)]
+    table.close()
+
+
+def _die_in_the_middle(path: Path) -> None:
+    table = SqliteTable(path, "departed", ["carrier", "delay"])
+    table.insert([(digest(1), "UA", 1)])
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        yield digest(2), "UA", 2
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    table.insert(rows())
+
+
+def test_sink_killed_in_the_middle_of_an_insert_keeps_what_was_committed_and_nothing_else(table: SqliteTable) -> None:
+    writer = multiprocessing.get_context("spawn").Process(target=_die_in_the_middle, args=(table.path,))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    assert table.rows() == [(digest(1), "UA", 1)]
+    assert table.insert([(digest(2), "UA", 2)]) == 1
+
+
+def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(table: SqliteTable) -> None:
+    """SQLite's own page limit stands for the disk: a write beyond it fails as one on a full disk does (SQLITE_FULL)."""
+    table.insert([(digest(1), "UA", 1)])
+    with table._usable() as connection:
+        connection.execute("PRAGMA max_page_count = 20")
+    rows = [(digest(number), "x" * 200, number) for number in range(2, 1000)]
+    with pytest.raises(SinkUnavailable) as raised:
+        table.insert(rows)
+    assert str(raised.value) == f"{table.path}: database or disk is full: free space on its disk, then start again"
+    assert raised.value.exit_status == 3
+    assert table.rows() == [(digest(1), "UA", 1)]
+    with table._usable() as connection:
+        connection.execute("PRAGMA max_page_count = 1000")
+    assert table.insert(rows) == 998, "the same connection goes on once there is space"
+
+
+def test_sink_held_by_another_for_too_long_says_so(table: SqliteTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "BUSY_SECONDS", 0.05)
+    table.insert([])
+    other = sqlite3.connect(table.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(SinkUnavailable) as raised:
+        table.insert([(digest(1), "UA", 1)])
+    assert str(raised.value) == (
+        f"{table.path}: database is locked: end what has held it for more than 5 s, then start again"
+    )
+    other.execute("ROLLBACK")
+    other.close()
+    assert table.insert([(digest(1), "UA", 1)]) == 1
+
+
+def test_sink_in_a_directory_that_is_not_there_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "flights.sqlite"
+    with pytest.raises(SinkUnavailable) as raised:
+        SqliteTable(path, "departed", ["carrier"]).insert([(digest(1), "UA")])
+    assert str(raised.value) == (
+        f"{path}: unable to open database file: make its directory, with the right to write there, then start again"
+    )
+
+
+def test_sink_on_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "flights.sqlite"
+    path.write_text("carrier,delay\n" * 100)
+    with pytest.raises(SinkUnavailable) as raised:
+        SqliteTable(path, "departed", ["carrier"]).insert([(digest(1), "UA")])
+    assert str(raised.value) == (
+        f"{path}: file is not a database: move away what is there, or name another file, then start again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("existing", "problem"),
+    [
+        ("delivery_hash BLOB PRIMARY KEY, origin", "table departed has no column named carrier"),
+        ("delivery_hash, carrier", "ON CONFLICT clause does not match any PRIMARY KEY or UNIQUE constraint"),
+    ],
+)
+def test_sink_on_a_table_of_another_shape_says_so(tmp_path: Path, existing: str, problem: str) -> None:
+    path = tmp_path / "flights.sqlite"
+    other = sqlite3.connect(path)
+    other.execute(f"CREATE TABLE departed ({existing})")
+    other.close()
+    table = SqliteTable(path, "departed", ["carrier"])
+    with pytest.raises(SinkUnavailable) as raised:
+        table.insert([(digest(1), "UA")])
+    assert str(raised.value) == (
+        f"{path}: {problem}: its table has other columns: correct them, or name another table, then start again"
+    )
+    table.close()

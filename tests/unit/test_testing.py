@@ -1,0 +1,445 @@
+"""testing.py: what only the log in memory has: its clock, faults on request, sequences, records that linger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
+from kstreams_py.errors import Abortable, Fenced, LogError, OutcomeUnknown, Replaced, Retriable
+from kstreams_py.memory_broker import Content, Partition, Stamp, murmur2
+from kstreams_py.memory_clients import MemoryConsumer, MemoryProducer
+from kstreams_py.record import Message, TopicPartition
+from kstreams_py.testing import ManualClock, MemoryLog
+
+IN0, IN1, IN2 = (TopicPartition("in", number) for number in range(3))
+OUT0 = TopicPartition("out", 0)
+
+
+class Member:
+    """A consumer that keeps what was assigned, revoked and handed out."""
+
+    def __init__(self, log: MemoryLog, seat: str, topic: str = "in") -> None:
+        self.events: list[object] = []
+        self.values: list[bytes | None] = []
+        self.consumer: MemoryConsumer = log.consumer("group", seat)
+        self.consumer.subscribe([topic], self._assigned, lambda: self.events.append("revoked"))
+
+    def _assigned(self, partitions: set[TopicPartition]) -> None:
+        self.events.append(partitions)
+        self.consumer.assign(self.consumer.committed(partitions))
+
+    def poll(self) -> None:
+        self.values += [m.value() for m in self.consumer.consume(100, 0.0)]
+
+
+def memory_log(clock: ManualClock | None = None, *, linger: float = 0.0) -> MemoryLog:
+    log = MemoryLog(clock, linger=linger)
+    log.create_topics([("in", 3, -1, {}), ("out", 1, -1, {})])
+    return log
+
+
+def started(
+    log: MemoryLog, guarantee: Guarantee = Guarantee.EXACTLY_ONCE, durability: Durability = Durability.COMMITTED
+) -> MemoryProducer:
+    producer = log.producer(PROMISES[guarantee], durability, "id")
+    if guarantee is Guarantee.EXACTLY_ONCE:
+        producer.init_transactions()
+        producer.begin_transaction()
+    return producer
+
+
+def output(value: bytes, topic: str = "out") -> Output:
+    return (topic, value, None, 0, None, None, 0, None)
+
+
+def values(messages: Sequence[Message]) -> list[bytes | None]:
+    return [m.value() for m in messages]
+
+
+def place(m: Message) -> tuple[int, int, bytes | None]:
+    return m.partition(), m.offset(), m.value()
+
+
+# What time brings.
+
+
+def test_transaction_open_for_too_long_is_aborted_by_the_broker_and_its_producer_fenced() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    producer = started(log)
+    producer.write([output(b"a")])
+    clock.advance(10.0)
+    assert (values(log.records("out", "read_uncommitted")), log.ends([OUT0])) == ([b"a"], {OUT0: 0})
+    clock.advance(0.5)
+    assert log.ends([OUT0]) == {OUT0: 2}
+    with pytest.raises(Fenced, match="id: epoch 0 is over, 1 counts"):
+        producer.commit_transaction()
+    assert values(log.records("out")) == []
+
+
+def test_transaction_time_out_counts_from_the_first_record_and_not_for_an_idle_producer() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    producer = started(log)
+    clock.advance(100.0)
+    producer.write([output(b"a")])
+    clock.advance(10.0)
+    producer.commit_transaction()
+    clock.advance(100.0)
+    producer.begin_transaction()
+    producer.write([output(b"b")])
+    producer.commit_transaction()
+    assert values(log.records("out")) == [b"a", b"b"]
+
+
+def test_positions_pending_in_a_timed_out_transaction_are_dropped() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    member = Member(log, "a")
+    member.poll()
+    producer = started(log)
+    producer.send_offsets({IN0: 5}, member.consumer)
+    with pytest.raises(Retriable, match=r"group group: the position of in\[0\] is pending in a transaction"):
+        member.consumer.committed([IN0])
+    assert member.consumer.committed([IN1]) == {IN1: 0}
+    clock.advance(11.0)
+    assert member.consumer.committed([IN0]) == {IN0: 0}
+    assert log.group("group") == {}
+
+
+def test_seat_of_a_silent_member_is_freed_and_its_partitions_go_to_the_others() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    silent, other = Member(log, "a"), Member(log, "b")
+    silent.poll()
+    other.poll()
+    assert (silent.events, other.events) == ([{IN0, IN1}], [{IN2}])
+    silent.consumer.close()
+    clock.advance(9.0)
+    other.poll()
+    assert other.events == [{IN2}]
+    clock.advance(2.0)
+    other.poll()
+    assert other.events == [{IN2}, "revoked", {IN0, IN1, IN2}]
+
+
+def test_member_whose_session_timed_out_is_revoked_cannot_commit_and_joins_anew() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    member = Member(log, "a")
+    member.poll()
+    clock.advance(11.0)
+    for call in (member.consumer.hold_seat, lambda: started(log).send_offsets({IN0: 1}, member.consumer)):
+        with pytest.raises(Abortable, match=r"group group: a is no member \(any more\)"):
+            call()
+    member.poll()
+    assert member.events == [{IN0, IN1, IN2}, "revoked", {IN0, IN1, IN2}]
+    member.consumer.commit({IN0: 1})
+    assert log.group("group") == {IN0: 1}
+
+
+def test_rebalance_waits_for_every_member_and_lets_the_old_generation_commit_until_then() -> None:
+    log = memory_log()
+    first = Member(log, "a")
+    first.poll()
+    second = Member(log, "b")
+    second.poll()
+    assert (first.events, second.events) == ([{IN0, IN1, IN2}], [])
+    log.append("in", b"a", partition=2)
+    first.consumer.commit({IN2: 1})
+    first.poll()
+    second.poll()
+    assert first.events == [{IN0, IN1, IN2}, "revoked", {IN0, IN1}]
+    assert second.events == [{IN2}]
+    assert second.consumer.committed([IN2]) == {IN2: 1}
+
+
+def test_rebalance_completed_by_others_makes_the_commit_of_a_member_that_did_not_see_it_abortable() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    first, second = Member(log, "a"), Member(log, "b")
+    first.poll()
+    second.poll()
+    third = Member(log, "c")
+    first.poll()
+    second.poll()
+    with pytest.raises(Abortable, match="group group: a is of generation -1, and 2 is the newest"):
+        first.consumer.commit({IN0: 1})
+    first.poll()
+    third.poll()
+    assert [m.events[-1] for m in (first, second, third)] == [{IN0}, {IN1}, {IN2}]
+
+
+def test_time_stamps_come_from_the_clock() -> None:
+    log = memory_log(ManualClock(5.25))
+    log.append("in", b"a", partition=0)
+    log.append("in", b"b", partition=0, timestamp=7)
+    assert [m.timestamp() for m in log.records("in")] == [(1, 5250), (1, 7)]
+
+
+def test_lingering_records_leave_with_time_a_flush_or_a_commit_and_are_lost_with_their_producer() -> None:
+    clock = ManualClock()
+    log = memory_log(clock, linger=0.02)
+    producer = started(log, Guarantee.AT_LEAST_ONCE)
+    producer.write([output(b"a")])
+    seen = [values(log.records("out"))]
+    clock.advance(0.03)
+    seen.append(values(log.records("out")))
+    producer.write([output(b"b")])
+    producer.flush()
+    seen.append(values(log.records("out")))
+    producer.write([output(b"c")])
+    producer.drop()
+    clock.advance(1.0)
+    seen.append(values(log.records("out")))
+    transactional = started(log)
+    transactional.write([output(b"d")])
+    transactional.commit_transaction()
+    seen.append(values(log.records("out")))
+    assert seen == [[], [b"a"], [b"a", b"b"], [b"a", b"b"], [b"a", b"b", b"d"]]
+
+
+# What goes wrong on request.
+
+
+def test_commit_whose_answer_is_lost_was_carried_out() -> None:
+    log = memory_log()
+    log.inject("commit_transaction", nth=2, error=OutcomeUnknown("no answer"))
+    producer = started(log)
+    producer.write([output(b"a")])
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.write([output(b"b")])
+    with pytest.raises(OutcomeUnknown, match="no answer"):
+        producer.commit_transaction()
+    assert values(log.records("out")) == [b"a", b"b"]
+
+
+def test_commit_that_is_lost_on_its_way_leaves_the_transaction_open_until_a_new_producer() -> None:
+    log = memory_log()
+    log.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=False)
+    producer = started(log)
+    producer.write([output(b"a")])
+    with pytest.raises(OutcomeUnknown, match="no answer"):
+        producer.commit_transaction()
+    assert (values(log.records("out", "read_uncommitted")), log.ends([OUT0])) == ([b"a"], {OUT0: 0})
+    started(log)
+    assert (values(log.records("out")), log.ends([OUT0])) == ([], {OUT0: 2})
+
+
+@pytest.mark.parametrize(("renewed", "read"), [(False, [b"a", b"b"]), (True, [b"a"])])
+def test_commit_that_comes_late_ends_a_later_transaction_of_its_epoch_and_none_of_a_newer(
+    renewed: bool, read: list[bytes]
+) -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    log.inject("commit_transaction", late=6.0)
+    producer = started(log)
+    producer.write([output(b"a")])
+    tainted = [producer.tainted]
+    producer.commit_transaction()
+    tainted.append(producer.tainted)
+    if renewed:
+        producer = started(log)
+    else:
+        producer.begin_transaction()
+    assert [*tainted, producer.tainted] == [False, True, not renewed]
+    producer.write([output(b"b")])
+    clock.advance(6.0)
+    assert values(log.records("out")) == read
+    if renewed:
+        producer.abort_transaction()
+    else:
+        with pytest.raises(OutcomeUnknown, match="id: no transaction is open"):
+            producer.abort_transaction()
+    assert values(log.records("out")) == read
+
+
+def test_abort_that_is_lost_and_comes_late_leaves_positions_pending_until_then() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    member = Member(log, "a")
+    member.poll()
+    log.inject("abort_transaction", error=OutcomeUnknown("no answer"), applied=False, late=3.0)
+    producer = started(log)
+    producer.send_offsets({IN0: 5}, member.consumer)
+    with pytest.raises(OutcomeUnknown):
+        producer.abort_transaction()
+    with pytest.raises(Retriable):
+        member.consumer.committed([IN0])
+    clock.advance(3.0)
+    assert member.consumer.committed([IN0]) == {IN0: 0}
+
+
+def test_requests_are_recorded_in_order_and_any_of_them_can_be_where_a_crash_happens() -> None:
+    class Crash(BaseException):
+        pass
+
+    def way(log: MemoryLog) -> None:
+        producer = started(log)
+        producer.write([output(b"a"), output(b"b", "in")])
+        producer.commit_transaction()
+
+    clean = memory_log()
+    before = len(clean.requests)
+    way(clean)
+    expected = ["init_transactions", "produce", "produce", "commit_transaction"]
+    assert clean.requests[before:] == expected
+    seen = []
+    for nth in range(1, len(expected) + 1):
+        for applied in (False, True):
+            log = memory_log()
+            log.inject("", nth=nth, error=Crash(), applied=applied)
+            with pytest.raises(Crash):
+                way(log)
+            seen.append((nth, applied, values(log.records("out")), values(log.records("out", "read_uncommitted"))))
+    assert seen == [
+        (1, False, [], []),
+        (1, True, [], []),
+        (2, False, [], []),
+        (2, True, [], [b"a"]),
+        (3, False, [], [b"a"]),
+        (3, True, [], [b"a"]),
+        (4, False, [], [b"a"]),
+        (4, True, [b"a"], [b"a"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "durability", "applied", "read", "error"),
+    [
+        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, True, [b"a"], None),
+        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, False, [b"a"], None),
+        (Guarantee.AT_LEAST_ONCE, Durability.LEADER, True, [b"a", b"a"], None),
+        (Guarantee.AT_LEAST_ONCE, Durability.LEADER, False, [b"a"], None),
+        (Guarantee.AT_MOST_ONCE, Durability.LEADER, True, [b"a"], Abortable),
+        (Guarantee.AT_MOST_ONCE, Durability.LEADER, False, [], Abortable),
+        (Guarantee.AT_MOST_ONCE, Durability.NONE, False, [], None),
+    ],
+)
+def test_batch_without_an_answer_is_sent_again_as_promised_and_doubled_only_without_sequences(
+    guarantee: Guarantee, durability: Durability, applied: bool, read: list[bytes], error: type[LogError] | None
+) -> None:
+    log = memory_log()
+    log.inject("produce", error=Retriable("no answer"), applied=applied)
+    producer = started(log, guarantee, durability)
+    producer.write([output(b"a")])
+    if error is None:
+        producer.flush()
+    else:
+        with pytest.raises(error, match=r"writing to out\[0\]: no answer"):
+            producer.flush()
+        producer.flush()
+    assert values(log.records("out")) == read
+
+
+def test_batch_in_a_transaction_without_an_answer_is_sent_again_and_written_once() -> None:
+    log = memory_log()
+    log.inject("produce", nth=1, error=Retriable("no answer"))
+    log.inject("produce", nth=3, error=Retriable("no answer"), applied=False)
+    producer = started(log)
+    producer.write([output(b"a"), output(b"b")])
+    producer.write([output(b"c")])
+    producer.commit_transaction()
+    assert list(map(place, log.records("out"))) == [(0, 0, b"a"), (0, 1, b"b"), (0, 2, b"c")]
+
+
+def test_delivery_that_fails_fails_the_whole_transaction() -> None:
+    log = memory_log()
+    log.inject("produce", nth=2, error=Abortable("disk full"), applied=False)
+    producer = started(log)
+    producer.write([output(b"a"), output(b"b", "in")])
+    member = Member(log, "a")
+    member.poll()
+    calls: list[Callable[[], None]] = [
+        lambda: producer.send_offsets({IN0: 1}, member.consumer),
+        producer.commit_transaction,
+    ]
+    for call in calls:
+        with pytest.raises(Abortable, match="disk full"):
+            call()
+    producer.abort_transaction()
+    assert (values(log.records("out")), values(log.records("in")), log.group("group")) == ([], [], {})
+
+
+# Sequences and keys.
+
+
+def test_batches_are_known_by_producer_epoch_and_sequence_doubles_dropped_gaps_refused() -> None:
+    partition = Partition(OUT0)
+
+    def append(value: bytes, producer_id: int, epoch: int, sequence: int) -> bool:
+        content = Content(None, value, None, 0)
+        return partition.append([content], Stamp(producer_id, epoch, sequence), transactional=False)
+
+    assert [append(b"a", 1, 0, 0), append(b"a", 1, 0, 0), append(b"b", 1, 0, 1), append(b"a", 1, 0, 0)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    with pytest.raises(Abortable, match=r"out\[0\]: out of order: producer 1 sent sequence 3 where 2 was next"):
+        append(b"d", 1, 0, 3)
+    assert [append(b"e", 2, 0, 0), append(b"f", 1, 1, 0)] == [True, True]
+    assert [m.value() for m in partition.read(0, "read_committed")] == [b"a", b"b", b"e", b"f"]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_is_that_of_the_java_client(key: bytes, expected: int) -> None:
+    assert murmur2(key) == expected % 2**32
+
+
+def test_records_without_a_key_go_round_robin() -> None:
+    log = memory_log()
+    for value in (b"a", b"b", b"c", b"d"):
+        log.append("in", value)
+    assert list(map(place, log.records("in"))) == [(0, 0, b"a"), (0, 1, b"d"), (1, 0, b"b"), (2, 0, b"c")]
+
+
+# Calls out of order.
+
+
+def test_producer_calls_outside_of_a_transaction_are_refused() -> None:
+    log = memory_log()
+    producer = log.producer(PROMISES[Guarantee.EXACTLY_ONCE], Durability.COMMITTED, "id")
+    with pytest.raises(OutcomeUnknown, match="id: not started"):
+        producer.begin_transaction()
+    producer.init_transactions()
+    calls: list[Callable[[], None]] = [
+        lambda: producer.write([output(b"a")]),
+        producer.commit_transaction,
+        producer.abort_transaction,
+    ]
+    for call in calls:
+        with pytest.raises(OutcomeUnknown, match="id: no transaction is open"):
+            call()
+    producer.begin_transaction()
+    with pytest.raises(OutcomeUnknown, match="a transaction is open already"):
+        producer.begin_transaction()
+    producer.commit_transaction()
+    assert log.ends([OUT0]) == {OUT0: 0}
+
+
+def test_member_that_was_replaced_while_its_group_rebalances_ends() -> None:
+    log = memory_log()
+    first, second = Member(log, "a"), Member(log, "b")
+    first.poll()
+    second.poll()
+    newer = Member(log, "a")
+    with pytest.raises(Replaced, match="another worker has taken the slot of a over; this one ends"):
+        first.poll()
+    newer.poll()
+    second.poll()
+    assert (first.events, newer.events, second.events) == ([{IN0, IN1}], [{IN0, IN1}], [{IN2}])
