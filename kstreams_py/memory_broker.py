@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from kstreams_py.delivery import Output
 from kstreams_py.errors import (
     Abortable,
     Fenced,
@@ -57,17 +56,6 @@ def murmur2(data: bytes) -> int:
     return h ^ h >> 15
 
 
-def check_size(output: Output, limit: int) -> None:
-    """Raises RecordTooLarge if a batch with this output alone is larger than so many bytes."""
-    headers = sum(len(name) + len(value or b"") for name, value in output[7] or ())
-    size = RECORD_OVERHEAD + len(output[1] or b"") + len(output[2] or b"") + headers
-    if size > limit:
-        raise RecordTooLarge(
-            f"a record for topic {output[0]!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
-            "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
-        )
-
-
 class Content(NamedTuple):
     """What a producer says of a record; the time is in milliseconds since 1970."""
 
@@ -75,6 +63,16 @@ class Content(NamedTuple):
     value: bytes | None
     headers: list[tuple[str, bytes | None]] | None
     timestamp: int
+
+    def check_size(self, topic: str, limit: int) -> None:
+        """Raises RecordTooLarge if a batch with this record alone is larger than so many bytes."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers or ())
+        size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
+        if size > limit:
+            raise RecordTooLarge(
+                f"a record for topic {topic!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
+                "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,14 +378,6 @@ class Broker:
         """The group, made by its first mention."""
         return self.groups.setdefault(name, Group(name))
 
-    def place(self, output: Output, now: float) -> tuple[TopicPartition, Content]:
-        """Where an output goes, and what is written there. Raises TopicError, RecordTooLarge."""
-        name, value, key, number, _, _, timestamp, headers = output
-        topic = self.topic(name)
-        check_size(output, int(topic.settings["max.message.bytes"]))
-        tp = TopicPartition(name, topic.place(key) if number < 0 else number)
-        return tp, Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
-
     # Transactions.
 
     def init_producer(self, transactional_id: str) -> tuple[int, int]:
@@ -405,8 +395,10 @@ class Broker:
         transactional_id: str | None,
         now: float,
     ) -> None:
-        """Writes a batch to a partition, in the transaction of the id if there is one. Raises Fenced, Abortable."""
+        """Writes a batch, in the transaction of the id if there is one. Raises Fenced, Abortable, RecordTooLarge."""
         log = self.partition(partition)
+        for content in batch:
+            content.check_size(partition.topic, int(self.topic(partition.topic).settings["max.message.bytes"]))
         if stamp is None or transactional_id is None:
             log.append(batch, stamp, transactional=False)
             return

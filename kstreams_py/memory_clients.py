@@ -9,8 +9,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from kstreams_py.delivery import Consumer, Durability, Output, Promise
-from kstreams_py.errors import Abortable, KStreamsError, LogError, OutcomeUnknown, Retriable
-from kstreams_py.memory_broker import Broker, Content, Membership, Stamp, check_size
+from kstreams_py.errors import Abortable, KStreamsError, LogError, OutcomeUnknown, Retriable, TopicError
+from kstreams_py.memory_broker import Broker, Content, Membership, Stamp
 from kstreams_py.record import Message, Positions, TopicPartition
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
@@ -103,7 +103,7 @@ class MemoryProducer:
         self._producer_id = network.broker.next_id() if idempotent else None
         self._epoch = 0 if self._id is None else -1
         self._sequences: dict[TopicPartition, int] = {}
-        self._queue: list[Output] = []
+        self._queue: list[tuple[str, int, Content]] = []
         self._queued_at = 0.0
         self._failed: list[KStreamsError] = []
         self._open = False
@@ -120,12 +120,14 @@ class MemoryProducer:
 
     def write(self, outputs: Sequence[Output]) -> None:
         self._require_open()
-        for output in outputs:
-            check_size(output, CLIENT_MESSAGE_MAX)
+        now = self._network.clock()
+        for topic, value, key, number, _, _, timestamp, headers in outputs:
+            content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
+            content.check_size(topic, CLIENT_MESSAGE_MAX)
             if not self._queue:
-                self._queued_at = self._network.clock()
+                self._queued_at = now
                 self._network.lingering.append(self)
-            self._queue.append(output)
+            self._queue.append((topic, number, content))
         self._network.pass_time()
 
     def init_transactions(self) -> None:
@@ -188,11 +190,11 @@ class MemoryProducer:
     def _send(self) -> None:
         """Sends the queue, a batch to each partition; what fails is kept for the next call that can say so."""
         batches: dict[TopicPartition, list[Content]] = {}
-        for output in self._queue:
+        for name, number, content in self._queue:
             try:
-                tp, content = self._network.broker.place(output, self._network.clock())
+                tp = TopicPartition(name, self._network.broker.topic(name).place(content.key) if number < 0 else number)
                 batches.setdefault(tp, []).append(content)
-            except KStreamsError as error:
+            except TopicError as error:
                 self._failed.append(error)
         self._purge()
         for tp, batch in batches.items():

@@ -1,2 +1,410 @@
-"""stub"""
-text = mermaid = svg = str
+"""A graph as text, as Mermaid, as SVG, drawn from left to right.
+
+The drawing is a layered one (Sugiyama, Tagawa, Toda 1981): columns by longest path, fewer crossings by sweeps of
+barycentres, heights by least squares. Lines bend in the gaps between columns only and cross a column where they have a
+place of their own, so that none runs through a box. Dead letters and what reads only them lie below all else.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
+
+from kstreams_py.topology import Graph, show_serde
+
+MARGIN: Final = 16.0
+COLUMN_GAP: Final = 54.0
+ROW_GAP: Final = 20.0
+PORT_GAP: Final = 11.0
+ARROW: Final = 8.0
+LETTER_WIDTH: Final = 7.9
+SMALL_LETTER_WIDTH: Final = 6.1
+SWEEPS: Final = 48
+FONT: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+INKS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "topic": ("#f4f6f9", "#7b8794", "#1f2933"),
+    "processor": ("#e6f0ff", "#3b74d1", "#12305f"),
+    "letters": ("#fdeeec", "#cf5044", "#7f2219"),
+}
+"""Fill, stroke and text by role; boxes bring their own background, so they read on a light page and on a dark one."""
+
+Point = tuple[float, float]
+Pairs = Sequence[tuple[str, str]]
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A topic (`role` topic or letters) or a processor, as drawn: its text, its centre and size in pixels."""
+
+    role: str
+    name: str
+    over: str
+    under: str
+    tooltip: str
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def width(self) -> float:
+        small = max(len(self.over), len(self.under))
+        return max(len(self.name) * LETTER_WIDTH, small * SMALL_LETTER_WIDTH) + 26
+
+    @property
+    def height(self) -> float:
+        return 60.0 if self.role == "processor" else 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An edge as drawn: through these points, straight and curved in turns; an arrow at its end unless it joins."""
+
+    source: str
+    target: str
+    dead: bool
+    points: tuple[Point, ...]
+    joins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything is, in pixels from the upper left corner."""
+
+    boxes: tuple[Box, ...]
+    lines: tuple[Line, ...]
+    width: float
+    height: float
+
+
+class _Edge(NamedTuple):
+    source: str
+    target: str
+    dead: bool
+
+
+class _Chain(NamedTuple):
+    """An edge and the nodes it passes from left to right, one a column; `back` if it is drawn against its direction."""
+
+    edge: _Edge
+    nodes: list[str]
+    back: bool
+
+
+def text(graph: Graph) -> str:
+    """The graph in words."""
+    return graph.describe()
+
+
+def mermaid(graph: Graph) -> str:
+    """The graph as a Mermaid flowchart."""
+    boxes, edges = _elements(graph)
+    names = {node: f"n{i}" for i, node in enumerate(boxes)}
+    lines = ["flowchart LR"]
+    for node, box in boxes.items():
+        label = f'["{box.name}<br/>{box.over}, {box.under}"]' if box.role == "processor" else f'(["{box.name}"])'
+        lines.append(f"    {names[node]}{label}:::{box.role}")
+    lines += [f"    {names[a]} {'-.->' if dead else '-->'} {names[b]}" for a, b, dead in edges]
+    lines += [
+        f"    classDef {role} fill:{fill},stroke:{stroke},color:{ink}" for role, (fill, stroke, ink) in INKS.items()
+    ]
+    return "\n".join(lines)
+
+
+def _elements(graph: Graph) -> tuple[dict[str, Box], list[_Edge]]:
+    """All boxes, by a key that tells a topic from a processor of the same name, and all edges, as declared."""
+    letters = {processor.errors for processor in graph.processors}
+    boxes = {}
+    for topic in graph.topics.values():
+        tooltip = f"{topic.name}: key {show_serde(topic.key)}, value {show_serde(topic.value)}"
+        role = "letters" if topic.name in letters else "topic"
+        boxes[f"topic {topic.name}"] = Box(role, topic.name, "", "", tooltip)
+    edges = []
+    for processor in graph.processors:
+        node = f"processor {processor.id}"
+        kind, guarantee = (word.replace("_", " ") for word in (processor.kind, processor.guarantee))
+        boxes[node] = Box("processor", processor.id, kind, guarantee, f"{processor.id}: {kind}, {guarantee}")
+        edges += [_Edge(f"topic {topic.name}", node, dead=False) for topic in processor.inputs]
+        edges += [_Edge(node, f"topic {topic.name}", dead=False) for topic in processor.outputs]
+        edges += [_Edge(node, f"topic {processor.errors}", dead=True)] if processor.errors else []
+    return boxes, edges
+
+
+# Layout.
+
+
+def layout(graph: Graph) -> Layout:
+    """Places all boxes and lines; the same graph gives the same places."""
+    boxes, edges = _elements(graph)
+    column = _columns(boxes, edges)
+    chains = _chains(edges, column)
+    low = _low(boxes, chains, column)
+    pairs = sorted({pair for chain in chains for pair in pairwise(chain.nodes)})
+    order = _order(column, pairs, low)
+    y = _rows(order, chains, low, {node: boxes[node].height if node in boxes else 0.0 for node in column})
+    placed, spans = _place(boxes, order, y)
+    return Layout(
+        boxes=tuple(placed.values()),
+        lines=tuple(_lines(placed, chains, {node: spans[i] for node, i in column.items()}, y)),
+        width=(spans[-1][1] if spans else 0.0) + MARGIN,
+        height=max((y[node] + (boxes[node].height / 2 if node in boxes else 0.0) for node in y), default=0.0) + MARGIN,
+    )
+
+
+def _columns(boxes: Iterable[str], edges: Sequence[_Edge]) -> dict[str, int]:
+    """The column of each box: one right of the last of those that lead to it.
+
+    Where boxes lead to each other in a circle, the first declared of those that can be reached goes first.
+    """
+    before: dict[str, list[str]] = {node: [edge.source for edge in edges if edge.target == node] for node in boxes}
+    column: dict[str, int] = {}
+    while waiting := [node for node in before if node not in column]:
+        ready = [node for node in waiting if all(source in column for source in before[node])]
+        entered = [node for node in waiting if any(source in column for source in before[node])]
+        for node in ready or (entered or waiting)[:1]:
+            column[node] = 1 + max((column[source] for source in before[node] if source in column), default=-1)
+    for node, sources in before.items():
+        after = [column[edge.target] for edge in edges if edge.source == node]
+        if not sources and after:
+            column[node] = min(after) - 1
+    return column
+
+
+def _chains(edges: Sequence[_Edge], column: dict[str, int]) -> list[_Chain]:
+    """Edges with a node in each column they pass, added to `column`; all dead letters of a topic share one lane."""
+    chains, lanes = [], set()
+    for edge in sorted(edges, key=lambda edge: edge.dead and column[edge.source]):
+        back = column[edge.source] > column[edge.target]
+        left, right = (edge.target, edge.source) if back else (edge.source, edge.target)
+        lane = edge.dead and not back
+        label = edge.target if lane else f"{edge.source} {edge.target}"
+        between = {f"{label} @{i}": i for i in range(column[left] + 1, column[right])}
+        column |= between
+        nodes = [left, *between, right]
+        if lane and nodes[1] in lanes:
+            nodes = nodes[:2]
+        lanes |= set(between) if lane else set()
+        chains.append(_Chain(edge, nodes, back))
+    return chains
+
+
+def _low(boxes: Mapping[str, Box], chains: Sequence[_Chain], column: Mapping[str, int]) -> set[str]:
+    """Nodes that lie below the others: dead letters, their lanes, and what is reached from these alone."""
+    low = {node for node, box in boxes.items() if box.role == "letters"}
+    ahead = [chain for chain in chains if not chain.back]
+    for node in sorted(boxes, key=lambda node: column[node]):
+        sources = [chain.edge.source for chain in ahead if chain.edge.target == node]
+        if sources and low.issuperset(sources):
+            low.add(node)
+    for edge, nodes, back in chains:
+        if (edge.dead and not back) or low.issuperset((edge.source, edge.target)):
+            low.update(node for node in nodes if node not in boxes)
+    return low
+
+
+def _order(column: Mapping[str, int], pairs: Pairs, low: set[str]) -> list[list[str]]:
+    """The nodes of each column from top to bottom, with few crossings; the low ones last."""
+    order: list[list[str]] = [[] for _ in range(max(column.values(), default=-1) + 1)]
+    for node, place in sorted(column.items(), key=lambda item: item[0] in low):
+        order[place].append(node)
+    best, fewest = order, _crossings(order, pairs)
+    for sweep in range(SWEEPS):
+        ahead = sweep % 2 == 0
+        order = [list(nodes) for nodes in order]
+        for nodes, fixed in zip(*((order[1:], order) if ahead else (order[-2::-1], order[::-1])), strict=False):
+            rank = {node: i for i, node in enumerate(fixed)}
+            centre = {}
+            for i, node in enumerate(nodes):
+                near = [rank[a if ahead else b] for a, b in pairs if (b if ahead else a) == node]
+                centre[node] = sum(near) / len(near) if near else i
+            nodes.sort(key=lambda node: (node in low, centre[node]))
+        if (crossings := _crossings(order, pairs)) < fewest:
+            best, fewest = order, crossings
+    return best
+
+
+def _crossings(order: Sequence[Sequence[str]], pairs: Pairs) -> int:
+    """How many pairs of lines cross between the columns."""
+    place = {node: (i, rank) for i, nodes in enumerate(order) for rank, node in enumerate(nodes)}
+    ends: dict[int, list[tuple[int, int]]] = {}
+    for left, right in pairs:
+        ends.setdefault(place[left][0], []).append((place[left][1], place[right][1]))
+    crossings = 0
+    for gap in ends.values():
+        passed: list[int] = []
+        for _, rank in sorted(gap):
+            crossings += len(passed) - bisect_right(passed, rank)
+            insort(passed, rank)
+    return crossings
+
+
+def _rows(
+    order: Sequence[Sequence[str]], chains: Sequence[_Chain], low: set[str], heights: Mapping[str, float]
+) -> dict[str, float]:
+    """The height of each node's centre: lines as straight as the order allows, the low nodes below all others."""
+    y: dict[str, float] = {}
+    floor = MARGIN
+    for is_low in (False, True):
+        columns = [[node for node in nodes if (node in low) is is_low] for nodes in order]
+        here = _relaxed(
+            columns, [[node for node in chain.nodes if (node in low) is is_low] for chain in chains], heights
+        )
+        top = min((at - heights[node] / 2 for node, at in here.items()), default=0.0)
+        y |= {node: at - top + floor for node, at in here.items()}
+        floor = max((y[node] + heights[node] / 2 for node in here), default=0.0) + 1.5 * ROW_GAP
+    return y
+
+
+def _relaxed(
+    columns: Sequence[Sequence[str]], chains: Sequence[Sequence[str]], heights: Mapping[str, float]
+) -> dict[str, float]:
+    """Each node at the mean of its neighbours, as near as the order and the gaps of its column allow.
+
+    The neighbours of a node within a line are all nodes of that line. A box has first those on both sides, then those
+    on the side that a sweep comes from: at last, on the left.
+    """
+    near: dict[str, list[tuple[str, int, int]]] = {node: [] for nodes in columns for node in nodes}
+    for nodes in chains:
+        for a, b in pairwise(nodes):
+            near[a] += [(b, 1, -1)] if heights[a] else []
+            near[b] += [(a, 1, 1)] if heights[b] else []
+        within = [node for node in nodes if not heights[node]]
+        for node in within:
+            near[node] += [(other, 1 if heights[other] else 8, 0) for other in nodes]
+    gaps = [
+        [0.0, *((heights[a] + heights[b]) / 2 + ROW_GAP for a, b in pairwise(nodes))][: len(nodes)] for nodes in columns
+    ]
+    stacks = [(nodes, list(accumulate(gap))) for nodes, gap in zip(columns, gaps, strict=True)]
+    y = {node: at for nodes, stack in stacks for node, at in zip(nodes, stack, strict=True)}
+    for sweep in range(SWEEPS):
+        towards = 0 if sweep < SWEEPS // 2 else 1 if sweep % 2 else -1
+        for nodes, stack in stacks[:: towards or 1]:
+            wanted = []
+            for node in nodes:
+                ties = [(y[other], weight) for other, weight, side in near[node] if side * towards >= 0]
+                total = sum(weight for _, weight in ties)
+                wanted.append(sum(at * weight for at, weight in ties) / total if ties else y[node])
+            y.update(zip(nodes, _settled(wanted, stack), strict=True))
+    return y
+
+
+def _settled(wanted: Sequence[float], stack: Sequence[float]) -> list[float]:
+    """The places nearest to those wanted (least squares) that are as far apart as those of the stack, or farther.
+
+    Less the stack, this is isotonic regression, solved by pooling adjacent violators (Ayer et al. 1955).
+    """
+    pools: list[tuple[float, int]] = []
+    for place, shift in zip(wanted, stack, strict=True):
+        mean, count = place - shift, 1
+        while pools and pools[-1][0] > mean:
+            other, more = pools.pop()
+            mean, count = (mean * count + other * more) / (count + more), count + more
+        pools.append((mean, count))
+    return [mean + shift for (mean, shift) in zip([m for m, n in pools for _ in range(n)], stack, strict=True)]
+
+
+def _place(
+    boxes: Mapping[str, Box], order: Sequence[Sequence[str]], y: Mapping[str, float]
+) -> tuple[dict[str, Box], list[Span]]:
+    """The boxes in their places, each in the middle of its column, and the left and right edge of each column."""
+    placed: dict[str, Box] = {}
+    spans: list[Span] = []
+    left = MARGIN
+    for nodes in order:
+        here = {node: boxes[node] for node in nodes if node in boxes}
+        width = max(box.width for box in here.values())
+        placed |= {node: replace(box, x=left + width / 2, y=y[node]) for node, box in here.items()}
+        spans.append((left, left + width))
+        left += width + COLUMN_GAP
+    return {node: placed[node] for node in boxes}, spans
+
+
+def _lines(
+    boxes: Mapping[str, Box], chains: Sequence[_Chain], span: Mapping[str, Span], y: Mapping[str, float]
+) -> Iterator[Line]:
+    """The lines, each with places of its own on the sides of its boxes."""
+    sides: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    ports: dict[tuple[str, int], float] = {}
+    for i, (edge, nodes, back) in enumerate(chains):
+        if edge.dead and not back:
+            ports[nodes[0], i] = y[nodes[0]] + boxes[nodes[0]].height / 2 - 12  # lets the others leave from the middle
+        else:
+            sides.setdefault((nodes[0], "right"), []).append((y[nodes[1]], i))
+        sides.setdefault((nodes[-1], "left"), []).append((y[nodes[-2]], i))
+    for (node, _), ends in sides.items():
+        room = boxes[node].height / 2 if node in boxes else 0.0
+        step = min(PORT_GAP, room / max(len(ends) - 1, 1))
+        for rank, (_, i) in enumerate(sorted(ends)):
+            ports[node, i] = y[node] + (rank - (len(ends) - 1) / 2) * step
+    for i, (edge, nodes, back) in enumerate(chains):
+        start, end = ports[nodes[0], i], ports[nodes[-1], i]
+        points = [(boxes[nodes[0]].x + boxes[nodes[0]].width / 2, start), (span[nodes[0]][1] + ARROW, start)]
+        for node in nodes[1:-1]:
+            points += [(span[node][0] - ARROW, y[node]), (span[node][1] + ARROW, y[node])]
+        points.append((span[nodes[-1]][0] - ARROW, end))
+        joins = nodes[-1] not in boxes
+        if not joins:
+            points.append((boxes[nodes[-1]].x - boxes[nodes[-1]].width / 2, end))
+        yield Line(edge.source, edge.target, edge.dead, tuple(reversed(points) if back else points), joins)
+
+
+# Drawing.
+
+
+def svg(graph: Graph) -> str:
+    """The graph as an SVG image that needs nothing else."""
+    drawn = layout(graph)
+    size = f"{round(drawn.width)} {round(drawn.height)}"
+    width, height = size.split()
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {size}" role="img" '
+        f'style="max-width:100%;height:auto" font-family="{FONT}" text-anchor="middle">'
+    )
+    title = f"<title>{escape(graph.name)}</title>"
+    return "\n".join([opening, title, *map(_draw_line, drawn.lines), *map(_draw_box, drawn.boxes), "</svg>"])
+
+
+def _draw_line(line: Line) -> str:
+    """A path, straight and curved in turns, and its arrow."""
+    colour, dashes = (INKS["letters"][1], ' stroke-dasharray="5 4"') if line.dead else (INKS["topic"][1], "")
+    (x, y), points, arrow = line.points[-1], list(line.points), ""
+    if not line.joins:
+        foot = x - ARROW if points[-2][0] < x else x + ARROW
+        points[-1] = (foot, y)
+        arrow = f'<path d="M{x:.1f} {y:.1f}L{foot:.1f} {y - 4:.1f}V{y + 4:.1f}Z" fill="{colour}"/>'
+    path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
+    for i, ((left, above), (x, y)) in enumerate(pairwise(points)):
+        middle = (left + x) / 2
+        bend = f"C{middle:.1f} {above:.1f} {middle:.1f} {y:.1f} " if i % 2 else "L"
+        path += f"{bend}{x:.1f} {y:.1f}"
+    name = escape(f"{line.source.partition(' ')[2]} \N{RIGHTWARDS ARROW} {line.target.partition(' ')[2]}")
+    return (
+        f'<g class="line"><title>{name}</title>'
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>{arrow}</g>'
+    )
+
+
+def _draw_box(box: Box) -> str:
+    """A rounded box with its text: the name, and small words over and under it."""
+    fill, stroke, ink = INKS[box.role]
+    bend = 7 if box.role == "processor" else box.height / 2
+    dashes = ' stroke-dasharray="5 4"' if box.role == "letters" else ""
+    weight = ' font-weight="600"' if box.role == "processor" else ""
+    left, top = box.x - box.width / 2, box.y - box.height / 2
+    words = [
+        f'<text x="{box.x:.1f}" y="{box.y + down:.1f}" font-size="10.5" fill="{colour}">{escape(word)}</text>'
+        for word, down, colour in ((box.over, -14.5, stroke), (box.under, 22.0, ink))
+        if word
+    ]
+    return (
+        f'<g class="{box.role}"><title>{escape(box.tooltip)}</title>'
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{bend:g}" '
+        f'fill="{fill}" stroke="{stroke}" stroke-width="1.3"{dashes}/>'
+        f'<text x="{box.x:.1f}" y="{box.y + 4.5:.1f}" font-size="13"{weight} fill="{ink}">{escape(box.name)}</text>'
+        f"{''.join(words)}</g>"
+    )

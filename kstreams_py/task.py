@@ -369,7 +369,7 @@ class Tasks:
                 f"processor {self.processor.id!r} has several outputs and returned a {type(result).__name__}: "
                 "return a dict of topic to value"
             )
-        named: dict[str, Any] = {getattr(topic, "name", topic): value for topic, value in result.items()}
+        named = {str(getattr(topic, "name", topic)): value for topic, value in result.items()}
         if unknown := [topic for topic in named if topic not in self._encode]:
             raise GraphError(f"processor {self.processor.id!r} returned a value for {unknown[0]!r}: add it to its `to`")
         return named.items()

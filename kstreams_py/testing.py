@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kstreams_py.delivery import Durability, Promise, TopicInfo
-from kstreams_py.memory_broker import Broker, Isolation
+from kstreams_py.memory_broker import Broker, Content, Isolation
 from kstreams_py.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
 
@@ -102,11 +102,12 @@ class MemoryLog:
         timestamp: int = 0,
         partition: int = -1,
     ) -> None:
-        """Writes a record outside of any transaction, at once; arguments as in delivery.Output."""
+        """Writes a record outside of any transaction, past all faults; arguments as in delivery.Output."""
         self._network.pass_time()
-        output = (topic, value, key, partition, None, None, timestamp, headers)
-        tp, content = self._broker.place(output, self.clock())
-        self._broker.partition(tp).append([content], None, transactional=False)
+        now = self.clock()
+        content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
+        number = self._broker.topic(topic).place(key) if partition < 0 else partition
+        self._broker.produce(TopicPartition(topic, number), [content], None, None, now)
 
     def records(self, topic: str, isolation: Isolation = "read_committed") -> Sequence[Message]:
         """All records of a topic that a reader sees, by partition and offset."""

@@ -334,7 +334,7 @@ class Graph:
         lines = [f"graph {self.name}: {guarantee}, {durability}, dead letters {errors or 'none'}", "", "topics"]
         width = max(map(len, self.topics), default=0)
         for topic in self.topics.values():
-            words = [f"key {_show(topic.key)}", f"value {_show(topic.value)}"]
+            words = [f"key {show_serde(topic.key)}", f"value {show_serde(topic.value)}"]
             words += [f"{topic.partitions} partitions"] if topic.partitions else []
             words += [f"replication {topic.replication}"] if topic.replication else []
             words += [f"{setting}={wanted}" for setting, wanted in topic.config.items()]
@@ -365,7 +365,7 @@ def _declared_partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
     return {topic.name: topic.partitions for topic in topics.values() if topic.partitions is not None}
 
 
-def _show(serde: Serde) -> str:
+def show_serde(serde: Serde) -> str:
     """A serde's own repr, or the name of its class: never an address, which would differ from run to run."""
     return repr(serde) if type(serde).__repr__ is not object.__repr__ else type(serde).__name__
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,14 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import TopicInfo
 from kstreams_py.demo import data, report
 from kstreams_py.demo.checks import judge
-from kstreams_py.demo.data import Delays, Row
+from kstreams_py.demo.data import Delays
 from kstreams_py.demo.flights_graph import airports, departed, flights, graph
 from kstreams_py.demo.results import Results
 from kstreams_py.demo.screen import Screen
-from kstreams_py.demo.traffic import Kill, Kills, Loader, Progress, Watch
+from kstreams_py.demo.traffic import TICK, Kills, Loader, Progress, Traffic, Watch
 from kstreams_py.engine.supervisor import Supervisor, worker_command
 from kstreams_py.engine.topics import check_topics, create_topics
-from kstreams_py.errors import KStreamsError
+from kstreams_py.errors import SettingsError
 from kstreams_py.ports import spark
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath, spark_jars
@@ -47,74 +48,137 @@ STALLED: Final = 60.0
 """Seconds without a new record, until what is there is checked as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What the run looked like from outside. Times are monotonic, in seconds."""
-
-    started: float
-    seconds: float
-    """From the first departure to the last outcome."""
-    arrivals: Sequence[tuple[float, str, int]]
-    kills: Sequence[Kill]
-    longest_pause: float
-    """The longest time without a new departed flight in some partition, between two of them."""
-
-
 def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     """Runs the demo, writes its report into `output`, and returns the exit status: 0 if every check holds, else 1.
 
-    `records` takes only so many departures. What an earlier run left in `output` is replaced.
+    `records` takes only the first departures of the file. What an earlier run left in `output` is replaced.
     """
+    began = time.monotonic()
     screen = Screen(Console())
     output = _prepared(output)
-    began = time.monotonic()
+    spark_jars(screen.say)
     screen.say("reading the departures of 2013")
     rows = data.read(records)
     expected = data.expect(rows)
     screen.say("starting a Kafka broker on this machine")
-    with _logged_to(output / "run.log"), EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
-        settings = Settings.load(bootstrap_servers=kafka.bootstrap_servers, schema_directory=output / "schemas")
-        log, registry = KafkaLog(settings), open_registry(settings.schema_registry_url, settings.schema_directory)
+    with _cluster(output) as (settings, log):
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         create_topics(graph, log)
         topics = check_topics(graph, log)
-        stage = Stage(settings, log, topics, output, screen)
         loader = Loader(log, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))
-        traffic = stage.run(loader, Kills(kills, len(rows), seed), len(rows))
+        traffic = Stage(settings, log, output, screen).run(topics, loader, Kills(kills, len(rows), seed))
         screen.say("reading everything back")
         results = Results(graph, topics, registry, rows)
         results.read(log)
-        results.take_stored(SqliteTable(output / "flights.sqlite", "departed", data.FIELDS).rows())
-        screen.say("Spark: mean delay per carrier and month, from the committed topic")
-        delays = _delays_by_spark(settings, output / "delays.parquet")
+        results.take_stored(_stored(output))
+        screen.say("Spark: the mean delay per carrier and month, from the committed topic")
+        delays = _delays_by_spark(settings, output)
     checks = judge(expected, results.found([topic.name for topic in airports], flights.name, delays))
     screen.table(checks)
     page = output / "report.html"
-    page.write_text(report.page(graph, checks, traffic, delays, time.monotonic() - began, seed), encoding="utf-8")
+    page.write_text(report.page(graph, checks, traffic, delays, seed, time.monotonic() - began), encoding="utf-8")
     screen.say(f"report: {page}")
     return 0 if all(check.ok for check in checks) else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where the workers run: their cluster, and what may be seen of them."""
+    """Where the workers run, and what is seen of it from outside."""
 
     settings: Settings
     log: KafkaLog
-    topics: dict[str, TopicInfo]
     output: Path
     screen: Screen
 
-    def run(self, loader: Loader, kills: Kills, records: int) -> Traffic:
-        """Runs workers, loader and watch until all departures have their outcome, or nothing moves any more.
+    def run(self, topics: dict[str, TopicInfo], loader: Loader, kills: Kills) -> Traffic:
+        """Runs the workers until all departures have their outcome, or until nothing moves any more.
 
-        Raises what made a worker end for good.
+        Raises what ended a worker for good.
         """
-        partitions = [TopicPartition(name, p) for name, info in self.topics.items() for p in range(info.partitions)]
-        watch, stopping = Watch(self.log, partitions), Event()
-        supervisor = self._supervisor()
-        self.screen.say(f"{len(SLOTS)} workers; their log is {self.output / 'workers.log'}")
-        with ThreadPoolExecutor() as pool, self.screen:
+        partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
+        watch, stopping, supervisor = Watch(self.log, partitions), Event(), self._supervisor()
+        progress = Progress(self.log, graph, partitions, watch)
+        self.screen.say(f"{len(SLOTS)} workers, {kills.left} kills to come; the log is {self.output / 'run.log'}")
+        with self.screen, ThreadPoolExecutor() as pool:
             started = time.monotonic()
             workers = pool.submit(supervisor.run, lambda _: None)
-            loading, watching = pool.submit(loader.run, stopping), pool.submit(watch.run, stopping)
-            ...
+            others = [pool.submit(each.run, stopping) for each in (loader, watch)]
+            try:
+                while not (loader.done and not kills.left and progress.complete()):
+                    for task in (workers, *others):
+                        if task.done():
+                            task.result()
+                    if workers.done() or time.monotonic() - watch.last_arrival > STALLED:
+                        self.screen.say("[red]nothing moves any more[/]: checking what is there")
+                        break
+                    self._turn(watch, loader, kills, supervisor)
+            finally:
+                supervisor.stop()
+                try:
+                    workers.result()
+                finally:
+                    stopping.set()
+        progress.close()
+        return Traffic(started, watch.arrivals, kills.done, watch.longest_pause.get(departed.name, 0.0))
+
+    def _turn(self, watch: Watch, loader: Loader, kills: Kills, supervisor: Supervisor) -> None:
+        """Looks at the scene, and kills if it is time."""
+        if kill := kills.look(loader.written, supervisor.pids):
+            self.screen.killed(kill, len(kills.done), len(kills.done) + kills.left)
+        counts = {topic.name: watch.counts[topic.name] for topic in graph.topics.values() if topic not in airports}
+        self.screen.counts(counts, loader.written, loader.records)
+        time.sleep(TICK)
+
+    def _supervisor(self) -> Supervisor:
+        command, told = worker_command(TARGET), 'exec "$@" 2>>"$KSTREAMS_DEMO_DIRECTORY/run.log"'
+        return Supervisor(
+            lambda slot: ["/bin/sh", "-c", told, "worker", *command(slot)],
+            SLOTS,
+            drain_seconds=self.settings.drain_timeout_ms / 1000 + 5,
+            environment={**self.settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(self.output)},
+        )
+
+
+def _prepared(output: Path) -> Path:
+    """The directory, without what an earlier run left there."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name in ("report.html", "run.log", "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm"):
+            (output / name).unlink(missing_ok=True)
+        shutil.rmtree(output / "delays.parquet", ignore_errors=True)
+    except OSError as error:
+        raise SettingsError(f"the directory {output} cannot be written ({error}): name another with --output") from None
+    return output.resolve()
+
+
+@contextmanager
+def _cluster(output: Path) -> Iterator[tuple[Settings, KafkaLog]]:
+    """A broker and a directory of schemas, both temporary; meanwhile our own log goes where the workers' goes."""
+    ours = logging.getLogger("kstreams_py")
+    handler = logging.FileHandler(output / "run.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    propagates, ours.propagate = ours.propagate, False
+    ours.addHandler(handler)
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="kstreams-schemas-") as schemas,
+            EmbeddedKafka(kafka_classpath(), find_java()) as kafka,
+        ):
+            settings = Settings.load(bootstrap_servers=kafka.bootstrap_servers, schema_directory=Path(schemas))
+            yield settings, KafkaLog(settings)
+    finally:
+        ours.propagate = propagates
+        ours.removeHandler(handler)
+        handler.close()
+
+
+def _stored(output: Path) -> list[tuple[object, ...]]:
+    table = SqliteTable(output / "flights.sqlite", "departed", data.FIELDS)
+    try:
+        return table.rows()
+    finally:
+        table.close()
+
+
+def _delays_by_spark(settings: Settings, output: Path) -> Delays:
+    return {}

@@ -45,6 +45,7 @@ def split(flight: Flight) -> dict[ks.Topic, Flight]:
 
 
 @graph.sink(departed, batch=True)
-def store(flights: list[Flight], step: list[ks.Step]) -> None:
+def store(flights: list[Flight], steps: list[ks.Step]) -> None:
     """A crash may deliver a flight again, but always with the same delivery hash, which the table has once."""
-    DATABASE.insert((s.delivery_hash, *(flight[name] for name in FIELDS)) for flight, s in zip(flights, step, strict=True))
+    rows = [[flight[name] for name in FIELDS] for flight in flights]
+    DATABASE.insert([(step.delivery_hash, *row) for step, row in zip(steps, rows, strict=True)])

@@ -9,7 +9,7 @@ from typing import Any
 
 from kstreams_py.delivery import Log, TopicInfo, hash_prefix
 from kstreams_py.demo.checks import Deliveries, Found
-from kstreams_py.demo.data import FIELDS, OUTCOMES, TAILNUM, Delays, Row
+from kstreams_py.demo.data import OUTCOMES, TAILNUM, Delays, Row
 from kstreams_py.errors import Unavailable
 from kstreams_py.record import HASH_HEADER, Message, TopicPartition
 from kstreams_py.serde import Registry, bind

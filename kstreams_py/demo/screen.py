@@ -28,6 +28,8 @@ class Screen:
         self._live: Live | None = None
         self._started = 0.0
         self._said_at = 0.0
+        self._before: tuple[float, Mapping[str, int]] = (0.0, {})
+        self._rates: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self._started = self._said_at = time.monotonic()
@@ -52,14 +54,19 @@ class Screen:
         after = kill.at - self._started
         self.say(f"  {after:5.1f} s  [red]SIGKILL[/] {number} of {of}: slot {kill.slot} (process {kill.pid})")
 
-    def counts(self, counts: Mapping[str, tuple[int, float]], written: int, records: int) -> None:
-        """Per topic, how many committed records a reader has seen, and how many a second of late."""
+    def counts(self, counts: Mapping[str, int], written: int, records: int) -> None:
+        """Per topic, how many committed records a reader has seen; and how far the departures are."""
+        now = time.monotonic()
         if self._live is not None:
-            self._live.update(_drawn(counts, written, records))
-        elif time.monotonic() - self._said_at >= LINES_EVERY:
-            self._said_at = time.monotonic()
-            seen = ", ".join(f"{count:,} {what}" for what, (count, _) in counts.items())
-            self.say(f"  {self._said_at - self._started:5.1f} s  {written:,} of {records:,} departures; {seen}")
+            then, before = self._before
+            if now - then >= 1.0:
+                self._rates = {topic: (n - before.get(topic, 0)) / (now - then) for topic, n in counts.items()}
+                self._before = (now, counts)
+            self._live.update(_drawn(counts, self._rates, written, records))
+        elif now - self._said_at >= LINES_EVERY:
+            self._said_at = now
+            seen = ", ".join(f"{n:,} {topic}" for topic, n in counts.items())
+            self.say(f"  {now - self._started:5.1f} s  {written:,} of {records:,} departures; {seen}")
 
     def table(self, checks: Sequence[Check]) -> None:
         """The checks, one a line."""
@@ -70,19 +77,20 @@ class Screen:
         table.add_column("found", justify="right")
         for check in checks:
             mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
-            table.add_row(mark, check.what, f"{check.expected:,}", Text(f"{check.found:,}", "" if check.ok else "bold red"))
+            found = Text(f"{check.found:,}", "" if check.ok else "bold red")
+            table.add_row(mark, check.what, f"{check.expected:,}", found)
         self._console.print()
         self._console.print(table)
         self._console.print()
 
 
-def _drawn(counts: Mapping[str, tuple[int, float]], written: int, records: int) -> RenderableType:
+def _drawn(counts: Mapping[str, int], rates: Mapping[str, float], written: int, records: int) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("committed, as a reader sees it")
     table.add_column("records", justify="right", min_width=10)
     table.add_column("records/s", justify="right", min_width=10)
-    for what, (count, rate) in counts.items():
-        table.add_row(what, f"{count:,}", f"{rate:,.0f}")
+    for topic, n in counts.items():
+        table.add_row(topic, f"{n:,}", f"{rates.get(topic, 0.0):,.0f}")
     bar = Table.grid(padding=(0, 1))
     bar.add_row("departures", ProgressBar(total=records, completed=written, width=40), f"{written:,} of {records:,}")
     return Group(Text(), bar, Text(), table)

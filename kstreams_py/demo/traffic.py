@@ -1,4 +1,4 @@
-"""What goes on around the workers: departures come in at a steady pace, a reader counts what is committed, slots die."""
+"""What goes on around the workers: departures come in, a reader counts what is committed, slots are killed."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ class Loader:
 
     def __init__(self, log: Log, registry: Registry, graph: Graph, rows: Sequence[Row], seconds: float) -> None:
         self.written = 0
+        self.records = len(rows)
+        self.done = False
+        """All is written and acknowledged."""
         self._rows = rows
         self._seconds = seconds
         self._producer = log.producer(PROMISES[Guarantee.AT_LEAST_ONCE], Durability.COMMITTED, f"{graph.name}.loader")
@@ -53,6 +56,7 @@ class Loader:
             self.written += len(due)
             stopping.wait(TICK)
         self._producer.flush()
+        self.done = self.written == len(self._rows)
 
     def _record(self, row: Row) -> Output:
         topic, serialize = self._topics[row[ORIGIN]]
@@ -72,6 +76,7 @@ class Watch:
         """The position after the last record seen."""
         self.longest_pause: dict[str, float] = {}
         """Per topic, the longest time in seconds that one of its partitions had nothing new, between two records."""
+        self.last_arrival = time.monotonic()
         self._last: dict[TopicPartition, float] = {}
         self._consumer = log.consumer("flights.demo.watch", "flights.demo.watch")
         self._consumer.assign(dict.fromkeys(partitions, 0))
@@ -94,6 +99,7 @@ class Watch:
             pause = now - self._last.get(tp, now)
             self.longest_pause[tp.topic] = max(pause, self.longest_pause.get(tp.topic, 0.0))
             self._last[tp] = now
+        self.last_arrival = now
         self.reached.update(reached)
         counts = Counter(m.topic() for m in records)
         self.counts.update(counts)
@@ -169,3 +175,14 @@ class Progress:
         """Lets the groups go."""
         for _, consumer in self._groups:
             consumer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a run looked like from outside. Times are monotonic, in seconds."""
+
+    started: float
+    arrivals: Sequence[tuple[float, str, int]]
+    kills: Sequence[Kill]
+    longest_pause: float
+    """The longest time without a new departed flight in some partition, between two of them."""

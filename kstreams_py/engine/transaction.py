@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from kstreams_py.config import Settings
@@ -132,7 +131,8 @@ class Session:
         if self.promise.saves_first:
             self._retrying(lambda: self._consumer.commit(intake.positions()))
         elif self.journal is not None and intake.choices:
-            self.commit()
+            if self.busy:
+                self.commit()
             self._journal(self.journal, intake)
 
     def write(self, plan: Plan) -> None:
@@ -154,14 +154,19 @@ class Session:
             or self._records >= self._settings.commit_records
         )
 
-    def commit(self, ends: Mapping[TopicPartition, int] = MappingProxyType({})) -> None:
-        """Commits outputs and positions, the ends of read-out partitions among them; nothing if nothing is open.
+    def reached(self, ends: Positions) -> None:
+        """Partitions were read out to these positions, past what holds no records; to go with the next commit."""
+        self._positions.update(ends)
+
+    def commit(self) -> None:
+        """Commits what was written, and positions; nothing if there is neither.
 
         Raises LogError: hand it to `recover`, then rewind.
         """
         if self.state is State.READY:
-            return
-        self._positions.update(ends)
+            if not self._positions:
+                return
+            self._open()
         if self.promise.transactional:
             # the group's metadata is fetched anew inside: a partition lost meanwhile makes this an abort
             self._call(lambda producer: producer.send_offsets(self._positions, self._consumer))
@@ -180,6 +185,7 @@ class Session:
 
     def doom(self) -> None:
         """The partitions are being taken away: what is open can no longer be committed."""
+        self._positions = {}
         if self.state is State.OPEN:
             self._move(State.ABORTABLE)
 

@@ -49,6 +49,7 @@ class Worker:
         )
         self.pace = Pace(whole_fetches=self.session.promise.saves_first or self.session.journal is not None)
         self._assigned: set[TopicPartition] = set()
+        self._astray = False
         self._clock = around.clock
         self._stopping = stopping
 
@@ -59,10 +60,12 @@ class Worker:
             self.consumer.subscribe([t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked)
             while not self._stopping.is_set():
                 try:
+                    if self._astray:
+                        self.rewind()
                     self.turn()
                 except LogError as error:
+                    self._astray = True
                     self.session.recover(error)
-                    self.rewind()
                 except Stop as stop:
                     logger.info("%s: stopped by its function: %s", self.processor.id, stop)
                     self._stopping.set()
@@ -73,7 +76,9 @@ class Worker:
 
     def turn(self) -> None:
         """Fetch, then take, prepare, run, write; commit when it is due, or at once when the input is dry."""
+        started = self._clock()
         records = self.consumer.consume(self.pace.fetch, 0.0 if self.session.busy or self.tasks.ready else IDLE_WAIT)
+        idle = self._clock() - started >= IDLE_WAIT
         self.session.check()  # a rebalance inside consume dooms what is open
         self.tasks.add(records)
         while not self._stopping.is_set() and (intake := self.tasks.take(self.pace.take)):
@@ -88,7 +93,9 @@ class Worker:
             if self.session.due:
                 self.session.commit()
         if not records:
-            self.session.commit(self.tasks.advance(self.consumer.ends))
+            self.session.reached(self.tasks.advance(self.consumer.ends))
+            if self.session.busy or idle:
+                self.session.commit()
         self.consumer.pause(self.tasks.waiting)
 
     def rewind(self) -> None:
@@ -97,6 +104,7 @@ class Worker:
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
         self.tasks.assign(positions, choices)
         self.consumer.assign(positions)
+        self._astray = False
 
     def _drain(self) -> None:
         try:

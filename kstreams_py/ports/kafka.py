@@ -46,7 +46,23 @@ _SPENT: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE,
 _REBALANCED: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS}
 
 _UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
+_PASSING: Final = {
+    E._TIMED_OUT_QUEUE,
+    E._WAIT_COORD,
+    E.COORDINATOR_LOAD_IN_PROGRESS,
+    E.COORDINATOR_NOT_AVAILABLE,
+    E.NOT_COORDINATOR,
+    E.CONCURRENT_TRANSACTIONS,
+    E.UNSTABLE_OFFSET_COMMIT,
+    E.REQUEST_TIMED_OUT,
+    E.NETWORK_EXCEPTION,
+    E.LEADER_NOT_AVAILABLE,
+    E.NOT_LEADER_FOR_PARTITION,
+}
 _REFUSED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
+
+_SEAT_LOST: Final = "fenced by other consumer"
+"""The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
 
 _TOO_LARGE: Final = {E.MSG_SIZE_TOO_LARGE, E.INVALID_MSG_SIZE, E.RECORD_LIST_TOO_LARGE}
 
@@ -62,7 +78,7 @@ def _log_error(error: ck.KafkaError, doing: str) -> LogError:
         return Fatal(text)
     if error.txn_requires_abort() or error.code() in _REBALANCED:
         return Abortable(text)
-    if error.retriable() or error.code() in _UNREACHABLE:
+    if error.retriable() or error.code() in _UNREACHABLE | _PASSING:
         return Retriable(text)
     return Fatal(text)
 
@@ -73,6 +89,7 @@ class _ClientLog(logging.Handler):
     def __init__(self, name: str) -> None:
         super().__init__(logging.DEBUG)
         self.tainted = False
+        self.fenced = False
         self.error: ck.KafkaError | None = None
         self.logger = logging.Logger(name, logging.DEBUG)
         self.logger.addHandler(self)
@@ -81,6 +98,8 @@ class _ClientLog(logging.Handler):
         text = record.getMessage()
         if "REQTMOUT" in text or ("FAIL" in text and "in state UP" in text):
             self.tainted = True
+        if _SEAT_LOST in text:
+            self.fenced = True
         logger.debug("%s", text)
 
     def on_error(self, error: ck.KafkaError) -> None:
@@ -276,7 +295,7 @@ class KafkaConsumer:
     def _raise_if_serious(self, error: ck.KafkaError) -> None:
         if error.code() in _REFUSED:
             raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}")
-        if error.fatal() or error.code() in _FENCED:
+        if error.fatal() or error.code() in _FENCED | {E._FATAL}:
             raise self._log_error(error, "reading")
         logger.info("reading: %s (%s); the client retries", error.str(), error.name())
 
@@ -308,8 +327,8 @@ class KafkaConsumer:
 
     def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
         """As for a producer, but that the group's word on a seat is final."""
-        seen = self._log.error
-        if E.FENCED_INSTANCE_ID in (error.code(), seen.code() if seen is not None else None):
+        self._consumer.consume(1, 0)  # serves the log: after a fatal error, only there is its reason told again
+        if error.code() == E.FENCED_INSTANCE_ID or _SEAT_LOST in error.str() or self._log.fenced:
             return Replaced(f"another worker has taken the slot of {self._seat} over; this one ends")
         return _log_error(error, doing)
 

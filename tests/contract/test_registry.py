@@ -36,6 +36,7 @@ def flight(**fields: Any) -> str:
 
 V1, V2 = flight(number="int"), flight(number="long", gate=("string", "?"))
 MISFIT = flight(number="int", gate="string")
+OTHER = flight(number="string")
 
 
 class RestServer(ThreadingHTTPServer):
@@ -199,9 +200,11 @@ def test_registry_schema_that_cannot_read_older_ones_is_refused_and_not_kept(
 
 def test_registry_schema_that_cannot_read_the_oldest_is_refused(open_again: Callable[[], Registry]) -> None:
     registry = open_again()
-    registry.register(SUBJECT, flight(number="int"))
-    registry.register(SUBJECT, flight(number="int", gate=("string", "?")))
-    message(SchemaError, registry.register, SUBJECT, flight(number="int", gate="string"))
+    for gate in ("gate", "door", "stand", "belt"):  # so that the ids of old and new come in either order
+        number, subject = f"{gate}_number", f"{gate}-value"
+        registry.register(subject, flight(**{number: "int"}))
+        registry.register(subject, flight(**{number: "int", gate: ("string", "?")}))
+        message(SchemaError, registry.register, subject, flight(**{number: "int", gate: "string"}))
 
 
 def test_registry_serves_a_serde_whose_schema_evolves(open_again: Callable[[], Registry]) -> None:
@@ -246,6 +249,15 @@ def test_files_are_a_schema_each_and_a_mark_for_each_subject(tmp_path: Path) -> 
     assert files == {".lock": "", f"{schema_id}.avsc": V1, f"subjects/flights-value/{schema_id}": ""}
 
 
+def test_files_of_a_subject_with_any_name_stay_in_the_directory(tmp_path: Path) -> None:
+    registry = FileRegistry(tmp_path / "schemas")
+    assert registry.ids("../../up-value") == []
+    schema_id = registry.register("../../up-value", V1)
+    assert registry.ids("../../up-value") == [schema_id]
+    assert [each.name for each in tmp_path.iterdir()] == ["schemas"]
+    assert [each.name for each in (tmp_path / "schemas" / "subjects").iterdir()] == ["..%2F..%2Fup-value"]
+
+
 def test_files_misfit_is_named_by_field(tmp_path: Path) -> None:
     registry = FileRegistry(tmp_path)
     schema_id = registry.register("flights-value", V1)
@@ -268,9 +280,9 @@ def _register_in_process(directory: Path, start: Any, answers: Any, text: str) -
     ("texts", "expected"),
     [
         ([V1, V1], [[content_id(V1), content_id(V1)]]),
-        ([V1, MISFIT], [["SchemaError", content_id(V1)], ["SchemaError", content_id(MISFIT)]]),
+        ([V1, OTHER], [["SchemaError", content_id(V1)], ["SchemaError", content_id(OTHER)]]),
     ],
-    ids=["the same schema", "schemas of which one cannot read the other"],
+    ids=["the same schema", "schemas that cannot read one another"],
 )
 def test_files_two_processes_that_register_at_once_agree(
     texts: list[str], expected: list[list[Any]], tmp_path: Path

@@ -23,7 +23,7 @@ from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import FileRegistry
 
-WAIT = 60.0
+WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "60"))
 """Seconds after which a condition that does not come true fails a test."""
 
 
@@ -122,6 +122,10 @@ class Cluster:
         consumer = ck.Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
         try:
             found = consumer.committed([ck.TopicPartition(topic, p) for p in self.partitions(topic)], timeout=20)
+        except ck.KafkaException as error:
+            if error.args[0].code() in (ck.KafkaError.NOT_COORDINATOR, ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
+                return {}  # a broker that has only just started
+            raise
         finally:
             consumer.close()
         return {p.partition: p.offset for p in found if p.offset >= 0}

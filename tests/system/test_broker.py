@@ -278,3 +278,38 @@ def test_jars_that_cannot_be_fetched_give_one_message_and_no_cache(
         f"(a proxy goes into JAVA_TOOL_OPTIONS), then run it again; details in {tmp_path / 'fetch.log'}"
     )
     assert list((tmp_path / "jars").iterdir()) == []
+
+
+def kstreams(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of the command `kstreams` in this environment changed as given."""
+    command = [sys.executable, "-m", "kstreams_py", *arguments]
+    ran = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    assert kstreams("broker", "status", **state) == (1, "not running\n", "")
+    status, servers, errors = kstreams("broker", "start", "--data-dir", str(tmp_path / "data"), **state)
+    try:
+        assert (status, errors) == (0, "")
+        servers = servers.strip()
+        assert answers(servers)
+        assert kstreams("broker", "start", "--data-dir", str(tmp_path / "data"), **state) == (0, f"{servers}\n", "")
+        line = f"{servers} (1 of 1 brokers, data in {tmp_path / 'data'})\n"
+        assert kstreams("broker", "status", **state) == (0, line, "")
+    finally:
+        stopped = kstreams("broker", "stop", **state)
+    assert stopped == (0, f"stopped {servers}\n", "")
+    assert not answers(servers)
+    assert kstreams("broker", "stop", **state) == (0, "no broker was running\n", "")
+
+
+def test_command_without_java_says_what_to_install(tmp_path: Path) -> None:
+    machine = {"HOME": str(tmp_path), "JAVA_HOME": "", "PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    assert kstreams("broker", "start", **machine) == (
+        2,
+        "",
+        "error: MissingSoftware: Java 17 or 21 was not found: run scripts/setup, install it "
+        "(Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it\n",
+    )

@@ -1,0 +1,198 @@
+"""A Log under test: the one in memory or the one on a real broker, behind the same shorthands."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+import confluent_kafka as ck
+
+from kstreams_py.config import Settings
+from kstreams_py.delivery import PROMISES, Consumer, Durability, Guarantee, Log, Output, Producer
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.record import Message, TopicPartition
+from kstreams_py.testing import MemoryLog
+
+Row = tuple[int, int, bytes | None]
+"""Partition, offset, value."""
+
+BOUND = 30.0
+"""Seconds after which a condition that was waited for counts as failed."""
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Waits for a condition, which polls by itself."""
+    deadline = time.monotonic() + BOUND
+    while not done():
+        assert time.monotonic() < deadline, "waited in vain"
+
+
+def row(m: Message) -> Row:
+    return m.partition(), m.offset(), m.value()
+
+
+def output(topic: str, value: bytes | None, key: bytes | None = None, partition: int = 0) -> Output:
+    return (topic, value, key, partition, None, None, 0, None)
+
+
+class Member:
+    """A consumer in a group that starts at the committed positions, and keeps what happens to it."""
+
+    def __init__(self, consumer: Consumer, topics: Sequence[str]) -> None:
+        self.events: list[object] = []
+        self.rows: list[Row] = []
+        self.consumer = consumer
+        consumer.subscribe(topics, self._assigned, lambda: self.events.append("revoked"))
+
+    def _assigned(self, partitions: set[TopicPartition]) -> None:
+        self.events.append(partitions)
+        self.consumer.assign(self.consumer.committed(partitions))
+
+    def holds(self, *partitions: TopicPartition) -> bool:
+        """Whether exactly these were assigned last."""
+        return self.events[-1:] == [set(partitions)]
+
+    def poll(self) -> Member:
+        self.rows += map(row, self.consumer.consume(100, 0.1))
+        return self
+
+
+class Rig:
+    """A log under test, with fresh names, shorthands, and what the protocol has no call for."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._consumers: list[Consumer] = []
+        self._producers: list[Producer] = []
+
+    def uncommitted(self, topic: str) -> list[Row]:
+        """What a read_uncommitted reader gets: records of open and aborted transactions too."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for producer in self._producers:
+            producer.drop()
+        for consumer in self._consumers:
+            consumer.close()
+
+    def name(self) -> str:
+        return f"test-{uuid.uuid4().hex[:12]}"
+
+    def topic(self, partitions: int = 1, **settings: str) -> str:
+        name = self.name()
+        self.log.create_topics([(name, partitions, 1, {k.replace("_", "."): v for k, v in settings.items()})])
+        return name
+
+    def consumer(self, group: str | None = None, seat: str = "seat") -> Consumer:
+        self._consumers.append(self.log.consumer(group or self.name(), seat))
+        return self._consumers[-1]
+
+    def member(self, group: str, seat: str, *topics: str) -> Member:
+        return Member(self.consumer(group, seat), topics)
+
+    def plain(self, durability: Durability = Durability.COMMITTED) -> Producer:
+        """A producer without transactions."""
+        self._producers.append(self.log.producer(PROMISES[Guarantee.AT_LEAST_ONCE], durability, "plain"))
+        return self._producers[-1]
+
+    def producer(self, transactional_id: str | None = None) -> Producer:
+        """A producer that is ready to begin a transaction."""
+        promise = PROMISES[Guarantee.EXACTLY_ONCE]
+        producer = self.log.producer(promise, Durability.COMMITTED, transactional_id or self.name())
+        self._producers.append(producer)
+        producer.init_transactions()
+        return producer
+
+    def append(self, topic: str, *values: bytes | None, partition: int = 0) -> None:
+        producer = self.plain()
+        producer.write([output(topic, value, partition=partition) for value in values])
+        producer.flush()
+
+    def transaction(self, topic: str, *values: bytes, commits: bool = True) -> None:
+        """A whole transaction on partition 0."""
+        producer = self.producer()
+        producer.begin_transaction()
+        producer.write([output(topic, value) for value in values])
+        producer.flush()
+        if commits:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+
+    def messages(self, topic: str, start: int = 0) -> list[Message]:
+        """What a read_committed reader gets from every partition, up to its end."""
+        partitions = [TopicPartition(topic, n) for n in range(self.log.topics([topic])[topic].partitions)]
+        ends = self.log.ends(partitions)
+        consumer = self.consumer()
+        consumer.assign(dict.fromkeys(partitions, start))
+        found: list[Message] = []
+
+        def read_out() -> bool:
+            found.extend(consumer.consume(100, 0.1))
+            return all(consumer.ends.get(tp, -1) >= end for tp, end in ends.items())
+
+        until(read_out)
+        return sorted(found, key=lambda m: (m.partition(), m.offset()))
+
+    def committed(self, topic: str) -> list[Row]:
+        return list(map(row, self.messages(topic)))
+
+
+class MemoryRig(Rig):
+    """The log in memory."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryLog()
+        super().__init__(self._memory)
+
+    def uncommitted(self, topic: str) -> list[Row]:
+        return list(map(row, self._memory.records(topic, "read_uncommitted")))
+
+
+class KafkaRig(Rig):
+    """The log on a real broker."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        super().__init__(
+            KafkaLog(
+                Settings(
+                    bootstrap_servers=bootstrap_servers,
+                    request_timeout_ms=5_000,
+                    session_timeout_ms=6_000,
+                    transaction_timeout_ms=6_000,
+                    kafka={"fetch.wait.max.ms": 50},
+                )
+            )
+        )
+
+    def uncommitted(self, topic: str) -> list[Row]:
+        settings = {
+            "bootstrap.servers": self._bootstrap_servers,
+            "group.id": "unused",
+            "isolation.level": "read_uncommitted",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+        reader = ck.Consumer(settings)
+        found: list[Row] = []
+        ended: set[int] = set()
+        numbers = range(self.log.topics([topic])[topic].partitions)
+
+        def read_out() -> bool:
+            for m in reader.consume(100, 0.1):
+                error = m.error()
+                if error is None:
+                    found.append((m.partition() or 0, m.offset() or 0, m.value()))
+                else:
+                    assert error.code() == ck.KafkaError._PARTITION_EOF, error
+                    ended.add(m.partition() or 0)
+            return ended == set(numbers)
+
+        try:
+            reader.assign([ck.TopicPartition(topic, n, 0) for n in numbers])
+            until(read_out)
+        finally:
+            reader.close()
+        return sorted(found)

@@ -1,0 +1,219 @@
+"""The truths about Kafka transactions (docs: ARCHITECTURE.md, non-obvious), each on a real broker.
+
+Those that need an exact moment are shown in memory, in tests/unit/test_transaction.py and test_worker.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py import Settings
+from kstreams_py.delivery import PROMISES, Durability, Guarantee
+from kstreams_py.errors import Abortable, Fenced, Replaced
+from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.ports.jars import find_java, kafka_classpath
+from kstreams_py.ports.kafka import KafkaConsumer, KafkaLog
+from kstreams_py.record import TopicPartition
+from tests.system.harness import Cluster, RunningSlot, running, wait_until
+
+EXACTLY_ONCE = PROMISES[Guarantee.EXACTLY_ONCE]
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[EmbeddedKafka]:
+    """A broker that a test may freeze, and that soon forgets transactional ids."""
+    forgetful = {
+        "transactional.id.expiration.ms": "2000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
+        "producer.id.expiration.ms": "2000",
+        "producer.id.expiration.check.interval.ms": "500",
+    }
+    with EmbeddedKafka(kafka_classpath(), find_java(), settings=forgetful) as kafka:
+        yield kafka
+
+
+def copying(name: str) -> ks.Graph:
+    graph = ks.Graph(name)
+
+    @graph.map(graph.topic(f"{name}.in"), to=graph.topic(f"{name}.out"))
+    def copy(value: bytes) -> bytes:
+        return value
+
+    return graph
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [str(i).encode() for i in range(first, last)]
+
+
+def test_requests_that_timed_out_make_a_new_producer_before_the_next_transaction(
+    own_broker: EmbeddedKafka, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Truth 2: a late EndTxn of the old epoch can end no transaction of the new one."""
+    cluster = Cluster(own_broker.bootstrap_servers)
+    cluster.create(f"{name}.in", f"{name}.out")
+    settings = Settings.load(
+        bootstrap_servers=own_broker.bootstrap_servers,
+        schema_directory=tmp_path,
+        kafka={"socket.timeout.ms": 1_500},
+    )
+    caplog.set_level(logging.INFO)
+    with running(copying(name), settings):
+        cluster.write(f"{name}.in", numbered(0, 100))
+        cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 100})
+        own_broker.pause(0)
+        # the client's own time-out passes while the broker is frozen
+        threading.Timer(3.0, own_broker.resume, [0]).start()
+        cluster.write(f"{name}.in", numbered(100, 200))
+        cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 200})
+        cluster.write(f"{name}.in", numbered(200, 300))
+        cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 300})
+    assert cluster.values(f"{name}.out") == numbered(0, 300)
+    assert "a new producer before going on" in caplog.text or "going back to the committed positions" in caplog.text
+
+
+def test_idle_beyond_the_expiration_of_transactional_ids_goes_on_unnoticed(
+    own_broker: EmbeddedKafka, name: str, tmp_path: Path
+) -> None:
+    """Truth 8: the broker has forgotten the producer; a new one is made, nothing is lost or doubled."""
+    cluster = Cluster(own_broker.bootstrap_servers)
+    cluster.create(f"{name}.in", f"{name}.out")
+    settings = Settings.load(bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path)
+    with running(copying(name), settings):
+        cluster.write(f"{name}.in", numbered(0, 50))
+        cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 50})
+        wait_until(lambda: not transactional_ids(own_broker, f"{name}.copy.0"), "the id is forgotten")
+        cluster.write(f"{name}.in", numbered(50, 100))
+        cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 100})
+    assert cluster.values(f"{name}.out") == numbered(0, 100)
+
+
+def transactional_ids(broker: EmbeddedKafka, wanted: str) -> list[str]:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        from kafka import KafkaAdminClient  # noqa: PLC0415  # has transaction admin calls; its import warns
+
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    try:
+        return [found for found in map(str, admin.list_transactions()) if wanted in found]
+    finally:
+        admin.close()
+
+
+def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_replacement(
+    cluster: Cluster, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Truth 7: it looks like fencing; the group says that the seat is still ours."""
+    cluster.create(f"{name}.in", f"{name}.out")
+    cluster.write(f"{name}.in", numbered(0, 120))
+    graph = ks.Graph(name)
+    slow = [True]
+
+    @graph.map(graph.topic(f"{name}.in"), to=graph.topic(f"{name}.out"))
+    def copy(value: bytes) -> bytes:
+        if value == b"110" and slow:
+            slow.clear()
+            time.sleep(6)  # what is tested: longer than the transaction may take
+        return value
+
+    caplog.set_level(logging.INFO)
+    with running(graph, settings(transaction_timeout_ms=2_000, commit_interval_ms=1_500)):
+        cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 120})
+    assert cluster.values(f"{name}.out") == numbered(0, 120)
+    assert "the broker timed the transaction out after" in caplog.text
+
+
+def test_second_worker_in_a_slot_replaces_the_first_which_ends(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    """Truth 7, the other way: the seat is lost, so that the first must not take the transactional id back."""
+    cluster.create(f"{name}.in", f"{name}.out")
+    first = RunningSlot(copying(name), settings())
+    cluster.write(f"{name}.in", numbered(0, 50))
+    cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 50})
+    with running(copying(name), settings()):
+        first.join()
+        assert isinstance(first.failure, Replaced)
+        cluster.write(f"{name}.in", numbered(50, 100))
+        cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 100})
+    assert cluster.values(f"{name}.out") == numbered(0, 100)
+
+
+def test_failed_delivery_of_one_record_aborts_the_whole_transaction(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    """Truth 6: the client sees to it at the commit; no callback per record is needed."""
+    cluster.create(f"{name}.in", f"{name}.out")
+    cluster.create(f"{name}.small", max_message_bytes="200")
+    producer = KafkaLog(settings()).producer(EXACTLY_ONCE, Durability.COMMITTED, f"{name}.tx")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([(f"{name}.out", b"fits", None, 0, None, None, 0, None)])
+    producer.write([(f"{name}.small", b"x" * 1_000, None, 0, None, None, 0, None)])
+    with pytest.raises(ks.KStreamsError, match="larger than it takes"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    producer.drop()
+    assert cluster.values(f"{name}.out") == []
+
+
+def test_stale_member_cannot_commit_positions_in_its_transaction(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    """Truth 4: group metadata goes with every commit, so that the coordinator refuses a member of the past."""
+    cluster.create(f"{name}.in", f"{name}.out", partitions=2)
+    log = KafkaLog(settings())
+    seated: dict[str, set[TopicPartition]] = {}
+
+    def seat(which: str, consumer: KafkaConsumer) -> None:
+        def assigned(partitions: set[TopicPartition]) -> None:
+            consumer.assign(consumer.committed(partitions))
+            seated[which] = partitions
+
+        consumer.subscribe([f"{name}.in"], assigned, lambda: None)
+
+    old = log.consumer(f"{name}.g", f"{name}.seat")
+    seat("old", old)
+    wait_until(lambda: old.consume(1, 0.1) or "old" in seated, "the first member is seated")
+    producer = log.producer(EXACTLY_ONCE, Durability.COMMITTED, f"{name}.tx")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([(f"{name}.out", b"stale", None, 0, None, None, 0, None)])
+    new = log.consumer(f"{name}.g", f"{name}.seat")
+    seat("new", new)
+    wait_until(lambda: new.consume(1, 0.1) or "new" in seated, "the second member has taken the seat")
+    with pytest.raises((Abortable, Fenced)):
+        producer.send_offsets({TopicPartition(f"{name}.in", 0): 1}, old)
+    producer.abort_transaction()
+    producer.drop()
+    new.close()
+    old.close()
+    assert cluster.values(f"{name}.out") == []
+
+
+def test_positions_pass_markers_and_aborted_records_to_the_last_stable_offset(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    """Truth 10: gaps at first, in the middle and last; the group ends where the log does, and the lag is 0."""
+    source = f"{name}.in"
+    cluster.create(source, f"{name}.out")
+    cluster.transaction(f"{name}.u", [(source, b"no-0"), (source, b"no-1")], commit=False)
+    cluster.transaction(f"{name}.u", [(source, b"0"), (source, b"1")])
+    cluster.transaction(f"{name}.u", [(source, b"no-2")], commit=False)
+    cluster.transaction(f"{name}.u", [(source, b"2")])
+    cluster.transaction(f"{name}.u", [(source, b"no-3")], commit=False)
+    end = KafkaLog(settings()).ends([TopicPartition(source, 0)])[TopicPartition(source, 0)]
+    assert end == 7 + 5  # seven records and the markers of five transactions
+    with running(copying(name), settings()):
+        cluster.await_committed(f"{name}.copy", source, {0: end})
+    found = cluster.read(f"{name}.out")
+    assert [m.value() for m in found] == numbered(0, 3)
+    assert [int.from_bytes(dict(m.headers())["ks-hash"][8:], "big") for m in found] == [3, 4, 8]

@@ -1,0 +1,67 @@
+"""What the unit tests share: a record as a client hands it out, and a schema registry in memory."""
+
+from __future__ import annotations
+
+from kstreams_py.record import Headers
+
+
+class Read:
+    """A record.Message that was read from `topic` at `offset`."""
+
+    def __init__(
+        self,
+        topic: str,
+        offset: int,
+        value: bytes | None = b"v",
+        *,
+        partition: int = 0,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int = 0,
+    ) -> None:
+        self._place = topic, partition, offset
+        self._content = key, value, None if headers is None else list(headers)
+        self._timestamp = timestamp
+
+    def __repr__(self) -> str:
+        return f"Read{self._place}"
+
+    def topic(self) -> str:
+        return self._place[0]
+
+    def partition(self) -> int:
+        return self._place[1]
+
+    def offset(self) -> int:
+        return self._place[2]
+
+    def key(self) -> bytes | None:
+        return self._content[0]
+
+    def value(self) -> bytes | None:
+        return self._content[1]
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return self._content[2]
+
+    def timestamp(self) -> tuple[int, int]:
+        """As the client has it: type 0 and -1 where the record has none."""
+        return (1, self._timestamp) if self._timestamp else (0, -1)
+
+
+class MemoryRegistry:
+    """A serde.Registry: ids count from 1."""
+
+    def __init__(self) -> None:
+        self._schemas: list[tuple[str, str]] = []
+
+    def register(self, subject: str, schema: str, /) -> int:
+        if (subject, schema) not in self._schemas:
+            self._schemas.append((subject, schema))
+        return self._schemas.index((subject, schema)) + 1
+
+    def schema(self, schema_id: int, /) -> str:
+        return self._schemas[schema_id - 1][1]
+
+    def ids(self, subject: str, /) -> list[int]:
+        return [number for number, (of, _) in enumerate(self._schemas, 1) if of == subject]
