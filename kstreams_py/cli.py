@@ -17,7 +17,7 @@ from kstreams_py import picture
 from kstreams_py.config import Settings
 from kstreams_py.engine import supervisor
 from kstreams_py.engine.topics import check_topics, create_topics
-from kstreams_py.errors import KStreamsError, SettingsError
+from kstreams_py.errors import KStreamsError, MissingSoftware, SettingsError
 from kstreams_py.ports import broker as embedded
 from kstreams_py.ports import jars
 from kstreams_py.ports.kafka import KafkaLog
@@ -194,3 +194,20 @@ def broker_status() -> None:
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+@demo_app.command("flights")
+def demo_flights(
+    records: Annotated[
+        int | None, typer.Option(help="only the first departures of the year; all 336,776 without it", min=1)
+    ] = None,
+    kills: Annotated[int, typer.Option(help="how often a worker is killed", min=0)] = 12,
+    seed: Annotated[int, typer.Option(help="of the kills")] = 1,
+    output: Annotated[Path, typer.Option(help="directory for the report and what was made")] = Path("flights-demo"),
+) -> None:
+    """A year of flights, workers killed at random, every row checked; exit status 1 if one is wrong."""
+    try:
+        from kstreams_py.demo import flights
+    except ImportError as error:
+        raise MissingSoftware(f"{error.name} is not installed: run pip install 'kstreams_py[demo]'") from None
+    raise typer.Exit(flights.run(records, kills, seed, output))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import Final, NamedTuple
 
 from kstreams_py.topology import Graph, show_serde
@@ -23,10 +24,9 @@ PORT_GAP: Final = 11.0
 ARROW: Final = 8.0
 LETTER_WIDTH: Final = 7.9
 SMALL_LETTER_WIDTH: Final = 6.1
-SWEEPS: Final = 48
+SWEEPS: Final = 96
+LINE_WEIGHT: Final = 16
 FONT: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-
-
 INKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "topic": ("#f4f6f9", "#7b8794", "#1f2933"),
     "processor": ("#e6f0ff", "#3b74d1", "#12305f"),
@@ -212,16 +212,18 @@ def _order(column: Mapping[str, int], pairs: Pairs, low: set[str]) -> list[list[
     order: list[list[str]] = [[] for _ in range(max(column.values(), default=-1) + 1)]
     for node, place in sorted(column.items(), key=lambda item: item[0] in low):
         order[place].append(node)
+    left: dict[str, list[str]] = {node: [] for node in column}
+    right: dict[str, list[str]] = {node: [] for node in column}
+    for a, b in pairs:
+        left[b].append(a)
+        right[a].append(b)
     best, fewest = order, _crossings(order, pairs)
-    for sweep in range(SWEEPS):
-        ahead = sweep % 2 == 0
+    for sweep in range(SWEEPS // 4):
         order = [list(nodes) for nodes in order]
-        for nodes, fixed in zip(*((order[1:], order) if ahead else (order[-2::-1], order[::-1])), strict=False):
+        near, path = (right, order[::-1]) if sweep % 2 else (left, order)
+        for fixed, nodes in pairwise(path):
             rank = {node: i for i, node in enumerate(fixed)}
-            centre = {}
-            for i, node in enumerate(nodes):
-                near = [rank[a if ahead else b] for a, b in pairs if (b if ahead else a) == node]
-                centre[node] = sum(near) / len(near) if near else i
+            centre = {node: fmean([rank[other] for other in near[node]] or [i]) for i, node in enumerate(nodes)}
             nodes.sort(key=lambda node: (node in low, centre[node]))
         if (crossings := _crossings(order, pairs)) < fewest:
             best, fewest = order, crossings
@@ -275,7 +277,7 @@ def _relaxed(
             near[b] += [(a, 1, 1)] if heights[b] else []
         within = [node for node in nodes if not heights[node]]
         for node in within:
-            near[node] += [(other, 1 if heights[other] else 8, 0) for other in nodes]
+            near[node] += [(other, 1 if heights[other] else LINE_WEIGHT, 0) for other in nodes]
     gaps = [
         [0.0, *((heights[a] + heights[b]) / 2 + ROW_GAP for a, b in pairwise(nodes))][: len(nodes)] for nodes in columns
     ]
@@ -288,24 +290,27 @@ def _relaxed(
             for node in nodes:
                 ties = [(y[other], weight) for other, weight, side in near[node] if side * towards >= 0]
                 total = sum(weight for _, weight in ties)
-                wanted.append(sum(at * weight for at, weight in ties) / total if ties else y[node])
+                place = sum(at * weight for at, weight in ties) / total if ties else y[node]
+                wanted.append((place, 1 if heights[node] else LINE_WEIGHT))
             y.update(zip(nodes, _settled(wanted, stack), strict=True))
     return y
 
 
-def _settled(wanted: Sequence[float], stack: Sequence[float]) -> list[float]:
-    """The places nearest to those wanted (least squares) that are as far apart as those of the stack, or farther.
+def _settled(wanted: Sequence[tuple[float, int]], stack: Sequence[float]) -> list[float]:
+    """The places nearest to those wanted (weighted least squares) as far apart as those of the stack, or farther.
 
     Less the stack, this is isotonic regression, solved by pooling adjacent violators (Ayer et al. 1955).
     """
-    pools: list[tuple[float, int]] = []
-    for place, shift in zip(wanted, stack, strict=True):
-        mean, count = place - shift, 1
+    pools: list[tuple[float, int, int]] = []
+    for (place, pull), shift in zip(wanted, stack, strict=True):
+        mean, weight, count = place - shift, pull, 1
         while pools and pools[-1][0] > mean:
-            other, more = pools.pop()
-            mean, count = (mean * count + other * more) / (count + more), count + more
-        pools.append((mean, count))
-    return [mean + shift for (mean, shift) in zip([m for m, n in pools for _ in range(n)], stack, strict=True)]
+            other, more, members = pools.pop()
+            mean = (mean * weight + other * more) / (weight + more)
+            weight, count = weight + more, count + members
+        pools.append((mean, weight, count))
+    means = [mean for mean, _, count in pools for _ in range(count)]
+    return [mean + shift for mean, shift in zip(means, stack, strict=True)]
 
 
 def _place(

@@ -147,18 +147,19 @@ class Avro:
     value written registers the schema; a reader registers nothing. Raises SchemaError for a schema that is wrong.
     """
 
-    __slots__ = ("_copies", "_fits", "_own", "_parsed", "_registry", "_text", "name")
+    __slots__ = ("_copies", "_fits", "_own", "_parsed", "_registry", "name", "schema")
 
     def __init__(self, schema: JsonSchema | Path, *, registry: Registry | None = None) -> None:
         source = f"schema file {Path(schema).absolute()}" if isinstance(schema, str | Path) else "the schema"
         raw = _read(Path(schema), source) if isinstance(schema, str | Path) else _unparsed(schema)
         self._parsed, names = _parse(raw, source)
-        self._text = canonical(raw)
         self._fits = _quick_check(self._parsed, names, {})
         # fastavro hands out the default itself: a function that changes a list would change it for all records.
         self._copies = any(isinstance(field.get("default"), list | dict) for field in _fields(names))
         self.name: str = _name(self._parsed)
         """The schema's full name."""
+        self.schema: str = canonical(raw)
+        """The schema's canonical JSON text, as it is registered."""
         self._registry = registry
         self._own = None if registry is None else self.bind(registry, self.name)
 
@@ -198,7 +199,7 @@ class Avro:
                 self._look_closer(value)
                 raise ValueError(f"value does not fit schema {self.name}: {str(error)[:500]}") from None
             if not head:
-                head = _HEAD.pack(registry.register(subject, self._text))
+                head = _HEAD.pack(registry.register(subject, self.schema))
             return head + body.getvalue()
 
         return serialize
@@ -248,9 +249,9 @@ class Avro:
             text = registry.schema(schema_id)
         except LookupError as error:
             # Files on another machine need not be there for a schema that this program has itself.
-            if schema_id != content_id(self._text):
+            if schema_id != content_id(self.schema):
                 raise DecodeError(f"written with an unknown schema: {error.args[0]}") from None
-            text = self._text
+            text = self.schema
         # A writer's defaults are not used; fastavro refuses some that are right: 0 for {"type": "double"}.
         raw = json.loads(text, object_hook=lambda each: {k: v for k, v in each.items() if k != "default"})
         writer, _ = _parse(raw, f"the schema with id {schema_id}")
@@ -370,7 +371,7 @@ def _quick_check(schema: Any, names: Names, made: dict[str, Check | None]) -> Ch
             return lambda value: value is None
         case "array":
             fits = _quick_check(named["items"], names, made)
-            return lambda value: isinstance(value, list | tuple) and (fits is None or all(map(fits, value)))
+            return lambda value: isinstance(value, (list, tuple)) and (fits is None or all(map(fits, value)))
         case "map":
             fits = _quick_check(named["values"], names, made)
             return fits and (lambda value: isinstance(value, dict) and all(map(fits, value.values())))
@@ -381,8 +382,7 @@ def _quick_check(schema: Any, names: Names, made: dict[str, Check | None]) -> Ch
             made[name] = None
             made[name] = _record_check(named, names, made)
             return made[name]
-        case _:
-            return None
+    return None
 
 
 def _number_check(number: struct.Struct) -> Check:
@@ -400,25 +400,21 @@ def _number_check(number: struct.Struct) -> Check:
 
 def _record_check(record: dict[Any, Any], names: Names, made: dict[str, Check | None]) -> Check | None:
     """All numbers that must be there are checked by one call of struct.pack; 0.2 microseconds for twelve of them."""
-    codes, others = dict[str, str](), dict[str, Check]()
-    for field in record["fields"]:
-        fits = _quick_check(field["type"], names, made)
-        if fits is not None and field["type"] in ("int", "long", "float", "double") and "default" not in field:
-            codes[field["name"]] = _CODES[field["type"]]
-        elif fits is not None:
-            others[field["name"]] = fits
-    if not codes and not others:
+    fields = record["fields"]
+    checks = {f["name"]: fits for f in fields if (fits := _quick_check(f["type"], names, made)) is not None}
+    if not checks:
         return None
-    first = next(iter(codes), None)
-    pack = struct.Struct("=" + "".join(codes.values())).pack if first else None
-    pick: Any = itemgetter(*codes) if len(codes) > 1 else (lambda value: (value[first],))
-    checks = tuple(others.items())
+    numbers = {f["name"]: _CODES[f["type"]] for f in fields if f["type"] in tuple(_CODES) and "default" not in f}
+    if len(numbers) < 2:  # itemgetter gives a tuple for two or more
+        numbers = {}
+    pack = struct.Struct("=" + "".join(numbers.values())).pack
+    pick: Any = itemgetter(*numbers) if numbers else (lambda _: ())
+    others = tuple((name, fits) for name, fits in checks.items() if name not in numbers)
 
     def fits_record(value: Any) -> bool:
         try:
-            if pack is not None:
-                pack(*pick(value))
-            for name, fits in checks:
+            pack(*pick(value))
+            for name, fits in others:
                 if name in value and not fits(value[name]):
                     return False
         except _NOT_PACKED:
@@ -484,8 +480,8 @@ class _Resolution:
 
     def _named(self, kind: str, r: Any, w: Any, where: str) -> Iterator[str]:
         """Types that have names: those must agree, or be aliases."""
-        short = _unqualified(w["name"])
-        if short != _unqualified(r["name"]) and not {short, w["name"]} & set(r.get("aliases", ())):
+        short = w["name"].rpartition(".")[2]
+        if short != r["name"].rpartition(".")[2] and not {short, w["name"]} & set(r.get("aliases", ())):
             yield f"{where} was {w['name']} and is {r['name']}"
         elif kind == "fixed" and r["size"] != w["size"]:
             yield f"{where} had {w['size']} bytes and has {r['size']}"
@@ -501,7 +497,3 @@ class _Resolution:
                     yield from self.problems(field["type"], old["type"], path)
                 elif "default" not in field:
                     yield f"{path} is new and has no default"
-
-
-def _unqualified(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -486,11 +486,11 @@ def _is_generator(what: str, function: Callable[..., Any], *, batch: bool, sink:
 
 def _check_letter_loops(processors: Iterable[Processor]) -> None:
     """Refuses dead letters that would be read by a processor whose own dead letters lead back to it."""
-    errors: dict[str, set[str]] = {}
+    errors: dict[str, list[str]] = {}
     for processor in processors:
         if processor.errors is not None:
             for topic in processor.inputs:
-                errors.setdefault(topic.name, set()).add(processor.errors)
+                errors.setdefault(topic.name, []).append(processor.errors)
     try:
         TopologicalSorter(errors).prepare()
     except CycleError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,9 +36,12 @@ from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import open_registry
 from kstreams_py.ports.sinks import SqliteTable
 from kstreams_py.record import TopicPartition
+from kstreams_py.serde import Registry
 
 TARGET: Final = "kstreams_py.demo.flights_graph:graph"
 SLOTS: Final = (0, 1, 2)
+
+LOG: Final = "run.log"
 
 RATE: Final = 5_000
 """Departures a second, unless the kills need more time."""
@@ -56,7 +60,7 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     began = time.monotonic()
     screen = Screen(Console())
     output = _prepared(output)
-    spark_jars(screen.say)
+    jars = spark_jars(screen.say)
     screen.say("reading the departures of 2013")
     rows = data.read(records)
     expected = data.expect(rows)
@@ -67,16 +71,18 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
         topics = check_topics(graph, log)
         loader = Loader(log, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))
         traffic = Stage(settings, log, output, screen).run(topics, loader, Kills(kills, len(rows), seed))
-        screen.say("reading everything back")
+        screen.say("reading everything back, by Spark too")
         results = Results(graph, topics, registry, rows)
-        results.read(log)
-        results.take_stored(_stored(output))
-        screen.say("Spark: the mean delay per carrier and month, from the committed topic")
-        delays = _delays_by_spark(settings, output)
+        with ThreadPoolExecutor() as pool:
+            by_spark = pool.submit(_delays_by_spark, settings, registry, jars, output)
+            results.read(log)
+            results.take_stored(_stored(output))
+            delays = by_spark.result()
     checks = judge(expected, results.found([topic.name for topic in airports], flights.name, delays))
     screen.table(checks)
     page = output / "report.html"
-    page.write_text(report.page(graph, checks, traffic, delays, seed, time.monotonic() - began), encoding="utf-8")
+    shown = report.Run(graph, checks, traffic, delays, data.carriers(), seed, len(SLOTS), time.monotonic() - began)
+    page.write_text(report.page(shown), encoding="utf-8")
     screen.say(f"report: {page}")
     return 0 if all(check.ok for check in checks) else 1
 
@@ -98,7 +104,7 @@ class Stage:
         partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
         watch, stopping, supervisor = Watch(self.log, partitions), Event(), self._supervisor()
         progress = Progress(self.log, graph, partitions, watch)
-        self.screen.say(f"{len(SLOTS)} workers, {kills.left} kills to come; the log is {self.output / 'run.log'}")
+        self.screen.say(f"{len(SLOTS)} workers, {kills.left} kills to come; the log is {self.output / LOG}")
         with self.screen, ThreadPoolExecutor() as pool:
             started = time.monotonic()
             workers = pool.submit(supervisor.run, lambda _: None)
@@ -107,7 +113,7 @@ class Stage:
                 while not (loader.done and not kills.left and progress.complete()):
                     for task in (workers, *others):
                         if task.done():
-                            task.result()
+                            task.result()  # raises what it raised
                     if workers.done() or time.monotonic() - watch.last_arrival > STALLED:
                         self.screen.say("[red]nothing moves any more[/]: checking what is there")
                         break
@@ -130,9 +136,9 @@ class Stage:
         time.sleep(TICK)
 
     def _supervisor(self) -> Supervisor:
-        command, told = worker_command(TARGET), 'exec "$@" 2>>"$KSTREAMS_DEMO_DIRECTORY/run.log"'
+        command, logged = worker_command(TARGET), 'log=$1; shift; exec "$@" 2>>"$log"'
         return Supervisor(
-            lambda slot: ["/bin/sh", "-c", told, "worker", *command(slot)],
+            lambda slot: ["/bin/sh", "-c", logged, "worker", str(self.output / LOG), *command(slot)],
             SLOTS,
             drain_seconds=self.settings.drain_timeout_ms / 1000 + 5,
             environment={**self.settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(self.output)},
@@ -143,7 +149,7 @@ def _prepared(output: Path) -> Path:
     """The directory, without what an earlier run left there."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name in ("report.html", "run.log", "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm"):
+        for name in ("report.html", LOG, "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm"):
             (output / name).unlink(missing_ok=True)
         shutil.rmtree(output / "delays.parquet", ignore_errors=True)
     except OSError as error:
@@ -153,23 +159,40 @@ def _prepared(output: Path) -> Path:
 
 @contextmanager
 def _cluster(output: Path) -> Iterator[tuple[Settings, KafkaLog]]:
-    """A broker and a directory of schemas, both temporary; meanwhile our own log goes where the workers' goes."""
-    ours = logging.getLogger("kstreams_py")
-    handler = logging.FileHandler(output / "run.log")
+    """A broker and a directory of schemas, both temporary."""
+    with (
+        _logged_to(output / LOG),
+        tempfile.TemporaryDirectory(prefix="kstreams-schemas-") as schemas,
+        EmbeddedKafka(kafka_classpath(), find_java()) as kafka,
+    ):
+        settings = Settings.load(bootstrap_servers=kafka.bootstrap_servers, schema_directory=Path(schemas))
+        yield settings, KafkaLog(settings)
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """What this process logs goes where the workers' log goes, and leaves the terminal to the screen."""
+    root, handler = logging.getLogger(), logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    propagates, ours.propagate = ours.propagate, False
-    ours.addHandler(handler)
+    before, root.handlers = root.handlers, [handler]
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="kstreams-schemas-") as schemas,
-            EmbeddedKafka(kafka_classpath(), find_java()) as kafka,
-        ):
-            settings = Settings.load(bootstrap_servers=kafka.bootstrap_servers, schema_directory=Path(schemas))
-            yield settings, KafkaLog(settings)
+        yield
     finally:
-        ours.propagate = propagates
-        ours.removeHandler(handler)
+        root.handlers = before
         handler.close()
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Processes started meanwhile write their errors and warnings to a file."""
+    kept = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _stored(output: Path) -> list[tuple[object, ...]]:
@@ -180,5 +203,18 @@ def _stored(output: Path) -> list[tuple[object, ...]]:
         table.close()
 
 
-def _delays_by_spark(settings: Settings, output: Path) -> Delays:
-    return {}
+def _delays_by_spark(settings: Settings, registry: Registry, jars: Sequence[Path], output: Path) -> Delays:
+    """Makes the table from the committed topic, writes it as Parquet, and reads that back."""
+    with _stderr_to(output / LOG):
+        session = spark.session("kstreams demo flights", jars=jars, java=find_java())
+    parquet = str(output / "delays.parquet")
+    try:
+        spark.view(session, departed, registry=registry, settings=settings).createOrReplaceTempView("departed")
+        table = session.sql(
+            "SELECT carrier, month, count(*) AS flights, avg(arr_delay) AS mean_delay FROM departed GROUP BY carrier, month"
+        )
+        table.coalesce(1).sortWithinPartitions("carrier", "month").write.parquet(parquet)
+        found = session.read.parquet(parquet).collect()
+    finally:
+        session.stop()
+    return {(row["carrier"], row["month"]): (row["flights"], row["mean_delay"]) for row in found}

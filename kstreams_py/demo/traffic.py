@@ -16,6 +16,7 @@ from typing import Final
 
 from kstreams_py.delivery import PROMISES, Consumer, Durability, Guarantee, Log, Output
 from kstreams_py.demo.data import FIELDS, ORIGIN, TAILNUM, TIME_HOUR, Row
+from kstreams_py.errors import LogError
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.serde import Registry, bind
 from kstreams_py.topology import Graph, Processor
@@ -160,16 +161,18 @@ class Progress:
 
         A position may stay before the end, where only transaction markers follow; the last record counts.
         """
-        for processor, consumer in self._groups:
-            names = {topic.name for topic in processor.inputs}
-            inputs = [tp for tp in self._partitions if tp.topic in names]
-            ends = self._log.ends(inputs)
-            if not self._watch.has_seen(ends):
-                return False
-            committed = consumer.committed(inputs)
-            if any(committed[tp] < self._watch.reached.get(tp, 0) for tp in inputs):
-                return False
-        return True
+        try:
+            return all(self._done(processor, consumer) for processor, consumer in self._groups)
+        except LogError:
+            return False  # not known now
+
+    def _done(self, processor: Processor, consumer: Consumer) -> bool:
+        names = {topic.name for topic in processor.inputs}
+        inputs = [tp for tp in self._partitions if tp.topic in names]
+        if not self._watch.has_seen(self._log.ends(inputs)):
+            return False
+        committed = consumer.committed(inputs)
+        return all(committed[tp] >= self._watch.reached.get(tp, 0) for tp in inputs)
 
     def close(self) -> None:
         """Lets the groups go."""

@@ -484,7 +484,7 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         "share.coordinator.state.topic.replication.factor": replicas,
         "share.coordinator.state.topic.min.isr": in_sync,
         # A broker that was killed may not come back before its old session is over.
-        "broker.session.timeout.ms": "3000",
+        "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "500",
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": "0",

@@ -181,9 +181,6 @@ class KafkaProducer:
             self._call(self._producer.commit_transaction, "committing the transaction")
         except Retriable as error:
             raise OutcomeUnknown(str(error)) from None
-        except Abortable:
-            self._raise_failed()
-            raise
 
     def abort_transaction(self) -> None:
         self._producer.purge(blocking=False)  # librdkafka #4849: an abort must not race what is still queued
@@ -194,19 +191,21 @@ class KafkaProducer:
 
     def flush(self) -> None:
         left = self._producer.flush(self._limit)
-        self._raise_failed()
+        failed = self._raise_mistakes()
+        if failed:
+            raise Abortable(f"writing to {failed[0][1]}: {failed[0][0].str()}")
         if left:
             raise Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
 
-    def _raise_failed(self) -> None:
+    def _raise_mistakes(self) -> list[tuple[ck.KafkaError, str]]:
+        """The deliveries that failed since the last call. Raises what a new attempt cannot mend, if there is one."""
         failed, self._failed = self._failed, []
         for error, topic in failed:
             if error.code() in _TOO_LARGE:
                 raise _too_large(topic)
             if error.code() == E.UNKNOWN_TOPIC_OR_PART:
                 raise TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
-        if failed:
-            raise Abortable(f"writing to {failed[0][1]}: {failed[0][0].str()}")
+        return failed
 
     def drop(self) -> None:
         self._producer.purge(blocking=False)
@@ -216,7 +215,11 @@ class KafkaProducer:
         try:
             call(self._limit)
         except ck.KafkaException as error:
-            raise _log_error(error.args[0], doing) from None
+            leaf = _log_error(error.args[0], doing)
+            if not isinstance(leaf, Fenced):
+                self._producer.poll(0)  # serves the reports of deliveries that failed
+                self._raise_mistakes()
+            raise leaf from None
 
 
 def _too_large(topic: str, size: int = 0) -> RecordTooLarge:
@@ -241,17 +244,20 @@ class KafkaConsumer:
         self._seat = settings["group.instance.id"]
         self._assigned: set[TopicPartition] = set()
         self._paused: frozenset[TopicPartition] = frozenset()
+        self._closing = False
         self._consumer = _made(ck.Consumer, {**settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
         self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
     ) -> None:
         def on_assign(_: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            assigned({TopicPartition(p.topic, p.partition) for p in partitions})
+            if not self._closing:
+                assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
         def on_revoke(_: ck.Consumer, __: list[ck.TopicPartition]) -> None:
             self._assigned = set()
-            revoked()
+            if not self._closing:
+                revoked()
 
         self._consumer.subscribe(list(topics), on_assign=on_assign, on_revoke=on_revoke, on_lost=on_revoke)
 
@@ -264,8 +270,8 @@ class KafkaConsumer:
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         try:
             found = self._consumer.consume(1, timeout) if timeout else []
-            if found or not timeout:
-                found += self._consumer.consume(limit, 0)
+            if (found or not timeout) and len(found) < limit:
+                found += self._consumer.consume(limit - len(found), 0)
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "reading") from None
         if (seen := self._log.error) is not None:
@@ -343,6 +349,7 @@ class KafkaConsumer:
             self._paused = wanted
 
     def close(self) -> None:
+        self._closing = True
         self._consumer.close()
 
 
@@ -395,6 +402,8 @@ class KafkaLog:
     def producer(self, promise: Promise, durability: Durability, transactional_id: str) -> KafkaProducer:
         settings: dict[str, Any] = {
             "linger.ms": 20,
+            # topics are checked at the start: one that is gone must fail its transaction before the call times out
+            "topic.metadata.propagation.max.ms": 3_000,
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 256 << 10,
             **self._common,

@@ -111,8 +111,8 @@ def view(
     """The committed records of a topic, decoded; each action reads them anew.
 
     Columns are the value's fields (`value` alone if it is not an Avro record, or not to be flattened), then META. Avro
-    is read by its writers' schemas, those that `registry` has under `<topic>-value` (without one, only the topic's own),
-    as the topic's; JSON and text are strings, all else is binary. A tombstone is null in every field.
+    is read by its writers' schemas, those that `registry` has under `<topic>-value` (without one: the topic's own), as
+    the topic's; JSON and text are strings, all else is binary. A tombstone is null in every field.
 
     A record that does not decode fails the query that reads it, naming topic, partition, offset and remedy. Raises
     SchemaError for a field that is called like a column of META, SettingsError for a bound that is none, and

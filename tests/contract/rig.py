@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import confluent_kafka as ck
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Consumer, Durability, Guarantee, Log, Output, Producer
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.record import Message, TopicPartition
+from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryLog
 
 Row = tuple[int, int, bytes | None]
@@ -58,6 +59,16 @@ class Member:
         return self
 
 
+def together(*members: tuple[Any, ...]) -> None:
+    """Polls members, each given with partitions, until each holds just these."""
+
+    def done() -> bool:
+        holding = [member.poll().holds(*partitions) for member, *partitions in members]
+        return all(holding)
+
+    until(done)
+
+
 class Rig:
     """A log under test, with fresh names, shorthands, and what the protocol has no call for."""
 
@@ -69,6 +80,17 @@ class Rig:
     def uncommitted(self, topic: str) -> list[Row]:
         """What a read_uncommitted reader gets: records of open and aborted transactions too."""
         raise NotImplementedError
+
+    def high_watermarks(self, topic: str) -> Positions:
+        """The end of each partition, open transactions included."""
+        raise NotImplementedError
+
+    def settle(self, topic: str) -> None:
+        """Waits until no transaction is open: a broker writes its markers after it has answered the commit."""
+        until(lambda: (ends := self.high_watermarks(topic)) == self.log.ends(list(ends)))
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(topic, number) for number in range(self.log.topics([topic])[topic].partitions)]
 
     def close(self) -> None:
         for producer in self._producers:
@@ -121,8 +143,8 @@ class Rig:
             producer.abort_transaction()
 
     def messages(self, topic: str, start: int = 0) -> list[Message]:
-        """What a read_committed reader gets from every partition, up to its end."""
-        partitions = [TopicPartition(topic, n) for n in range(self.log.topics([topic])[topic].partitions)]
+        """What a read_committed reader gets from every partition now, up to its end."""
+        partitions = self.partitions(topic)
         ends = self.log.ends(partitions)
         consumer = self.consumer()
         consumer.assign(dict.fromkeys(partitions, start))
@@ -136,6 +158,8 @@ class Rig:
         return sorted(found, key=lambda m: (m.partition(), m.offset()))
 
     def committed(self, topic: str) -> list[Row]:
+        """What a read_committed reader gets once no transaction is open."""
+        self.settle(topic)
         return list(map(row, self.messages(topic)))
 
 
@@ -149,12 +173,26 @@ class MemoryRig(Rig):
     def uncommitted(self, topic: str) -> list[Row]:
         return list(map(row, self._memory.records(topic, "read_uncommitted")))
 
+    def high_watermarks(self, topic: str) -> Positions:
+        ends = self.log.ends(self.partitions(topic))
+        seen = self.uncommitted(topic)
+        return {tp: max([end, *(o + 1 for n, o, _ in seen if n == tp.partition)]) for tp, end in ends.items()}
+
 
 class KafkaRig(Rig):
     """The log on a real broker."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        self._bootstrap_servers = bootstrap_servers
+        self._reader = ck.Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": "unused",
+                "isolation.level": "read_uncommitted",
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
+            }
+        )
         super().__init__(
             KafkaLog(
                 Settings(
@@ -168,31 +206,29 @@ class KafkaRig(Rig):
         )
 
     def uncommitted(self, topic: str) -> list[Row]:
-        settings = {
-            "bootstrap.servers": self._bootstrap_servers,
-            "group.id": "unused",
-            "isolation.level": "read_uncommitted",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-        }
-        reader = ck.Consumer(settings)
         found: list[Row] = []
         ended: set[int] = set()
-        numbers = range(self.log.topics([topic])[topic].partitions)
+        numbers = {tp.partition for tp in self.partitions(topic)}
 
         def read_out() -> bool:
-            for m in reader.consume(100, 0.1):
+            for m in self._reader.consume(100, 0.1):
                 error = m.error()
                 if error is None:
                     found.append((m.partition() or 0, m.offset() or 0, m.value()))
                 else:
                     assert error.code() == ck.KafkaError._PARTITION_EOF, error
                     ended.add(m.partition() or 0)
-            return ended == set(numbers)
+            return ended == numbers
 
-        try:
-            reader.assign([ck.TopicPartition(topic, n, 0) for n in numbers])
-            until(read_out)
-        finally:
-            reader.close()
+        self._reader.assign([ck.TopicPartition(topic, number, 0) for number in numbers])
+        until(read_out)
+        self._reader.unassign()
         return sorted(found)
+
+    def high_watermarks(self, topic: str) -> Positions:
+        reader, partitions = self._reader, self.partitions(topic)
+        return {tp: reader.get_watermark_offsets(ck.TopicPartition(*tp), 5.0)[1] for tp in partitions}
+
+    def close(self) -> None:
+        super().close()
+        self._reader.close()

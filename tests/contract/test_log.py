@@ -9,7 +9,7 @@ import pytest
 from kstreams_py.delivery import Durability
 from kstreams_py.errors import Abortable, Fenced, InputLost, RecordTooLarge, Replaced, Retriable, TopicError
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
-from tests.contract.rig import KafkaRig, MemoryRig, Rig, Row, output, row, until
+from tests.contract.rig import KafkaRig, MemoryRig, Rig, Row, output, row, together, until
 
 
 @pytest.fixture(params=["memory", "kafka"])
@@ -66,11 +66,11 @@ def test_open_transaction_is_not_delivered_and_later_records_wait_for_its_end(ri
     rig.append(topic, b"later")
     everything = [(0, 0, b"before"), (0, 1, b"open"), (0, 2, b"later")]
     assert rig.log.ends([tp]) == {tp: 1}
-    assert rig.committed(topic) == [(0, 0, b"before")]
+    assert list(map(row, rig.messages(topic))) == [(0, 0, b"before")]
     assert rig.uncommitted(topic) == everything
     producer.commit_transaction()
-    assert rig.log.ends([tp]) == {tp: 4}
     assert rig.committed(topic) == everything
+    assert rig.log.ends([tp]) == {tp: 4}
 
 
 def test_one_producer_commits_after_an_abort_and_an_empty_transaction(rig: Rig) -> None:
@@ -87,6 +87,7 @@ def test_one_producer_commits_after_an_abort_and_an_empty_transaction(rig: Rig) 
         producer.write([output(topic, value)])
         producer.commit_transaction()
     assert rig.committed(topic) == [(0, 2, b"b"), (0, 4, b"c")]
+    assert not producer.tainted
 
 
 def test_abort_right_after_a_write_leaves_nothing_to_read(rig: Rig) -> None:
@@ -98,7 +99,7 @@ def test_abort_right_after_a_write_leaves_nothing_to_read(rig: Rig) -> None:
     producer.begin_transaction()
     producer.write([output(topic, b"b")])
     producer.commit_transaction()
-    assert [m.value() for m in rig.messages(topic)] == [b"b"]
+    assert [value for _, _, value in rig.committed(topic)] == [b"b"]
 
 
 # Ends, with markers wherever they can be.
@@ -144,6 +145,7 @@ def test_ends_are_the_last_stable_offset_wherever_the_markers_are(
     topic = rig.topic()
     tp = TopicPartition(topic, 0)
     prepare(rig, topic)
+    rig.settle(topic)
     consumer = rig.consumer()
     consumer.assign({tp: start})
     found: list[Row] = []
@@ -160,6 +162,7 @@ def test_ends_are_told_only_once_everything_before_was_handed_out_and_anew_after
     topic = rig.topic()
     tp = TopicPartition(topic, 0)
     rig.transaction(topic, b"a", b"b", b"c")
+    rig.settle(topic)
     consumer = rig.consumer()
     consumer.assign({tp: 0})
     found: list[Row] = []
@@ -353,8 +356,7 @@ def test_fencing_new_producer_aborts_the_open_transaction_of_the_older_with_its_
     old.send_offsets({tp: 1}, member.consumer)
     assert rig.log.ends([tp]) == {tp: 0}
     rig.producer(transactional_id)
-    assert rig.log.ends([tp]) == {tp: 2}
-    assert (rig.committed(topic), member.consumer.committed([tp])) == ([], {tp: 0})
+    assert (rig.committed(topic), rig.log.ends([tp]), member.consumer.committed([tp])) == ([], {tp: 2}, {tp: 0})
 
 
 @pytest.mark.parametrize("call", ["write", "send_offsets", "abort_transaction"])
@@ -391,7 +393,7 @@ def test_seat_taken_over_by_a_new_consumer_gives_it_the_partitions_and_ends_the_
     group, topic = rig.name(), rig.topic(2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     old, other = rig.member(group, "a", topic), rig.member(group, "b", topic)
-    until(lambda: old.poll().holds(zero) and other.poll().holds(one))
+    together((old, zero), (other, one))
     before = list(other.events)
     new = rig.member(group, "a", topic)
     until(lambda: new.poll().holds(zero))
@@ -419,7 +421,7 @@ def test_rebalance_for_a_second_member_revokes_then_assigns_disjoint_and_complet
     first = rig.member(group, "a", one, two)
     until(lambda: first.poll().holds(*front, *back))
     second = rig.member(group, "b", one, two)
-    until(lambda: first.poll().holds(*front) and second.poll().holds(*back))
+    together((first, *front), (second, *back))
     assert first.events == [front | back, "revoked", front]
     assert second.events == [back]
 
@@ -445,7 +447,7 @@ def test_rebalance_makes_the_commit_of_a_member_of_an_older_generation_abortable
     until(lambda: first.poll().holds(zero, one))
     stale = first.consumer.group_metadata()  # type: ignore[attr-defined]  # both have it, beside the protocol
     second = rig.member(group, "b", topic)
-    until(lambda: first.poll().holds(zero) and second.poll().holds(one))
+    together((first, zero), (second, one))
     producer = rig.producer()
     producer.begin_transaction()
     with monkeypatch.context() as patch:
@@ -523,14 +525,18 @@ def test_newest_is_the_last_committed_record_below_markers_aborted_and_open_tran
         m = rig.log.newest(tp)
         return None if m is None else row(m)
 
-    seen = [newest()]
+    def settled() -> Row | None:
+        rig.settle(topic)
+        return newest()
+
+    seen = [settled()]
     rig.transaction(topic, b"aborted", commits=False)
-    seen.append(newest())
+    seen.append(settled())
     rig.transaction(topic, b"a", b"b")
-    seen.append(newest())
+    seen.append(settled())
     for _ in range(5):
         rig.transaction(topic, b"aborted", commits=False)
-    seen.append(newest())
+    seen.append(settled())
     producer = rig.producer()
     producer.begin_transaction()
     producer.write([output(topic, b"open")])
@@ -538,7 +544,7 @@ def test_newest_is_the_last_committed_record_below_markers_aborted_and_open_tran
     rig.append(topic, b"later")
     seen.append(newest())
     producer.commit_transaction()
-    seen.append(newest())
+    seen.append(settled())
     rig.log.truncate(tp, 18)
     seen.append(newest())
     assert seen == [None, None, (0, 3, b"b"), (0, 3, b"b"), (0, 3, b"b"), (0, 16, b"later"), None]
@@ -555,6 +561,14 @@ def test_truncate_deletes_what_is_before_and_keeps_offsets(rig: Rig) -> None:
 
 
 # Topics.
+
+
+def test_topics_are_there_once_their_creation_returns(rig: Rig) -> None:
+    for _ in range(10):
+        one, two = rig.name(), rig.name()
+        rig.log.create_topics([(one, 2, 1, {}), (two, 1, 1, {})])
+        found = rig.log.topics([one, two])
+        assert {name: info.partitions for name, info in found.items()} == {one: 2, two: 1}
 
 
 def test_topics_are_described_as_created_and_those_that_exist_are_left_alone(rig: Rig) -> None:
@@ -611,16 +625,16 @@ def test_record_larger_than_its_topic_takes_fails_the_transaction_and_names_the_
 
 
 @pytest.mark.parametrize("durability", [Durability.COMMITTED, Durability.LEADER])
-def test_flush_without_a_transaction_raises_for_a_delivery_that_failed_and_goes_on(
+def test_flush_without_a_transaction_raises_for_a_delivery_that_failed_and_names_the_topic(
     rig: Rig, durability: Durability
 ) -> None:
     small = rig.topic(max_message_bytes="1000")
     producer = rig.plain(durability)
+    producer.write([output(small, b"fits")])
+    producer.flush()
     producer.write([output(small, bytes(2_000))])
     with pytest.raises(RecordTooLarge, match=f"{small}.*max.message.bytes"):
         producer.flush()
-    producer.write([output(small, b"fits")])
-    producer.flush()
     assert rig.committed(small) == [(0, 0, b"fits")]
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import platformdirs
@@ -34,6 +34,13 @@ def classpath() -> list[Path]:
 @pytest.fixture(scope="module")
 def java() -> Path:
     return find_java()
+
+
+@pytest.fixture(scope="module")
+def one(classpath: list[Path], java: Path) -> Iterator[EmbeddedKafka]:
+    """One broker for the tests of this module that leave it as they found it."""
+    with EmbeddedKafka(classpath, java) as kafka:
+        yield kafka
 
 
 @pytest.fixture
@@ -84,20 +91,47 @@ def in_sync(servers: str, topic: str) -> list[int]:
     return sorted(metadata.topics[topic].partitions[0].isrs)
 
 
-def test_broker_started_takes_and_gives_back_a_record(classpath: list[Path], java: Path, topic_name: str) -> None:
-    with EmbeddedKafka(classpath, java) as kafka:
-        servers = kafka.bootstrap_servers
-        create(servers, topic_name)
-        produce(servers, topic_name, b"first")
-        assert values(servers, topic_name, 1) == [b"first"]
-    assert not answers(servers)
+def test_broker_started_takes_and_gives_back_a_record(one: EmbeddedKafka, topic_name: str) -> None:
+    create(one.bootstrap_servers, topic_name)
+    produce(one.bootstrap_servers, topic_name, b"first")
+    assert values(one.bootstrap_servers, topic_name, 1) == [b"first"]
 
 
-def test_broker_listens_on_loopback_only(classpath: list[Path], java: Path) -> None:
-    with EmbeddedKafka(classpath, java) as kafka:
-        port = int(kafka.bootstrap_servers.rpartition(":")[2])
-        with pytest.raises(OSError, match=r"refused|assign"):
-            socket.create_connection(("127.0.0.2", port), timeout=5.0)
+def test_broker_listens_on_loopback_only(one: EmbeddedKafka) -> None:
+    port = int(one.bootstrap_servers.rpartition(":")[2])
+    with pytest.raises(OSError, match=r"refused|assign"):
+        socket.create_connection(("127.0.0.2", port), timeout=5.0)
+
+
+def test_broker_that_is_paused_is_silent_until_resumed(one: EmbeddedKafka) -> None:
+    one.pause(0)
+    assert not answers(one.bootstrap_servers)
+    one.resume(0)
+    wait_until(lambda: answers(one.bootstrap_servers))
+
+
+def test_broker_that_is_killed_and_restarted_has_its_records(one: EmbeddedKafka, topic_name: str) -> None:
+    create(one.bootstrap_servers, topic_name)
+    produce(one.bootstrap_servers, topic_name, b"before")
+    one.kill(0)
+    assert not answers(one.bootstrap_servers)
+    one.restart(0)
+    assert values(one.bootstrap_servers, topic_name, 1) == [b"before"]
+
+
+def test_directory_in_use_is_refused(one: EmbeddedKafka, classpath: list[Path], java: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        EmbeddedKafka(classpath, java, data_dir=one.data_dir).start()
+    assert str(refused.value) == (
+        f"{one.data_dir} is in use by a running broker: stop that one, or choose another directory"
+    )
+
+
+def test_port_in_use_is_refused(one: EmbeddedKafka, classpath: list[Path], java: Path) -> None:
+    port = int(one.bootstrap_servers.rpartition(":")[2])
+    with pytest.raises(SettingsError) as refused:
+        EmbeddedKafka(classpath, java, port=port).start()
+    assert str(refused.value) == f"port {port} of 127.0.0.1 is taken: choose another"
 
 
 def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
@@ -112,26 +146,6 @@ def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
         assert kafka.bootstrap_servers == first
         assert values(first, topic_name, 1) == [b"kept"]
     assert (tmp_path / "kept" / "cluster.json").read_text() == cluster
-
-
-def test_broker_that_is_killed_and_restarted_has_its_records(
-    classpath: list[Path], java: Path, topic_name: str
-) -> None:
-    with EmbeddedKafka(classpath, java) as kafka:
-        create(kafka.bootstrap_servers, topic_name)
-        produce(kafka.bootstrap_servers, topic_name, b"before")
-        kafka.kill(0)
-        assert not answers(kafka.bootstrap_servers)
-        kafka.restart(0)
-        assert values(kafka.bootstrap_servers, topic_name, 1) == [b"before"]
-
-
-def test_broker_that_is_paused_is_silent_until_resumed(classpath: list[Path], java: Path) -> None:
-    with EmbeddedKafka(classpath, java) as kafka:
-        kafka.pause(0)
-        assert not answers(kafka.bootstrap_servers)
-        kafka.resume(0)
-        wait_until(lambda: answers(kafka.bootstrap_servers))
 
 
 def test_three_brokers_take_records_while_one_is_down_and_again_in_sync(
@@ -169,14 +183,6 @@ def test_broker_of_an_owner_that_is_killed_ends_and_leaves_no_data() -> None:
     wait_until(lambda: not answers(servers) and not Path(directory).exists())
 
 
-def test_directory_in_use_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
-    with EmbeddedKafka(classpath, java, data_dir=tmp_path), pytest.raises(SettingsError) as refused:
-        EmbeddedKafka(classpath, java, data_dir=tmp_path).start()
-    assert str(refused.value) == (
-        f"{tmp_path} is in use by a running broker: stop that one, or choose another directory"
-    )
-
-
 def test_directory_of_another_number_of_brokers_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"cluster_id": "MkU3OEVBNTcwNTJENDM2Qg", "ports": [[20001, 20002]]}')
     with pytest.raises(SettingsError) as refused:
@@ -184,14 +190,6 @@ def test_directory_of_another_number_of_brokers_is_refused(classpath: list[Path]
     assert str(refused.value) == (
         f"{tmp_path} holds a cluster of 1 broker(s), not 3: ask for 1, or for another data directory"
     )
-
-
-def test_port_in_use_is_refused(classpath: list[Path], java: Path) -> None:
-    with EmbeddedKafka(classpath, java) as kafka:
-        port = int(kafka.bootstrap_servers.rpartition(":")[2])
-        with pytest.raises(SettingsError) as refused:
-            EmbeddedKafka(classpath, java, port=port).start()
-    assert str(refused.value) == f"port {port} of 127.0.0.1 is taken: choose another"
 
 
 def test_setting_that_kafka_refuses_is_named(classpath: list[Path], java: Path) -> None:
@@ -307,9 +305,8 @@ def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: P
 
 def test_command_without_java_says_what_to_install(tmp_path: Path) -> None:
     machine = {"HOME": str(tmp_path), "JAVA_HOME": "", "PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
-    assert kstreams("broker", "start", **machine) == (
-        2,
-        "",
+    message = (
         "error: MissingSoftware: Java 17 or 21 was not found: run scripts/setup, install it "
-        "(Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it\n",
+        "(Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it\n"
     )
+    assert kstreams("broker", "start", **machine) == (2, "", message)

@@ -17,7 +17,7 @@ class Read:
         partition: int = 0,
         key: bytes | None = None,
         headers: Headers | None = None,
-        timestamp: int = 0,
+        timestamp: int | None = 0,
     ) -> None:
         self._place = topic, partition, offset
         self._content = key, value, None if headers is None else list(headers)
@@ -46,7 +46,7 @@ class Read:
 
     def timestamp(self) -> tuple[int, int]:
         """As the client has it: type 0 and -1 where the record has none."""
-        return (1, self._timestamp) if self._timestamp else (0, -1)
+        return (0, -1) if self._timestamp is None else (1, self._timestamp)
 
 
 class MemoryRegistry:

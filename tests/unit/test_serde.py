@@ -667,7 +667,8 @@ LETTER = {
 )
 def test_schema_of_this_repository_holds_what_it_is_for(file: str, name: str, value: Any) -> None:
     schema = Avro(SCHEMAS / file)
-    assert (schema.name, reading(SCHEMAS / file, value, SCHEMAS / file)) == (name, value)
+    assert (schema.name, repr(schema), reading(SCHEMAS / file, value, SCHEMAS / file)) == (name, f"Avro({name})", value)
+    assert json.loads(schema.schema) == json.loads((SCHEMAS / file).read_text())
 
 
 def test_schema_of_flights_has_the_columns_of_the_data_in_order() -> None:

@@ -1,0 +1,109 @@
+"""The command `kstreams` as a test runs it: a process of its own, its whole output, its worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.system.harness import WAIT, Cluster, wait_until
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command that has ended said."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def mistakes(self) -> list[str]:
+        """The lines that tell a person what is wrong; the supervisor's pointer to a worker's line is none."""
+        return [
+            line for line in self.err.splitlines() if line.startswith("error: ") and "see its message" not in line
+        ]
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without settings of its own, and with these."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")}
+    return {**ours, **environment}
+
+
+def kstreams(*arguments: object, environment: Mapping[str, str], cwd: Path | None = None) -> Finished:
+    """Runs the command to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kstreams_py", *map(str, arguments)],
+        env=clean_environment(environment),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+class RunningCommand:
+    """The command while it runs; stdout and stderr go to one file."""
+
+    def __init__(self, log: Path, arguments: tuple[object, ...], environment: Mapping[str, str]) -> None:
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kstreams_py", *map(str, arguments)],
+                env=clean_environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def send(self, signum: signal.Signals) -> None:
+        self.process.send_signal(signum)
+
+    def wait(self) -> int:
+        return self.process.wait(WAIT)
+
+
+@contextmanager
+def command(directory: Path, *arguments: object, environment: Mapping[str, str]) -> Iterator[RunningCommand]:
+    """The command runs inside the block; what is left of it afterwards is killed."""
+    running = RunningCommand(directory / f"command-{time.monotonic_ns()}.log", arguments, environment)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.wait(WAIT)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def await_end(pid: int) -> None:
+    wait_until(lambda: not alive(pid), f"the end of process {pid}")
+
+
+def contents(cluster: Cluster, topics: Mapping[str, str]) -> dict[str, Any]:
+    """All committed values and, for inputs (topic to group), the group's committed offsets."""
+    return {
+        topic: (cluster.values(topic), cluster.committed(group, topic) if group else None)
+        for topic, group in topics.items()
+    }

@@ -1,0 +1,649 @@
+"""What becomes of a step that fails: dead letters as a whole, what stops a worker, what is kept, in each guarantee."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastavro import parse_schema, schemaless_reader
+
+import kstreams_py as ks
+from kstreams_py import Settings, errors
+from kstreams_py.delivery import hash_prefix, joined_hash, pack_offset
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.registry import FileRegistry
+from kstreams_py.serde import canonical
+from tests.system.harness import Cluster, RunningSlot, WorkerProcess, running, wait_until
+
+MakeSettings = Callable[..., Settings]
+
+DEAD_LETTER = json.loads((Path(__file__).parents[2] / "schemas" / "dead_letter.avsc").read_text(encoding="utf-8"))
+PARSED = parse_schema(DEAD_LETTER)
+GUARANTEES = ["exactly_once", "at_least_once", "at_most_once"]
+
+
+class Rejected(Exception):
+    """What the functions of these tests raise."""
+
+
+def letter(m: Any) -> dict[str, Any]:
+    """The content of a dead letter, without its traceback."""
+    found: Any = schemaless_reader(BytesIO(m.value()[5:]), PARSED, None)
+    del found["traceback"]
+    return dict(found)
+
+
+def letters(cluster: Cluster, topic: str) -> list[tuple[str, list[bytes | None]]]:
+    """Of each dead letter, the exception's class and the values that were read."""
+    found = [letter(m) for m in cluster.read(topic)]
+    return [(each["exception_class"].rpartition(".")[2], [i["value"] for i in each["inputs"]]) for each in found]
+
+
+def topic_id(settings: Settings, topic: str) -> str:
+    return KafkaLog(settings).topics([topic])[topic].topic_id
+
+
+def reject(value: bytes) -> bytes:
+    """The function of most tests: it passes what does not start with `bad`."""
+    if value.startswith(b"bad"):
+        raise Rejected(f"no {value.decode()}")
+    return value
+
+
+class Pipe:
+    """A map from `NAME.in` to `NAME.out` with dead letters in `NAME.errors`, on topics that are there."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster, self.name = cluster, name
+        self.source, self.target, self.errors = f"{name}.in", f"{name}.out", f"{name}.errors"
+        self.group = f"{name}.step"
+        cluster.create(self.source, self.target, self.errors)
+
+    def graph(self, function: Callable[..., Any], **options: Any) -> ks.Graph:
+        graph = ks.Graph(self.name, errors=self.errors)
+        graph.map(graph.topic(self.source), to=graph.topic(self.target), id="step", **options)(function)
+        return graph
+
+    def await_position(self, offset: int) -> None:
+        self.cluster.await_committed(self.group, self.source, {0: offset})
+
+    @property
+    def position(self) -> int | None:
+        return self.cluster.committed(self.group, self.source).get(0)
+
+    @property
+    def outputs(self) -> list[bytes | None]:
+        return self.cluster.values(self.target)
+
+    @property
+    def letters(self) -> list[tuple[str, list[bytes | None]]]:
+        return letters(self.cluster, self.errors)
+
+
+@pytest.fixture
+def pipe(cluster: Cluster, name: str) -> Pipe:
+    return Pipe(cluster, name)
+
+
+# Handled: a dead letter.
+
+
+def test_function_raises_makes_a_dead_letter_that_holds_the_whole_step(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings
+) -> None:
+    around = settings()
+    cluster.write(pipe.source, [b"fine"])
+    cluster.write(
+        pipe.source, [b"bad"], keys=[b"k"], headers=[("trace", b"1"), ("none", None)], timestamp=1_357_000_000_000
+    )
+    cluster.write(pipe.source, [b"fine too"])
+    with running(pipe.graph(reject), around):
+        pipe.await_position(3)
+    assert pipe.outputs == [b"fine", b"fine too"]
+    (m,) = cluster.read(pipe.errors)
+    delivery = hash_prefix(pipe.group, pipe.source, topic_id(around, pipe.source), 0) + pack_offset(1)
+    assert letter(m) == {
+        "processor": pipe.group,
+        "delivery_hash": delivery,
+        "exception_class": f"{__name__}.Rejected",
+        "exception_message": "no bad",
+        "inputs": [
+            {
+                "topic": pipe.source,
+                "partition": 0,
+                "offset": 1,
+                "timestamp": 1_357_000_000_000,
+                "key": b"k",
+                "value": b"bad",
+                "headers": [{"name": "trace", "value": b"1"}, {"name": "none", "value": None}],
+            }
+        ],
+    }
+    trace = str(schemaless_reader(BytesIO(m.value()[5:]), PARSED, None)["traceback"])  # type: ignore[index, call-overload]
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert ", in reject\n" in trace
+    assert trace.endswith("Rejected: no bad\n")
+    assert (m.key(), m.timestamp()[1]) == (b"k", 1_357_000_000_000)
+    assert m.headers() == [
+        ("ks-hash", delivery),
+        ("ks-type", b"dead-letter"),
+        ("ks-proc", pipe.group.encode()),
+        ("ks-error", b"Rejected"),
+    ]
+    schema_id = int.from_bytes(m.value()[1:5])
+    assert (m.value()[0], FileRegistry(around.schema_directory).schema(schema_id)) == (0, canonical(DEAD_LETTER))
+
+
+def test_join_raises_makes_one_dead_letter_with_both_inputs(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    around = settings()
+    left, right, target, dead = (f"{name}.{end}" for end in ("left", "right", "out", "errors"))
+    cluster.create(left, right, target, dead)
+    cluster.write(left, [b"l0", b"bad", b"l2"], keys=[b"a", b"b", b"c"])
+    cluster.write(right, [b"r0", b"r1", b"r2"])
+    graph = ks.Graph(name, errors=dead)
+
+    @graph.join(graph.topic(left), graph.topic(right), to=graph.topic(target))
+    def both(a: bytes, b: bytes) -> bytes:
+        return reject(a) + b
+
+    with running(graph, around):
+        for topic in (left, right):
+            cluster.await_committed(f"{name}.both", topic, {0: 3})
+    assert cluster.values(target) == [b"l0r0", b"l2r2"]
+    (m,) = cluster.read(dead)
+    found = letter(m)
+    assert [(i["topic"], i["offset"], i["value"]) for i in found["inputs"]] == [(left, 1, b"bad"), (right, 1, b"r1")]
+    assert m.key() == b"b"
+    tailers = [(topic, topic_id(around, topic), 0, 1) for topic in (left, right)]
+    assert found["delivery_hash"] == dict(m.headers())["ks-hash"] == joined_hash(f"{name}.both", tailers)
+
+
+def test_dead_letter_and_its_position_become_visible_in_one_transaction(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings
+) -> None:
+    gate, waits = threading.Event(), threading.Event()
+
+    def function(value: bytes) -> bytes:
+        if value == b"wait":
+            waits.set()
+            assert gate.wait(60)
+        return reject(value)
+
+    cluster.write(pipe.source, [b"bad"] * 150 + [b"wait"])
+    with running(pipe.graph(function), settings(commit_interval_ms=5_000)):
+        wait_until(lambda: cluster.read(pipe.errors, "read_uncommitted"), "dead letters are written")
+        assert waits.wait(60)
+        assert (pipe.letters, pipe.position) == ([], None)
+        gate.set()
+        pipe.await_position(151)
+        assert pipe.letters == [("Rejected", [b"bad"])] * 150
+    assert pipe.outputs == [b"wait"]
+
+
+def test_errors_topic_of_a_processor_overrides_the_graphs(cluster: Cluster, settings: MakeSettings, name: str) -> None:
+    source, common, own = (f"{name}.{end}" for end in ("in", "errors", "errors-own"))
+    cluster.create(source, common, own)
+    cluster.write(source, [b"bad", b"fine"])
+    graph = ks.Graph(name, errors=common)
+    read = graph.topic(source)
+    graph.sink(read, id="plain")(reject)
+    graph.sink(read, id="special", errors=own)(reject)
+    graph.sink(read, id="none", errors=None)(reject)
+    with running(graph, settings()):
+        for processor in ("plain", "special", "none"):
+            cluster.await_committed(f"{name}.{processor}", source, {0: 2})
+    assert [letter(m)["processor"] for m in cluster.read(common)] == [f"{name}.plain"]
+    assert [letter(m)["processor"] for m in cluster.read(own)] == [f"{name}.special"]
+
+
+def test_no_errors_topic_warns_at_the_start_then_logs_and_counts_as_delivered(
+    cluster: Cluster, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, target = f"{name}.in", f"{name}.out"
+    cluster.create(source, target)
+    graph = ks.Graph(name)
+    graph.map(graph.topic(source), to=graph.topic(target), id="step")(reject)
+    caplog.set_level(logging.WARNING, "kstreams_py")
+
+    def told(text: str) -> list[str]:
+        return [r.getMessage() for r in caplog.records if text in r.getMessage()]
+
+    with running(graph, settings()):
+        wait_until(lambda: told("step: no dead-letter topic"), "the warning, before any record")
+        cluster.write(source, [b"bad", b"fine"])
+        cluster.await_committed(f"{name}.step", source, {0: 2})
+    assert cluster.values(target) == [b"fine"]
+    (line,) = told("no bad")
+    assert all(part in line for part in ("step", "Rejected", f"{source}[0]@0"))
+    with running(graph, settings()):
+        cluster.write(source, [b"later"])
+        cluster.await_committed(f"{name}.step", source, {0: 3})
+    assert cluster.values(target) == [b"fine", b"later"]
+    assert len(told("no bad")) == 1, "it is not read again"
+
+
+def test_record_that_does_not_decode_is_a_dead_letter_with_its_raw_bytes(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    around = settings()
+    avro = ks.Avro({"type": "record", "name": "N", "fields": [{"name": "n", "type": "int"}]})
+    good = avro.bind(FileRegistry(around.schema_directory), "seen-value").serialize({"n": 1}) or b""
+    of_avro = [good, b"\x01" + good[1:], b"\x00\x00", b"", b"\x00\x7f\xff\xff\xff\x02", good[:5], good + b"!"]
+    of_json = [b"{}", b"{", b"NaN", b"\xff", b""]
+    of_text = ["é".encode(), b"\xe9"]
+    topics = [f"{name}.{end}" for end in ("avro", "json", "text")]
+    target, dead = f"{name}.out", f"{name}.errors"
+    cluster.create(*topics, target, dead)
+    graph = ks.Graph(name, errors=dead)
+    for topic, values, serde in zip(topics, (of_avro, of_json, of_text), (avro, ks.Json(), ks.String()), strict=True):
+        cluster.write(topic, values)
+        graph.map(graph.topic(topic, value=serde), to=graph.topic(target, value=ks.Json()), id=topic[-4:])(
+            lambda value: value
+        )
+    with running(graph, around):
+        for topic, values in zip(topics, (of_avro, of_json, of_text), strict=True):
+            cluster.await_committed(f"{name}.{topic[-4:]}", topic, {0: len(values)})
+    assert sorted(cluster.values(target)) == sorted(['"é"'.encode(), b"{}", b'{"n":1}'])
+    raw = {topic: [values for kind, values in letters_of(cluster, dead, topic)] for topic in topics}
+    assert raw == {
+        topics[0]: [[value] for value in of_avro[1:]],
+        topics[1]: [[value] for value in of_json[1:]],
+        topics[2]: [[b"\xe9"]],
+    }
+    assert {kind for kind, _ in letters(cluster, dead)} == {"DecodeError"}
+
+
+def letters_of(cluster: Cluster, dead: str, topic: str) -> list[tuple[str, list[bytes]]]:
+    """Class and values of the dead letters of one input."""
+    found = [letter(m) for m in cluster.read(dead)]
+    return [
+        (each["exception_class"], [i["value"] for i in each["inputs"]])
+        for each in found
+        if each["inputs"][0]["topic"] == topic
+    ]
+
+
+def test_key_that_does_not_decode_is_a_dead_letter_where_it_is_asked_for(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    source, target, dead = (f"{name}.{end}" for end in ("in", "out", "errors"))
+    cluster.create(source, target, dead)
+    cluster.write(source, [b"a", b"b"], keys=[b"\xff", b"key"])
+    graph = ks.Graph(name, errors=dead)
+    read = graph.topic(source, key=ks.String())
+
+    @graph.map(read, to=graph.topic(target))
+    def keyed(value: bytes, step: ks.Step) -> bytes:
+        return value + step.key.encode()
+
+    with running(graph, settings()):
+        cluster.await_committed(f"{name}.keyed", source, {0: 2})
+    assert cluster.values(target) == [b"bkey"]
+    assert [(m.key(), letter(m)["inputs"][0]["key"]) for m in cluster.read(dead)] == [(b"\xff", b"\xff")]
+
+
+ODD_OUTPUTS: dict[str, Any] = {
+    "a value of another type": "text",
+    "a key that does not encode": ks.Out(b"v", key="text"),
+    "a header that is no bytes": ks.Out(b"v", headers=[("h", 5)]),
+    "headers that are no pairs": ks.Out(b"v", headers={"h": b"1"}),  # type: ignore[arg-type]
+    "a header without a name": ks.Out(b"v", headers=[(None, b"1")]),  # type: ignore[list-item]
+    "a timestamp that is no number": ks.Out(b"v", timestamp="now"),  # type: ignore[arg-type]
+    "a timestamp with a fraction": ks.Out(b"v", timestamp=1.5),  # type: ignore[arg-type]
+    "a timestamp out of range": ks.Out(b"v", timestamp=1 << 70),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_OUTPUTS.values(), ids=ODD_OUTPUTS)
+def test_output_that_cannot_be_written_is_a_dead_letter_and_the_rest_goes_on(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, odd: Any
+) -> None:
+    cluster.write(pipe.source, [b"before", b"odd", b"after"])
+    with running(pipe.graph(lambda value: odd if value == b"odd" else value), settings()):
+        pipe.await_position(3)
+    assert pipe.outputs == [b"before", b"after"]
+    assert [values for _, values in pipe.letters] == [[b"odd"]]
+
+
+def test_custom_serde_that_gives_no_bytes_is_a_dead_letter(pipe: Pipe, cluster: Cluster, settings: MakeSettings) -> None:
+    class Careless:
+        def serialize(self, value: Any) -> Any:
+            return 5 if value == b"odd" else value
+
+        def deserialize(self, data: bytes) -> Any:
+            return data
+
+    cluster.write(pipe.source, [b"before", b"odd", b"after"])
+    graph = ks.Graph(pipe.name, errors=pipe.errors)
+    graph.map(graph.topic(pipe.source), to=graph.topic(pipe.target, value=Careless()), id="step")(lambda value: value)
+    with running(graph, settings()):
+        pipe.await_position(3)
+    assert pipe.outputs == [b"before", b"after"]
+    assert [values for _, values in pipe.letters] == [[b"odd"]]
+
+
+@pytest.mark.parametrize("generator", [False, True], ids=["returned", "yielded"])
+def test_fork_with_one_output_that_does_not_encode_writes_none_of_them(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, name: str, generator: bool
+) -> None:
+    second = f"{name}.json"
+    cluster.create(second)
+    cluster.write(pipe.source, [b"1", b"odd", b"3"])
+    graph = ks.Graph(name, errors=pipe.errors)
+    to = [graph.topic(pipe.target), graph.topic(second, value=ks.Json())]
+
+    def returned(value: bytes) -> Any:
+        return {pipe.target: value, second: {1, 2} if value == b"odd" else int(value)}
+
+    def yielded(value: bytes) -> Iterator[Any]:
+        yield {pipe.target: value}
+        yield {second: {1, 2} if value == b"odd" else int(value)}
+
+    graph.map(graph.topic(pipe.source), to=to, id="step")(yielded if generator else returned)
+    with running(graph, settings()):
+        pipe.await_position(3)
+    assert (pipe.outputs, cluster.values(second)) == ([b"1", b"3"], [b"1", b"3"])
+    assert pipe.letters == [("TypeError", [b"odd"])]
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+ODD_EXCEPTIONS: dict[str, Exception] = {
+    "text that is no UTF-8": Rejected("name \udcff"),
+    "a message larger than a record": Rejected("x" * 2_000_000),
+    "no message at all": _Mute(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_EXCEPTIONS.values(), ids=ODD_EXCEPTIONS)
+def test_exception_of_any_shape_makes_a_dead_letter(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, odd: Exception
+) -> None:
+    def function(value: bytes) -> bytes:
+        if value == b"odd":
+            raise odd
+        return value
+
+    cluster.write(pipe.source, [b"before", b"odd", b"after"])
+    with running(pipe.graph(function), settings()):
+        pipe.await_position(3)
+    assert pipe.outputs == [b"before", b"after"]
+    assert pipe.letters == [(type(odd).__name__, [b"odd"])]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_dead_letters_are_written_in_every_guarantee(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, guarantee: str
+) -> None:
+    cluster.write(pipe.source, [b"1", b"bad", b"2", b"bad 2"])
+    with running(pipe.graph(reject, guarantee=guarantee), settings()):
+        pipe.await_position(4)
+        wait_until(lambda: len(pipe.letters) == 2, "the dead letters")
+    assert pipe.outputs == [b"1", b"2"]
+    assert pipe.letters == [("Rejected", [b"bad"]), ("Rejected", [b"bad 2"])]
+    with running(pipe.graph(reject, guarantee=guarantee), settings()):
+        cluster.write(pipe.source, [b"3"])
+        pipe.await_position(5)
+        wait_until(lambda: pipe.outputs == [b"1", b"2", b"3"], "the next output")
+    assert len(pipe.letters) == 2, "a dead letter is delivered"
+
+
+# Not handled: the worker stops.
+
+
+WORKER = """
+from pathlib import Path
+import kstreams_py as ks
+from kstreams_py.errors import SinkUnavailable
+
+graph = ks.Graph({name!r}, errors="{name}.errors", unhandled_exceptions=LookupError)
+
+@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
+def step(value):
+    if value == b"odd" and not Path({mended!r}).exists():
+        {raises}
+    return value
+"""
+
+
+@pytest.fixture
+def worker(pipe: Pipe, tmp_path: Path, settings: MakeSettings) -> Iterator[Callable[[str], WorkerProcess]]:
+    """Starts slot 0 of WORKER in a process; `odd` makes it do what is given, until the file `mended` is there."""
+    started: list[WorkerProcess] = []
+
+    def start(raises: str) -> WorkerProcess:
+        file = tmp_path / "stopping_graph.py"
+        file.write_text(WORKER.format(name=pipe.name, mended=str(tmp_path / "mended"), raises=raises))
+        started.append(WorkerProcess(file, 0, settings().as_environment()))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@pytest.mark.parametrize(
+    ("raises", "status"),
+    [
+        ("raise KeyError('gone')", 1),
+        ("raise SinkUnavailable('the disk is full: make room')", 3),
+        ("raise ks.Stop('enough')", 0),
+        ("raise SystemExit(7)", 7),
+        ("raise MemoryError", 1),
+    ],
+    ids=["unhandled", "framework", "stop", "exit", "memory"],
+)
+def test_exception_that_stops_commits_what_was_before_and_the_next_start_reads_its_record_again(
+    pipe: Pipe, cluster: Cluster, worker: Callable[[str], WorkerProcess], tmp_path: Path, raises: str, status: int
+) -> None:
+    cluster.write(pipe.source, [b"0", b"bad", b"odd", b"3"])
+    stopped = worker(raises)
+    assert stopped.wait() == status, stopped.text
+    if status != 7:  # nothing of Python's own exit is caught: that batch is done again as a whole
+        assert (pipe.outputs, pipe.position) == ([b"0", b"bad"], 2)
+    again = worker(raises)
+    assert again.wait() == status, "it is read again, as often as it takes"
+    assert (pipe.position, pipe.letters) == (2 if status != 7 else None, [])
+    (tmp_path / "mended").touch()
+    mended = worker(raises)
+    pipe.await_position(4)
+    mended.send(signal.SIGTERM)
+    assert mended.wait() == 0, mended.text
+    assert pipe.outputs == [b"0", b"bad", b"odd", b"3"]
+    assert pipe.letters == []
+
+
+def await_failure(slot: RunningSlot) -> BaseException | None:
+    """Waits until a slot has ended by itself, then gives what it raised; a slot that goes on is stopped."""
+    try:
+        wait_until(lambda: not slot.thread.is_alive(), "the slot ends", 20)
+    finally:
+        slot.stop()
+    return slot.failure
+
+
+FRAMEWORK = [
+    errors.KStreamsError,
+    errors.UserMistake,
+    errors.Unavailable,
+    errors.Replaced,
+    errors.InputLost,
+    errors.LogError,
+    errors.Retriable,
+    errors.Abortable,
+    errors.OutcomeUnknown,
+    errors.Fenced,
+    errors.Fatal,
+]
+
+
+@pytest.mark.parametrize("kind", FRAMEWORK, ids=lambda kind: kind.__name__)
+def test_framework_error_out_of_a_function_always_stops_and_nothing_of_the_step_is_kept(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, kind: type[Exception]
+) -> None:
+    calls: list[bytes] = []
+
+    def function(value: bytes) -> bytes:
+        if value == b"odd":
+            calls.append(value)
+            raise kind("from the function")
+        return value
+
+    cluster.write(pipe.source, [b"0", b"odd", b"2"])
+    failure = await_failure(RunningSlot(pipe.graph(function), settings()))
+    assert type(failure) is kind
+    assert (pipe.outputs, pipe.position, pipe.letters) == ([b"0"], 1, [])
+    assert len(calls) == 1
+
+
+def test_decode_error_out_of_a_function_is_handled(pipe: Pipe, cluster: Cluster, settings: MakeSettings) -> None:
+    def function(value: bytes) -> bytes:
+        raise errors.DecodeError("the function decodes too")
+
+    cluster.write(pipe.source, [b"0"])
+    with running(pipe.graph(function), settings()):
+        pipe.await_position(1)
+    assert pipe.letters == [("DecodeError", [b"0"])]
+
+
+@pytest.mark.parametrize("result", [b"no dict", {"unknown": b"1"}], ids=["no dict", "unknown topic"])
+def test_fork_that_names_no_output_of_its_own_stops_with_what_to_do(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, name: str, result: Any
+) -> None:
+    cluster.create(f"{name}.second")
+    cluster.write(pipe.source, [b"0"])
+    graph = ks.Graph(name, errors=pipe.errors)
+    to = [graph.topic(pipe.target), graph.topic(f"{name}.second")]
+    graph.map(graph.topic(pipe.source), to=to, id="step")(lambda value: result)
+    failure = await_failure(RunningSlot(graph, settings()))
+    assert isinstance(failure, errors.GraphError)
+    assert "'step'" in str(failure)
+    assert (pipe.outputs, pipe.position, pipe.letters) == ([], None, [])
+
+
+class Switch:
+    """Raises at the value `odd` until it is mended, and says what a function has seen."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.mended = error, False
+        self.seen: list[bytes] = []
+
+    def __call__(self, value: bytes) -> bytes:
+        if value == b"odd" and not self.mended:
+            raise self.error
+        self.seen.append(value)
+        return value
+
+
+def declared(kind: str, pipe: Pipe, switch: Switch, guarantee: str = "exactly_once") -> tuple[ks.Graph, list[str]]:
+    """A graph of one processor `step` of this kind, and its inputs."""
+    graph = ks.Graph(pipe.name, errors=pipe.errors, unhandled_exceptions=Rejected, guarantee=guarantee)
+    source, other, target = (graph.topic(t) for t in (pipe.source, f"{pipe.name}.other", pipe.target))
+    if kind == "map":
+        graph.map(source, to=target, id="step")(lambda value: switch(value))
+    elif kind == "generator":
+
+        @graph.map(source, to=target, id="step")
+        def generate(value: bytes) -> Iterator[bytes]:
+            yield switch(value)
+
+    elif kind == "batch":
+        graph.map(source, to=target, id="step", batch=True)(lambda values: [switch(v) for v in values])
+    elif kind == "sink":
+        graph.sink(source, id="step")(lambda value: switch(value))
+    elif kind == "join":
+        graph.join(source, other, to=target, id="step")(lambda a, b: switch(a))
+    else:
+        graph.alts(source, other, to=target, id="step")(lambda value: switch(value))
+    return graph, [pipe.source, *([other.name] if kind in ("join", "alts") else [])]
+
+
+@pytest.mark.parametrize("error", [Rejected("unhandled"), ks.Stop("enough")], ids=["unhandled", "stop"])
+@pytest.mark.parametrize("kind", ["map", "generator", "batch", "sink", "join", "alts"])
+def test_exactly_once_stop_in_mid_batch_then_a_new_start_delivers_each_record_once(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, kind: str, error: Exception
+) -> None:
+    cluster.create(f"{pipe.name}.other")
+    values = [str(i).encode() for i in range(20)] + [b"odd"] + [str(i).encode() for i in range(21, 30)]
+    others = [f"o{i}".encode() for i in range(30)]
+    cluster.write(pipe.source, values)
+    cluster.write(f"{pipe.name}.other", others)
+    switch = Switch(error)
+    graph, inputs = declared(kind, pipe, switch)
+    failure = await_failure(RunningSlot(graph, settings()))
+    assert failure is (None if isinstance(error, ks.Stop) else error)
+    if kind != "batch":
+        assert cluster.committed(pipe.group, pipe.source) == {0: 20}
+    assert pipe.letters == []
+    switch.mended = True
+    with running(graph, settings()):
+        for topic in inputs:
+            cluster.await_committed(pipe.group, topic, {0: 30})
+    assert pipe.letters == []
+    expected = sorted(values + (others if kind == "alts" else []))
+    if kind == "sink":
+        assert switch.seen == values, "what was done before the stop is not done again"
+    else:
+        assert sorted(pipe.outputs) == expected
+        assert [value for value in pipe.outputs if value in values] == values
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("error", [Rejected("unhandled"), ks.Stop("enough")], ids=["unhandled", "stop"])
+def test_stop_that_is_no_crash_loses_and_repeats_nothing_in_any_guarantee(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, guarantee: str, error: Exception
+) -> None:
+    cluster.create(f"{pipe.name}.other")
+    values = [b"0", b"1", b"odd", b"3", b"4"]
+    cluster.write(pipe.source, values)
+    switch = Switch(error)
+    graph, _ = declared("map", pipe, switch, guarantee)
+    failure = await_failure(RunningSlot(graph, settings()))
+    assert failure is (None if isinstance(error, ks.Stop) else error)
+    assert pipe.outputs == [b"0", b"1"]
+    assert pipe.position == 2, "the record that raised is read again"
+    switch.mended = True
+    with running(graph, settings()):
+        pipe.await_position(5)
+        wait_until(lambda: len(pipe.outputs) >= 5, "the rest")
+    assert pipe.outputs == values
+
+
+@pytest.mark.parametrize("kind", ["map", "batch"])
+def test_sigterm_while_functions_run_loses_and_repeats_nothing_at_most_once(
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings, kind: str
+) -> None:
+    gate, waits = threading.Event(), threading.Event()
+
+    def function(value: bytes) -> bytes:
+        if value == b"1":
+            waits.set()
+            assert gate.wait(60)
+        return value
+
+    cluster.write(pipe.source, [b"0", b"1", b"2"])
+    graph = ks.Graph(pipe.name, guarantee="at_most_once")
+    batch = kind == "batch"
+    graph.map(graph.topic(pipe.source), to=graph.topic(pipe.target), id="step", batch=batch)(
+        (lambda values: list(map(function, values))) if batch else function
+    )
+    with running(graph, settings()) as (slot,):
+        assert waits.wait(60)
+        slot.slot.stop()
+        gate.set()
+    with running(graph, settings()):
+        cluster.write(pipe.source, [b"3"])
+        wait_until(lambda: b"3" in pipe.outputs, "the next record")
+    assert pipe.outputs == [b"0", b"1", b"2", b"3"]

@@ -1,0 +1,735 @@
+"""Spark reads exactly what is committed: the corners of transactions, decoding, bounds; on a real broker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from kstreams_py.config import Settings
+from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError
+from kstreams_py.ports import spark as ports_spark
+from kstreams_py.ports.jars import find_java, spark_jars
+from kstreams_py.ports.registry import FileRegistry
+from kstreams_py.ports.spark import options, session, stream, view
+from kstreams_py.serde import Avro, Bytes, Json, Serde, String, bind
+from kstreams_py.topology import Graph, Topic
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # collect() leaves it to the gc
+
+NOON = 1_700_000_000_000
+"""Milliseconds; the record at offset n of any topic here is n seconds younger."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with_kafka = session("test_spark", jars=spark_jars(), java=find_java(), **{"spark.log.level": "ERROR"})
+    yield with_kafka
+    with_kafka.stop()
+
+
+@pytest.fixture
+def settings(broker: Any) -> Settings:
+    return Settings(bootstrap_servers=broker.bootstrap_servers)
+
+
+class Pen:
+    """A transactional producer of one topic; timestamps follow the offsets that it is told."""
+
+    def __init__(self, broker: Any, topic: str) -> None:
+        self._topic = topic
+        config = {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "transactional.id": f"pen-{topic}-{os.urandom(4).hex()}",
+        }
+        self._producer = ck.Producer(config)
+        self._producer.init_transactions(30)
+
+    def begin(self, records: Mapping[int, bytes | None], partition: int = 0, **more: Any) -> None:
+        """Writes records, by the offsets that they will have; they are on the broker afterwards, and not committed."""
+        self._producer.begin_transaction()
+        self.write(records, partition, **more)
+
+    def write(self, records: Mapping[int, bytes | None], partition: int = 0, **more: Any) -> None:
+        for offset, value in records.items():
+            self._producer.produce(self._topic, value, partition=partition, timestamp=NOON + offset * 1000, **more)
+        assert self._producer.flush(30) == 0
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(30)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(30)
+
+    def transactions(self, log: str) -> None:
+        """One partition in one line: `c3` commits three records, `a2` aborts two; each ends in a marker."""
+        offset = 0
+        for word in log.split():
+            self.begin(numbers(offset, offset + int(word[1:])))
+            self.commit() if word[0] == "c" else self.abort()
+            offset += int(word[1:]) + 1
+
+
+def numbers(start: int, end: int) -> dict[int, bytes | None]:
+    """Records whose values are their offsets."""
+    return {offset: str(offset).encode() for offset in range(start, end)}
+
+
+def admin(broker: Any) -> AdminClient:
+    return AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+
+
+def create(
+    broker: Any, name: str, *, partitions: int = 1, key: Serde | None = None, value: Serde | None = None
+) -> Topic:
+    client = admin(broker)
+    client.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    return Graph("spark").topic(name, key=key or String(), value=value or String())
+
+
+def rows(df: DataFrame) -> list[tuple[Any, ...]]:
+    """All of a frame by partition and offset, with timestamps as milliseconds."""
+    found = df.withColumn("timestamp", sf.unix_millis("timestamp")).orderBy("partition", "offset").collect()
+    return [tuple(row) for row in found]
+
+
+def plain(offset: int, partition: int = 0) -> tuple[Any, ...]:
+    """The row of a record of `numbers`."""
+    return (str(offset), None, partition, offset, NOON + offset * 1000, None, None)
+
+
+# Transactions.
+
+
+@pytest.mark.parametrize(
+    ("log", "visible"),
+    [
+        pytest.param("a5", [], id="all-invisible"),
+        pytest.param("a5 c3", [6, 7, 8], id="first-invisible"),
+        pytest.param("c3 a5", [0, 1, 2], id="last-invisible"),
+        pytest.param("c2 a3 c2", [0, 1, 7, 8], id="gap-in-the-middle"),
+        pytest.param("c1 c1 a1 c2", [0, 2, 6, 7], id="markers-between-small-transactions"),
+    ],
+)
+def test_read_committed_view_over_invisible_records_gives_the_visible(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, log: str, visible: list[int]
+) -> None:
+    topic = create(broker, topic_name)
+    Pen(broker, topic_name).transactions(log)
+    assert rows(view(spark, topic, settings=settings)) == [plain(offset) for offset in visible]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "visible"),
+    [
+        pytest.param(2, 6, [3, 4], id="marker-first-and-last"),
+        pytest.param(0, 3, [0, 1], id="marker-last"),
+        pytest.param(1, 5, [1, 3, 4], id="marker-middle"),
+        pytest.param(2, 3, [], id="marker-alone"),
+        pytest.param(6, 8, [], id="aborted-alone"),
+        pytest.param(3, 3, [], id="empty"),
+        pytest.param(-2, 4, [0, 1, 3], id="from-earliest"),
+        pytest.param(4, -1, [4], id="to-latest"),
+    ],
+)
+def test_read_committed_view_bounded_by_offsets_gives_the_visible_between(
+    spark: SparkSession,
+    broker: Any,
+    settings: Settings,
+    two_and_two: Topic,
+    start: int,
+    end: int,
+    visible: list[int],
+) -> None:
+    found = view(spark, two_and_two, settings=settings, start={0: start}, end={0: end})
+    assert rows(found) == [plain(offset) for offset in visible]
+
+
+@pytest.fixture(scope="module")
+def two_and_two(broker: Any) -> Topic:
+    """Offsets 0 1 (marker 2) 3 4 (marker 5), then aborted 6 7 8 (marker 9)."""
+    name = f"test-two-and-two-{os.urandom(4).hex()}"
+    topic = create(broker, name)
+    Pen(broker, name).transactions("c2 c2 a3")
+    return topic
+
+
+def test_read_committed_view_of_a_log_that_starts_at_a_marker_gives_the_rest(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+) -> None:
+    topic = create(broker, topic_name)
+    Pen(broker, topic_name).transactions("c2 c2")
+    delete_before(broker, topic_name, 2)
+    assert rows(view(spark, topic, settings=settings)) == [plain(3), plain(4)]
+
+
+def delete_before(broker: Any, topic: str, offset: int) -> None:
+    client, where = admin(broker), ck.TopicPartition(topic, 0, offset)
+    client.delete_records([where])[where].result(30)
+
+
+def test_read_committed_view_open_transaction_ends_at_the_last_stable_offset(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+) -> None:
+    topic = create(broker, topic_name)
+    early, late = Pen(broker, topic_name), Pen(broker, topic_name)
+    early.begin(numbers(0, 2))
+    early.commit()
+    late.begin(numbers(3, 5))
+    early.begin(numbers(5, 7))
+    early.commit()
+    found = view(spark, topic, settings=settings)
+    assert rows(found) == [plain(0), plain(1)]
+    late.commit()
+    assert rows(found) == [plain(offset) for offset in (0, 1, 3, 4, 5, 6)]
+
+
+def test_read_committed_stream_transactions_in_turn_gives_each_batch_once(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, tmp_path: Path
+) -> None:
+    """The sequence of Spark's own KafkaMicroBatchSourceSuite, with three offsets per batch."""
+    topic = create(broker, topic_name)
+    pen = Pen(broker, topic_name)
+    batches: list[list[tuple[Any, ...]]] = []
+    query = (
+        stream(spark, topic, settings=settings, max_offsets_per_trigger=3)
+        .writeStream.foreachBatch(lambda df, _: batches.append(rows(df)))
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+
+    def new_batches() -> list[list[tuple[Any, ...]]]:
+        query.processAllAvailable()
+        found = batches[:]
+        batches.clear()
+        return found
+
+    def of(*offsets: int) -> list[tuple[Any, ...]]:
+        return [plain(offset) for offset in offsets]
+
+    try:
+        pen.begin(numbers(0, 5))
+        assert new_batches() == []
+        pen.commit()
+        assert new_batches() == [of(0, 1, 2), of(3, 4)]
+        pen.begin(numbers(6, 11))
+        pen.abort()
+        assert new_batches() == [[], []]
+        pen.begin(numbers(12, 17))
+        pen.commit()
+        assert new_batches() == [of(12, 13, 14), of(15, 16)]
+        for first, end in ((18, 19), (20, 21), (22, 24)):
+            pen.begin(numbers(first, end))
+            pen.commit()
+        found = new_batches()
+        assert [row for batch in found for row in batch] == of(18, 20, 22, 23)
+        assert len(found) <= 5
+    finally:
+        query.stop()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_no_loss_deleted_records_fail_the_query(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, streaming: bool
+) -> None:
+    topic = create(broker, topic_name)
+    Pen(broker, topic_name).transactions("c3 c2")
+    delete_before(broker, topic_name, 2)
+    read = (
+        (lambda: drain(stream(spark, topic, settings=settings, start={0: 0})))
+        if streaming
+        else (lambda: rows(view(spark, topic, settings=settings, start={0: 0})))
+    )
+    with pytest.raises(Exception, match=r"data may have been lost|out of range"):
+        read()
+
+
+def drain(df: DataFrame) -> list[tuple[Any, ...]]:
+    """All that a stream has now."""
+    found: list[tuple[Any, ...]] = []
+    query = df.writeStream.foreachBatch(lambda batch, _: found.extend(rows(batch))).trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    return found
+
+
+def test_no_loss_view_that_ends_after_the_last_stable_offset_fails_the_query(
+    spark: SparkSession, broker: Any, topic_name: str
+) -> None:
+    """This is what waits for pollTimeoutMs: made short here."""
+    topic = create(broker, topic_name)
+    Pen(broker, topic_name).transactions("c2")
+    open_one = Pen(broker, topic_name)
+    open_one.begin(numbers(3, 5))
+    short = Settings(bootstrap_servers=broker.bootstrap_servers, request_timeout_ms=1000)
+    with pytest.raises(Exception, match="out of range"):
+        view(spark, topic, settings=short, end={0: 5}).collect()
+    open_one.commit()
+    assert rows(view(spark, topic, settings=short, end={0: 5})) == [plain(offset) for offset in (0, 1, 3, 4)]
+
+
+# Bounds by time, and several partitions.
+
+
+def at(offset: float) -> datetime:
+    """When the record at an offset was written."""
+    return datetime.fromtimestamp(NOON / 1000, UTC) + timedelta(seconds=offset)
+
+
+@pytest.fixture(scope="module")
+def two_partitions(broker: Any) -> Topic:
+    """Partition 0: 0 to 3 (marker 4), partition 1: 0 and 1 (marker 2)."""
+    name = f"test-two-partitions-{os.urandom(4).hex()}"
+    topic = create(broker, name, partitions=2)
+    pen = Pen(broker, name)
+    pen.begin(numbers(0, 4), partition=0)
+    pen.write(numbers(0, 2), partition=1)
+    pen.commit()
+    return topic
+
+
+ALL = [plain(0), plain(1), plain(2), plain(3), plain(0, 1), plain(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        pytest.param(None, None, ALL, id="all"),
+        pytest.param({0: 1, 1: 1}, {0: 3, 1: -1}, [plain(1), plain(2), plain(1, 1)], id="offsets"),
+        pytest.param(at(1), at(3), [plain(1), plain(2), plain(1, 1)], id="times"),
+        pytest.param(at(-9), at(99), ALL, id="times-around"),
+        pytest.param(at(0.5), None, [plain(1), plain(2), plain(3), plain(1, 1)], id="time-between-records"),
+        pytest.param(at(1.5), at(2), [], id="times-with-nothing-between"),
+        pytest.param(at(99), None, [], id="time-after-the-last"),
+        pytest.param({0: 2, 1: 0}, at(3), [plain(2), plain(0, 1), plain(1, 1)], id="offsets-to-time"),
+    ],
+)
+def test_bounds_view_of_two_partitions_gives_what_is_between(
+    spark: SparkSession, settings: Settings, two_partitions: Topic, start: Any, end: Any, expected: list[Any]
+) -> None:
+    assert rows(view(spark, two_partitions, settings=settings, start=start, end=end)) == expected
+
+
+def test_bounds_views_that_meet_at_a_time_share_nothing_and_leave_out_nothing(
+    spark: SparkSession, settings: Settings, broker: Any, topic_name: str
+) -> None:
+    """Timestamps out of order: a bound is a place, so each record is in one window."""
+    topic = create(broker, topic_name)
+    pen = Pen(broker, topic_name)
+    pen.begin({offset: str(offset).encode() for offset in (5, 1, 9, 2, 7, 3)})
+    pen.commit()
+    before = rows(view(spark, topic, settings=settings, end=at(6)))
+    after = rows(view(spark, topic, settings=settings, start=at(6)))
+    assert [[row[0] for row in found] for found in (before, after)] == [["5", "1"], ["9", "2", "7", "3"]]
+
+
+def test_bounds_stream_from_a_time_gives_what_is_not_older(
+    spark: SparkSession, settings: Settings, two_partitions: Topic
+) -> None:
+    found = drain(stream(spark, two_partitions, settings=settings, start=at(1)))
+    assert found == [plain(1), plain(2), plain(3), plain(1, 1)]
+
+
+# Decoding.
+
+FIRST = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
+NOW: dict[str, Any] = {
+    "type": "record",
+    "name": "Flight",
+    "fields": [
+        {"name": "carrier", "type": "string"},
+        {"name": "delay", "type": ["null", "long"], "default": None},
+        {"name": "stops", "type": {"type": "array", "items": "string"}, "default": []},
+    ],
+}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> FileRegistry:
+    return FileRegistry(tmp_path / "schemas")
+
+
+def encode(schema: Any, registry: FileRegistry, topic: str, value: Any) -> bytes:
+    found = bind(Avro(schema), registry, f"{topic}-value").serialize(value)
+    assert found is not None
+    return found
+
+
+def write_flights(broker: Any, registry: FileRegistry, name: str) -> list[tuple[Any, ...]]:
+    """Two writers' schemas, a tombstone, keys, headers and a delivery hash; the rows to expect, value first."""
+    pen = Pen(broker, name)
+    digest = bytes(range(16))
+    headers = [("ks-hash", digest), ("from", b"EWR"), ("from", None)]
+    pen.begin({0: encode(FIRST, registry, name, {"carrier": "UA"})}, key=b"N1")
+    new = encode(NOW, registry, name, {"carrier": "DL", "delay": 7, "stops": ["ATL", "ORD"]})
+    pen.write({1: new}, key="Ñ2".encode(), headers=headers)
+    pen.write({2: None}, key=b"N1", headers=[("from", b"JFK")])
+    pen.write({3: encode(NOW, registry, name, {"carrier": "", "delay": None, "stops": []})})
+    pen.commit()
+    return [
+        (("UA", None, []), "N1", 0, 0, NOON, None, None),
+        (("DL", 7, ["ATL", "ORD"]), "Ñ2", 0, 1, NOON + 1000, headers, digest),
+        (None, "N1", 0, 2, NOON + 2000, [("from", b"JFK")], None),
+        (("", None, []), None, 0, 3, NOON + 3000, None, None),
+    ]
+
+
+def test_decoding_view_of_two_writer_schemas_gives_the_readers_columns(
+    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+) -> None:
+    topic = create(broker, topic_name, value=Avro(NOW))
+    expected = write_flights(broker, registry, topic_name)
+    flat = [(*(value or (None, None, None)), *rest) for value, *rest in expected]
+
+    found = view(spark, topic, registry=registry, settings=settings)
+
+    assert found.columns == ["carrier", "delay", "stops", *ports_spark.META]
+    assert found.dtypes[:3] == [("carrier", "string"), ("delay", "bigint"), ("stops", "array<string>")]
+    assert rows(found) == flat
+    assert rows(found.filter("delay > 5")) == [flat[1]]
+    assert drain(stream(spark, topic, registry=registry, settings=settings)) == flat
+
+
+def test_decoding_view_not_flattened_gives_a_struct_that_is_null_for_a_tombstone(
+    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+) -> None:
+    topic = create(broker, topic_name, value=Avro(NOW))
+    expected = write_flights(broker, registry, topic_name)
+    found = view(spark, topic, registry=registry, settings=settings, flatten=False)
+    assert found.columns == ["value", *ports_spark.META]
+    assert rows(found) == expected
+
+
+def test_decoding_view_without_a_registry_knows_the_topics_own_schema(
+    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+) -> None:
+    topic = create(broker, topic_name, key=Avro({"type": "string"}), value=Avro(FIRST))
+    key = bind(Avro({"type": "string"}), registry, f"{topic_name}-key").serialize("N1")
+    pen = Pen(broker, topic_name)
+    pen.begin({0: encode(FIRST, registry, topic_name, {"carrier": "UA"})}, key=key)
+    pen.commit()
+    assert rows(view(spark, topic, settings=settings)) == [("UA", "N1", 0, 0, NOON, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "raw", "expected"),
+    [
+        (Bytes(), Bytes(), b"\xff\0", (b"\xff\0", b"\xff\0")),
+        (Bytes(), String(), "é".encode(), ("é", "é".encode())),
+        (String(), Json(), b'{"a":1}', ('{"a":1}', '{"a":1}')),
+    ],
+)
+def test_decoding_view_of_text_and_bytes_gives_strings_and_binaries(
+    spark: SparkSession,
+    broker: Any,
+    settings: Settings,
+    topic_name: str,
+    key: Serde,
+    value: Serde,
+    raw: bytes,
+    expected: tuple[Any, Any],
+) -> None:
+    topic = create(broker, topic_name, key=key, value=value)
+    pen = Pen(broker, topic_name)
+    pen.begin({0: raw}, key=raw)
+    pen.write({1: None})
+    pen.commit()
+    assert rows(view(spark, topic, settings=settings)) == [
+        (*expected, 0, 0, NOON, None, None),
+        (None, None, 0, 1, NOON + 1000, None, None),
+    ]
+
+
+NARROW = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "int"}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "raw", "message"),
+    [
+        pytest.param(Avro(FIRST), b"\0\0\0\0\x09\4UA", "has schema id 9, which is not under {}-value", id="unknown-id"),
+        pytest.param(Avro(FIRST), b"\0\0", "is not in the Avro wire format", id="short"),
+        pytest.param(Avro(FIRST), b"\1\0\0\0\1\4UA", "is not in the Avro wire format", id="no-zero-byte"),
+        pytest.param(Avro(FIRST), b"", "is not in the Avro wire format", id="empty"),
+        pytest.param(Avro(NOW), FIRST, "does not decode as Avro(Flight)", id="cut-short"),
+        pytest.param(Avro(NARROW), FIRST, "which Avro(Flight) cannot read: Flight.carrier was string", id="unreadable"),
+        pytest.param(String(), b"\xff", "is not text in UTF-8", id="not-text"),
+        pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text"),
+    ],
+)
+def test_decoding_record_that_does_not_decode_fails_the_query_naming_it(
+    spark: SparkSession,
+    broker: Any,
+    settings: Settings,
+    registry: FileRegistry,
+    topic_name: str,
+    value: Serde,
+    raw: Any,
+    message: str,
+) -> None:
+    if isinstance(raw, dict):
+        raw = encode(raw, registry, topic_name, {"carrier": "UA"})[: -1 if value.name == "Flight" else None]
+    topic = create(broker, topic_name, value=value)
+    pen = Pen(broker, topic_name)
+    pen.begin({0: None, 1: raw})
+    pen.commit()
+    found = view(spark, topic, registry=registry, settings=settings)
+    with pytest.raises(PySparkException) as caught:
+        found.collect()
+    assert f"topic {topic_name}[0] offset 1: its value {message.format(topic_name)}" in str(caught.value)
+
+
+def test_decoding_field_called_like_a_column_is_refused_unless_not_flattened(
+    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+) -> None:
+    schema = {"type": "record", "name": "Odd", "fields": [{"name": "Offset", "type": "int"}]}
+    topic = create(broker, topic_name, value=Avro(schema))
+    pen = Pen(broker, topic_name)
+    pen.begin({0: encode(schema, registry, topic_name, {"Offset": 3})})
+    pen.commit()
+    with pytest.raises(SchemaError, match=rf"topic {topic_name}: field 'Offset' .* use flatten=False"):
+        view(spark, topic, registry=registry, settings=settings)
+    found = view(spark, topic, registry=registry, settings=settings, flatten=False)
+    assert rows(found) == [((3,), None, 0, 0, NOON, None, None)]
+
+
+def test_decoding_text_in_another_encoding_is_refused(spark: SparkSession, settings: Settings) -> None:
+    topic = Graph("spark").topic("latin", value=String("latin-1"))
+    with pytest.raises(SchemaError, match=r"topic latin: .* its value is in latin-1: declare it as Bytes"):
+        view(spark, topic, settings=settings)
+
+
+# Options.
+
+SETTINGS = Settings(bootstrap_servers="a:1,b:2", request_timeout_ms=4000)
+COMMON = {
+    "subscribe": "flights",
+    "includeHeaders": "true",
+    "failOnDataLoss": "true",
+    "kafkaConsumer.pollTimeoutMs": "8000",
+    "kafka.bootstrap.servers": "a:1,b:2",
+    "kafka.isolation.level": "read_committed",
+    "kafka.fetch.max.wait.ms": "50",
+    "kafka.request.timeout.ms": "4000",
+    "kafka.default.api.timeout.ms": "8000",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        ({}, {"startingOffsets": "earliest", "endingOffsets": "latest"}),
+        (
+            {"start": {1: 7, 0: -2}, "end": {0: 5, 1: -1}},
+            {"startingOffsets": '{"flights": {"0": -2, "1": 7}}', "endingOffsets": '{"flights": {"0": 5, "1": -1}}'},
+        ),
+        (
+            {"start": at(0), "end": at(1.5)},
+            {
+                "startingTimestamp": str(NOON),
+                "startingOffsetsByTimestampStrategy": "latest",
+                "endingTimestamp": str(NOON + 1500),
+            },
+        ),
+        ({"streaming": True}, {"startingOffsets": "earliest"}),
+        (
+            {"streaming": True, "start": "latest", "max_offsets_per_trigger": 9},
+            {"startingOffsets": "latest", "maxOffsetsPerTrigger": "9"},
+        ),
+    ],
+)
+def test_options_are_exactly_what_the_reader_is_given(arguments: dict[str, Any], more: dict[str, str]) -> None:
+    assert options("flights", SETTINGS, **arguments) == {**COMMON, **more}
+
+
+def test_options_poll_limit_is_thirty_seconds_not_two_minutes() -> None:
+    assert options("flights", Settings())["kafkaConsumer.pollTimeoutMs"] == "30000"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start": "latest"}, "start='latest': a view would be empty"),
+        ({"end": "earliest"}, "end='earliest': a view would be empty"),
+        ({"start": "newest"}, "start='newest': give 'earliest', 'latest', an offset for each partition"),
+        ({"start": at(0).replace(tzinfo=None)}, "has no time zone"),
+        ({"start": at(1), "end": at(0)}, "is before its start"),
+        ({"streaming": True, "end": "latest"}, "a stream has no end"),
+    ],
+)
+def test_options_bound_that_is_none_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        options("flights", SETTINGS, **arguments)
+
+
+def client(**kafka: str) -> Settings:
+    return Settings(bootstrap_servers="a:1", kafka={name.replace("__", "."): value for name, value in kafka.items()})
+
+
+def extra(settings: Settings) -> dict[str, str]:
+    """The options that come of librdkafka's settings."""
+    plain_options = options("flights", client())
+    return {name: value for name, value in options("flights", settings).items() if name not in plain_options}
+
+
+def test_options_of_a_client_with_a_password_are_javas() -> None:
+    settings = client(
+        security__protocol="sasl_ssl",
+        sasl__mechanisms="SCRAM-SHA-512",
+        sasl__username="jo",
+        sasl__password='p"w\\',
+        ssl__ca__location="/etc/ca.pem",
+        ssl__endpoint__identification__algorithm="none",
+        reconnect__backoff__ms="70",
+        linger__ms="5",
+    )
+    assert extra(settings) == {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": (
+            'org.apache.kafka.common.security.scram.ScramLoginModule required username="jo" password="p\\"w\\\\";'
+        ),
+        "kafka.ssl.truststore.location": "/etc/ca.pem",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.endpoint.identification.algorithm": "",
+        "kafka.reconnect.backoff.ms": "70",
+    }
+
+
+def test_options_of_a_client_with_a_certificate_are_javas(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("CERT")
+    (tmp_path / "key.pem").write_text("KEY")
+    settings = client(
+        security__protocol="ssl",
+        ssl__certificate__location=str(tmp_path / "cert.pem"),
+        ssl__key__location=str(tmp_path / "key.pem"),
+        ssl__key__password="pw",
+    )
+    assert extra(settings) == {
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.keystore.certificate.chain": "CERT",
+        "kafka.ssl.keystore.key": "KEY",
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.key.password": "pw",
+    }
+    (tmp_path / "key.pem").unlink()
+    with pytest.raises(SettingsError, match=r"ssl\.key\.location: .*key\.pem is not a PEM file"):
+        options("flights", settings)
+
+
+def test_options_of_a_mechanism_that_java_sets_up_otherwise_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"sasl\.mechanism OAUTHBEARER .* kafka\.sasl\.\* of your own"):
+        options("flights", client(security__protocol="SASL_SSL", sasl__mechanism="OAUTHBEARER"))
+
+
+def test_secrets_options_show_only_where_they_are_asked_for() -> None:
+    found = options(
+        "flights",
+        client(
+            security__protocol="SASL_PLAINTEXT", sasl__mechanism="PLAIN", sasl__username="jo", sasl__password="hush"
+        ),
+    )
+    assert "hush" in found["kafka.sasl.jaas.config"]
+    assert [text for text in (repr(found), str(found), f"{found}", found.lines()) if "hush" in text] == []
+    assert "hush" in found.lines(secrets=True)
+
+
+def test_options_lines_are_ready_to_paste() -> None:
+    lines = options("flights", SETTINGS, start={0: 5}).lines()
+    assert lines.splitlines()[-3:] == [
+        '.option("kafkaConsumer.pollTimeoutMs", "8000")',
+        '.option("startingOffsets", "{\\"flights\\": {\\"0\\": 5}}")',
+        '.option("subscribe", "flights")',
+    ]
+    taken: dict[str, str] = {}
+
+    class Reader:
+        def option(self, name: str, value: str) -> Reader:
+            taken[name] = value
+            return self
+
+    eval(f"(reader\n{lines})", {"reader": Reader()})
+    assert taken == options("flights", SETTINGS, start={0: 5})
+
+
+# What must be there.
+
+
+def test_session_uses_the_jars_where_setup_leaves_them(spark: SparkSession) -> None:
+    assert ports_spark._packages(None) == {"spark.jars": ",".join(map(str, spark_jars()))}
+
+
+def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert (spark.sparkContext.master, spark.conf.get("spark.sql.session.timeZone")) == ("local[2]", "UTC")
+    assert (conf.get("spark.ui.enabled"), conf.get("spark.driver.bindAddress")) == ("false", "127.0.0.1")
+
+
+def in_new_process(code: str, environment: Mapping[str, str]) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    return ran.stdout + ran.stderr
+
+
+def test_missing_software_without_pyspark_is_named() -> None:
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from kstreams_py.ports import spark\n"
+        "assert spark.options('flights')['subscribe'] == 'flights'\n"
+        "spark.session()"
+    )
+    assert in_new_process(code, {}).splitlines()[-1] == (
+        "kstreams_py.errors.MissingSoftware: PySpark is not installed: run pip install 'kstreams_py[spark]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        (None, "java does not run: run scripts/setup, install Java 17 or 21"),
+        ("11.0.2", "did not start on Java 11"),
+        ("25.0.1", "did not start on Java 25"),
+    ],
+)
+def test_missing_software_java_that_is_absent_or_wrong_is_named(tmp_path: Path, says: str | None, message: str) -> None:
+    if says is not None:
+        java = tmp_path / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text(
+            f"""#!/bin/sh\n[ "$1" = -version ] && echo 'openjdk version "{says}"' >&2 && exit 0\nexit 1\n"""
+        )
+        java.chmod(0o755)
+    found = in_new_process("from kstreams_py.ports.spark import session; session()", {"JAVA_HOME": str(tmp_path)})
+    last = found.splitlines()[-1]
+    assert last.startswith("kstreams_py.errors.MissingSoftware: Spark")
+    assert message in last
+
+
+def test_missing_software_session_without_kafka_is_named(settings: Settings) -> None:
+    class Bare:
+        """A reader of a session without the packages."""
+
+        read = property(lambda self: self)
+
+        def format(self, name: str) -> Bare:
+            return self
+
+        def options(self, **_: str) -> Bare:
+            return self
+
+        def load(self) -> None:
+            raise AnalysisException("Failed to find data source: kafka.")
+
+    with pytest.raises(MissingSoftware, match=r"Failed to find data source: kafka.*ports\.spark\.session\(\)"):
+        view(Bare(), Graph("spark").topic("flights"), settings=settings)  # type: ignore[arg-type]

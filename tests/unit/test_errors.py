@@ -1,0 +1,72 @@
+"""errors.py: the tree in its docstring is the tree of its classes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import kstreams_py
+from kstreams_py import errors
+from kstreams_py.errors import KStreamsError
+
+LINE = re.compile(r"^(?P<branch>[ │├└─]*)(?P<name>[A-Z]\w+)(?:\s{2,}(?P<text>.*?)(?:\s+\(exit status (?P<status>\d)\))?)?$")
+
+
+def drawn() -> dict[str, tuple[str | None, int | None]]:
+    """Per name in the docstring: the name above it, and the exit status written at it or above it (default 1)."""
+    found: dict[str, tuple[str | None, int | None]] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = LINE.match(line)
+        if match is None or not line.startswith("    "):
+            continue
+        depth = len(match["branch"])
+        above = [(at, name) for at, name in above if at < depth]
+        parent = above[-1][1] if above else None
+        inherited = found[parent][1] if parent else 1
+        found[match["name"]] = (parent, int(match["status"]) if match["status"] else inherited)
+        above.append((depth, match["name"]))
+    return found
+
+
+def test_every_exception_is_in_the_tree_under_its_parent_with_its_exit_status() -> None:
+    classes = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, BaseException)}
+    assert drawn() == {
+        name: (
+            None if (parent := each.__base__) is Exception else parent.__name__,  # type: ignore[union-attr]
+            getattr(each, "exit_status", 1),
+        )
+        for name, each in classes.items()
+    }
+
+
+def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
+    statuses = {name: getattr(errors, name).exit_status for name in drawn() if name != "Stop"}
+    assert {s: [n for n in statuses if statuses[n] == s] for s in sorted(set(statuses.values()))} == {
+        1: ["KStreamsError", "LogError", "Retriable", "Abortable", "OutcomeUnknown", "Fenced", "Fatal", "DecodeError"],
+        2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordTooLarge",
+            "MissingSoftware"],
+        3: ["Unavailable", "BrokerUnavailable", "SinkUnavailable"],
+        4: ["Replaced"],
+        5: ["InputLost"],
+    }  # fmt: skip
+
+
+def test_stop_is_no_error_of_the_framework_and_every_exception_says_what_it_means() -> None:
+    assert not issubclass(errors.Stop, KStreamsError)
+    assert all(getattr(errors, name).__doc__ for name in drawn())
+
+
+def test_exceptions_live_in_errors_alone() -> None:
+    package = Path(kstreams_py.__file__).parent
+    known = set(drawn())
+    elsewhere = [
+        f"{path.relative_to(package).as_posix()}: {node.name}"
+        for path in sorted(package.rglob("*.py"))
+        if path.name != "errors.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        if {base.id for base in node.bases if isinstance(base, ast.Name)} & (known | {"Exception", "RuntimeError"})
+    ]
+    assert elsewhere == []

@@ -1,0 +1,66 @@
+"""metrics.py: what is counted, and how counts of several workers come together."""
+
+from __future__ import annotations
+
+from kstreams_py.delivery import Output
+from kstreams_py.metrics import Counters, Report, lag, totals
+from kstreams_py.record import TopicPartition
+from kstreams_py.task import Failure, Plan
+from tests.unit.fakes import Read
+
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+
+
+def output(topic: str) -> Output:
+    return (topic, b"", None, -1, None, None, 0, None)
+
+
+def test_counters_tell_outputs_from_dead_letters() -> None:
+    counters = Counters()
+    letters = [Failure((Read("a", i),), b"", ValueError()) for i in range(2)]
+    counters.stepped(Plan(outputs=[output("x"), output("dead"), output("dead"), output("y")], failures=letters, records=7))
+    counters.stepped(Plan(records=1))
+    counters.committed()
+    counters.committed()
+    counters.aborted()
+    assert counters.as_dict() == {"records_in": 8, "records_out": 2, "dead_letters": 2, "commits": 2, "aborts": 1}
+
+
+def test_counters_of_failures_without_a_dead_letter_topic_do_not_take_outputs_away() -> None:
+    counters = Counters()
+    counters.stepped(Plan(outputs=[output("x")], failures=[Failure((Read("a", 1),), b"", ValueError())], records=2))
+    assert counters.as_dict() == {"records_in": 2, "records_out": 1, "dead_letters": 0, "commits": 0, "aborts": 0}
+
+
+def test_lag_is_the_way_to_the_ends_of_the_positions_held() -> None:
+    assert lag({A0: 3, A1: 5}, {A0: 10, A1: 5}) == 7
+    assert lag({A0: 3, A1: 5}, {A0: 10, A1: 4}) == 7  # an end known before the position was reached
+    assert lag({A0: 3}, {A1: 100}) == 0
+    assert lag({}, {}) == 0
+
+
+def report(processor: str, slot: int, lag: int | None, **counters: int) -> Report:
+    return Report(processor, slot, counters, lag)
+
+
+def test_report_after_earlier_workers_of_its_slot_has_their_counts_too() -> None:
+    now = report("p", 3, 9, records_in=5, commits=1)
+    assert now.after({}) == now
+    assert now.after({"records_in": 10}) == report("p", 3, 9, records_in=15, commits=1)
+    assert now.as_dict() == {"processor": "p", "slot": 3, "counters": {"records_in": 5, "commits": 1}, "lag": 9}
+
+
+def test_totals_are_sums_over_slots_and_the_lag_is_known_only_if_all_know_it() -> None:
+    assert totals([]) == {}
+    reports = [
+        report("p", 0, 1, records_in=1),
+        report("q", 0, None, records_in=10),
+        report("p", 1, 2, records_in=2),
+        report("q", 1, 5, records_in=20),
+        report("p", 2, 4, records_in=4),
+    ]
+    assert totals(reports) == {
+        "p": report("p", -1, 7, records_in=7),
+        "q": report("q", -1, None, records_in=30),
+    }
+    assert totals(reversed(reports)) == totals(reports)

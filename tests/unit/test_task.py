@@ -1,0 +1,776 @@
+"""task.py: what is ready, what a step comes to, what a plan commits, what alts chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from kstreams_py.delivery import Choices, Output, hash_prefix, joined_hash, pack_offset
+from kstreams_py.errors import DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
+from kstreams_py.record import Headers, Message, Out, Positions, Step, TopicPartition
+from kstreams_py.serde import Json, String, bind
+from kstreams_py.task import BUFFER_LIMIT, Intake, Plan, Tasks
+from kstreams_py.topology import Graph, Topic
+from tests.unit.fakes import MemoryRegistry, Read
+
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+B0, B1, C0 = TopicPartition("b", 0), TopicPartition("b", 1), TopicPartition("c", 0)
+START = dict.fromkeys((A0, A1, B0, B1, C0), 0)
+KINDS = ("map", "fork", "join", "join_fork", "alts", "alts_fork", "sink", "alts_sink")
+
+
+class Bench:
+    """A graph "g" with one processor "p", and its tasks, which start at offset 0 everywhere."""
+
+    def __init__(self, **graph: Any) -> None:
+        self.graph = Graph("g", **graph)
+        self.topics: dict[str, Topic] = {name: self.graph.topic(name) for name in "abcxy"}
+
+    def tasks(self, registry: MemoryRegistry | None = None) -> Tasks:
+        (processor,) = self.graph.processors
+        tasks = Tasks(
+            processor,
+            name="g.p",
+            registry=registry or MemoryRegistry(),
+            topic_ids={"a": "id-a", "b": "id-b", "c": "id-c"},
+            dead_letters=self.graph.topics[processor.errors] if processor.errors else None,
+        )
+        tasks.assign(START, {})
+        return tasks
+
+    def map(self, function: Callable[..., Any], **options: Any) -> Tasks:
+        self.graph.map("a", to="x", id="p", **options)(function)
+        return self.tasks()
+
+    def fork(self, function: Callable[..., Any], **options: Any) -> Tasks:
+        self.graph.map("a", to=["x", "y"], id="p", **options)(function)
+        return self.tasks()
+
+    def join(self, function: Callable[..., Any], **options: Any) -> Tasks:
+        self.graph.join("a", "b", to="x", id="p", **options)(function)
+        return self.tasks()
+
+    def alts(self, function: Callable[..., Any], **options: Any) -> Tasks:
+        self.graph.alts("a", "b", "c", to="x", id="p", **options)(function)
+        return self.tasks()
+
+
+def intake(tasks: Tasks, *messages: Message) -> Intake:
+    """All that is ready once these have come in."""
+    tasks.add(messages)
+    taken = tasks.take(1_000_000)
+    assert taken is not None
+    return taken
+
+
+def plan_of(tasks: Tasks, *messages: Message) -> Plan:
+    return tasks.run(intake(tasks, *messages))
+
+
+def digest(*messages: Message) -> bytes:
+    """The delivery hash of the step that reads these."""
+    if len(messages) == 1:
+        (m,) = messages
+        return hash_prefix("g.p", m.topic(), f"id-{m.topic()}", m.partition()) + pack_offset(m.offset())
+    return joined_hash("g.p", [(m.topic(), f"id-{m.topic()}", m.partition(), m.offset()) for m in messages])
+
+
+def output(
+    topic: str,
+    value: bytes | None,
+    *read: Message,
+    key: bytes | None = None,
+    timestamp: int = 0,
+    headers: Headers = (),
+) -> Output:
+    """The output of the step that read these."""
+    return (topic, value, key, -1, None, None, timestamp, [*headers, ("ks-hash", digest(*read))])
+
+
+def reads(topic: str, *values: bytes | None, partition: int = 0) -> list[Read]:
+    """Records from offset 0 on."""
+    return [Read(topic, offset, value, partition=partition) for offset, value in enumerate(values)]
+
+
+def places(steps: Sequence[Any]) -> list[Any]:
+    """Topic and offset of each record of an intake."""
+    return [places(step) if isinstance(step, tuple) else (step.topic(), step.offset()) for step in steps]
+
+
+def fail(error: BaseException) -> Callable[..., Any]:
+    def function(*_: Any) -> Any:
+        raise error
+
+    return function
+
+
+# The kinds.
+
+
+def test_map_record_becomes_an_output_with_its_key_headers_and_timestamp() -> None:
+    m = Read("a", 5, b"low", key=b"k", headers=[("h", b"1"), ("n", None)], timestamp=1_700)
+    tasks = Bench().map(lambda value: value.upper())
+    assert plan_of(tasks, m) == Plan(
+        outputs=[output("x", b"LOW", m, key=b"k", timestamp=1_700, headers=[("h", b"1"), ("n", None)])],
+        positions={A0: 6},
+        records=1,
+    )
+
+
+def test_map_of_none_writes_nothing_and_is_delivered() -> None:
+    assert plan_of(Bench().map(lambda value: None), *reads("a", b"1", b"2")) == Plan(positions={A0: 2}, records=2)
+
+
+def test_map_tombstone_comes_in_as_none_without_decoding() -> None:
+    bench, seen = Bench(), list[Any]()
+    bench.graph.map(bench.graph.topic("json", value=Json()), to="x", id="p")(seen.append)
+    tasks = Tasks(bench.graph.processors[0], name="g.p", registry=MemoryRegistry(), topic_ids={"json": ""},
+                  dead_letters=None)  # fmt: skip
+    tasks.assign({TopicPartition("json", 0): 0}, {})
+    plan_of(tasks, *reads("json", None, b"[1]"))
+    assert seen == [None, [1]]
+
+
+def test_map_outputs_of_several_partitions_keep_the_order_of_arrival() -> None:
+    tasks = Bench().map(lambda value: value)
+    m = [Read("a", 3, b"1", partition=1), Read("a", 8, b"2"), Read("a", 4, b"3", partition=1)]
+    assert plan_of(tasks, *m) == Plan(
+        outputs=[output("x", each.value(), each) for each in m], positions={A0: 9, A1: 5}, records=3
+    )
+
+
+def test_fork_writes_each_value_to_the_topic_that_names_it() -> None:
+    bench = Bench()
+    results = iter([{bench.topics["x"]: b"1"}, {"y": b"2", "x": b"3"}, {"x": None}, None, {}])
+    m = reads("a", b"", b"", b"", b"", b"")
+    assert plan_of(bench.fork(lambda value: next(results)), *m) == Plan(
+        outputs=[output("x", b"1", m[0]), output("y", b"2", m[1]), output("x", b"3", m[1])],
+        positions={A0: 5},
+        records=5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (b"1", "processor 'p' has several outputs and returned a bytes: return a dict of topic to value"),
+        (Out(b"1"), "processor 'p' has several outputs and returned a Out: return a dict of topic to value"),
+        ({"x": b"1", "z": b"2"}, "processor 'p' returned a value for 'z': add it to its `to`"),
+        ({3: b"1"}, "processor 'p' returned a value for '3': add it to its `to`"),
+    ],
+)
+def test_fork_result_that_names_no_output_stops_the_worker(result: Any, message: str) -> None:
+    plan = plan_of(Bench(errors="dead").fork(lambda value: result), *reads("a", b""))
+    assert (type(plan.interrupt), str(plan.interrupt)) == (GraphError, message)
+    assert (plan.outputs, plan.positions, plan.failures, plan.records) == ([], {}, [], 0)
+
+
+def test_join_takes_one_record_of_each_input_in_step() -> None:
+    tasks = Bench().join(lambda a, b: a + b)
+    a = [Read("a", 0, b"1", key=b"ka", headers=[("h", b"a")], timestamp=20), Read("a", 1, b"2", timestamp=30)]
+    b = [Read("b", 4, b"3", key=b"kb", headers=[("h", b"b")], timestamp=10), Read("b", 7, b"4", timestamp=40)]
+    assert plan_of(tasks, *b, *a) == Plan(
+        outputs=[
+            output("x", b"13", a[0], b[0], key=b"ka", timestamp=20, headers=[("h", b"a")]),
+            output("x", b"24", a[1], b[1], timestamp=40),
+        ],
+        positions={A0: 2, B0: 8},
+        records=2,
+    )
+
+
+def test_join_pairs_only_records_of_the_same_partition_number() -> None:
+    tasks = Bench().join(lambda a, b: a + b)
+    m = [Read("a", 0, b"1"), Read("b", 0, b"2", partition=1), Read("a", 0, b"3", partition=1), Read("b", 0, b"4")]
+    assert places(intake(tasks, *m).steps) == [[("a", 0), ("b", 0)], [("a", 0), ("b", 0)]]
+    tasks.assign(START, {})
+    assert [o[1] for o in plan_of(tasks, *m).outputs] == [b"14", b"32"]
+
+
+def test_join_leftovers_wait_for_the_other_input_and_are_not_committed() -> None:
+    tasks = Bench().join(lambda a, b: a + b)
+    plan = plan_of(tasks, *reads("a", b"1", b"2", b"3"), *reads("b", b"4"))
+    assert (plan.positions, tasks.positions) == ({A0: 1, B0: 1}, START | {A0: 1, B0: 1})
+    assert (tasks.ready, tasks.take(10)) == (False, None)
+    plan = plan_of(tasks, Read("b", 1, b"5"))
+    assert ([o[1] for o in plan.outputs], plan.positions) == ([b"25"], {A0: 2, B0: 2})
+
+
+def test_join_fork_writes_to_several_topics() -> None:
+    bench = Bench()
+    bench.graph.join("a", "b", to=["x", "y"], id="p")(lambda a, b: {"x": a, "y": b})
+    a, b = Read("a", 0, b"1"), Read("b", 0, b"2")
+    assert plan_of(bench.tasks(), a, b).outputs == [output("x", b"1", a, b), output("y", b"2", a, b)]
+
+
+def test_alts_takes_records_as_they_come_and_decodes_each_by_its_own_topic() -> None:
+    graph = Graph("g")
+    topics = [graph.topic("a"), graph.topic("b", value=Json()), graph.topic("c", value=String())]
+    graph.alts(*topics, to=graph.topic("x", value=Json()), id="p")(lambda value, step: [step.topic, str(value)])
+    tasks = Tasks(graph.processors[0], name="g.p", registry=MemoryRegistry(), dead_letters=None,
+                  topic_ids={"a": "id-a", "b": "id-b", "c": "id-c"})  # fmt: skip
+    tasks.assign(START, {})
+    m = [Read("b", 0, b"[1]"), Read("a", 0, b"v"), Read("a", 1, b"v"), Read("c", 0, b"t"), Read("b", 1, b"2")]
+    assert plan_of(tasks, *m) == Plan(
+        outputs=[
+            output("x", data, each)
+            for data, each in zip(
+                [b'["b","[1]"]', b'["a","b\'v\'"]', b'["a","b\'v\'"]', b'["c","t"]', b'["b","2"]'], m, strict=True
+            )
+        ],
+        positions={A0: 2, B0: 2, C0: 1},
+        records=5,
+    )
+
+
+def test_alts_fork_writes_to_several_topics() -> None:
+    bench = Bench()
+    bench.graph.alts("a", "b", to=["x", "y"], id="p")(lambda value, step: {"x" if step.topic == "a" else "y": value})
+    a, b = Read("a", 0, b"1"), Read("b", 0, b"2")
+    assert plan_of(bench.tasks(), b, a).outputs == [output("y", b"2", b), output("x", b"1", a)]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_sinks_are_called_and_what_they_return_is_ignored(batch: bool) -> None:
+    calls: list[Any] = []
+
+    def one(value: Any) -> Any:
+        calls.append(value)
+        return value
+
+    def two(first: Any, second: Any) -> Any:
+        calls.append((first, second))
+        return {"anything": first}
+
+    a, b = Read("a", 0, b"1"), Read("b", 0, b"2")
+    for inputs, alts, function, messages in [("a", False, one, [a]), ("ab", False, two, [a, b]), ("ab", True, one, [b, a])]:
+        bench = Bench(errors="dead")
+        bench.graph.sink(*inputs, id="p", alts=alts, batch=batch)(function)
+        plan = plan_of(bench.tasks(), *messages)
+        assert (plan.outputs, plan.failures, len(plan.positions)) == ([], [], len(messages))
+    if batch:
+        assert calls == [[b"1"], ([b"1"], [b"2"]), [b"2", b"1"]]
+    else:
+        assert calls == [b"1", (b"1", b"2"), b"2", b"1"]
+
+
+# What a function may ask for and say.
+
+
+def test_step_is_given_to_functions_that_name_it_and_holds_key_positions_and_hash() -> None:
+    graph, seen = Graph("g"), list[Step]()
+    graph.map(graph.topic("a", key=Json()), to=graph.topic("x"), id="p")(lambda value, step: seen.append(step))
+    tasks = Tasks(graph.processors[0], name="g.p", registry=MemoryRegistry(), topic_ids={"a": "id-a"},
+                  dead_letters=None)  # fmt: skip
+    tasks.assign({A0: 0, A1: 0}, {})
+    m = Read("a", 5, key=b"[1]", headers=[("h", b"1")], timestamp=1_700, partition=1)
+    plan_of(tasks, m)
+    (step,) = seen
+    assert (step.topic, step.key, step.headers, step.timestamp, step.positions, step.delivery_hash) == (
+        "a", [1], [("h", b"1")], 1_700, (("a", 1, 5),), digest(m),
+    )  # fmt: skip
+
+
+def test_step_of_a_join_covers_all_its_inputs() -> None:
+    seen: list[Step] = []
+    a, b = Read("a", 1, key=b"k", timestamp=20), Read("b", 2, timestamp=30)
+    plan_of(Bench().join(lambda a, b, step: seen.append(step)), a, b)
+    (step,) = seen
+    assert (step.key, step.timestamp, step.positions, step.delivery_hash) == (
+        b"k", 30, (("a", 0, 1), ("b", 0, 2)), digest(a, b),
+    )  # fmt: skip
+
+
+def test_generator_outputs_are_all_of_one_step() -> None:
+    def split(value: bytes) -> Iterator[Any]:
+        for each in value.split():
+            yield each
+        yield None
+        yield Out(b"last", key=b"k")
+
+    m = reads("a", b"1 2", b"")
+    assert plan_of(Bench().map(split), *m) == Plan(
+        outputs=[
+            *(output("x", each, m[0]) for each in (b"1", b"2")),
+            output("x", b"last", m[0], key=b"k"),
+            output("x", b"last", m[1], key=b"k"),
+        ],
+        positions={A0: 2},
+        records=2,
+    )
+
+
+def test_generator_that_fails_half_way_writes_only_its_dead_letter() -> None:
+    def half(value: bytes) -> Iterator[bytes]:
+        yield value
+        raise LookupError("half way")
+
+    plan = plan_of(Bench(errors="dead").map(half), *reads("a", b"1"))
+    assert [o[0] for o in plan.outputs] == ["dead"]
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [
+        (Out(b"w"), ("w", b"k", 1_700, [("h", b"1")])),
+        (Out(None), (None, b"k", 1_700, [("h", b"1")])),
+        (Out(b"w", key=b"other"), ("w", b"other", 1_700, [("h", b"1")])),
+        (Out(b"w", key=None), ("w", None, 1_700, [("h", b"1")])),
+        (Out(b"w", headers=[("i", None)]), ("w", b"k", 1_700, [("i", None)])),
+        (Out(b"w", headers=[]), ("w", b"k", 1_700, [])),
+        (Out(b"w", timestamp=5), ("w", b"k", 5, [("h", b"1")])),
+        (Out(b"w", b"other", [("ks-hash", b"forged")], 0), ("w", b"other", 0, [])),
+    ],
+)
+@pytest.mark.parametrize("kind", ["map", "fork"])
+def test_out_sets_what_it_names_and_keeps_the_rest(kind: str, out: Out, expected: tuple[Any, ...]) -> None:
+    m = Read("a", 0, key=b"k", headers=[("h", b"1")], timestamp=1_700)
+    tasks = Bench().map(lambda value: out) if kind == "map" else Bench().fork(lambda value: {"x": out})
+    value, key, timestamp, headers = expected
+    data = value if value is None else value.encode()
+    assert plan_of(tasks, m).outputs == [output("x", data, m, key=key, timestamp=timestamp, headers=headers)]
+
+
+def test_out_is_encoded_by_the_serdes_of_its_topic() -> None:
+    graph = Graph("g")
+    x, y = graph.topic("x", key=Json(), value=Json()), graph.topic("y", key=String(), value=String())
+    graph.map(graph.topic("a"), to=[x, y], id="p")(lambda value: {x: Out([1], key={"k": 2}), y: Out("t", key="k")})
+    tasks = Tasks(graph.processors[0], name="g.p", registry=MemoryRegistry(), topic_ids={"a": "id-a"},
+                  dead_letters=None)  # fmt: skip
+    tasks.assign({A0: 0}, {})
+    m = Read("a", 0)
+    assert plan_of(tasks, m).outputs == [output("x", b"[1]", m, key=b'{"k":2}'), output("y", b"t", m, key=b"k")]
+
+
+def test_headers_of_the_step_that_wrote_the_input_are_not_carried() -> None:
+    own: Headers = [("ks-hash", b"0" * 16), ("ks-type", b"dead-letter"), ("ks-proc", b"g.q"), ("ks-error", b"E")]
+    m = Read("a", 0, headers=[*own[:2], ("h", b"1"), *own[2:], ("h", b"2")])
+    for tasks in (Bench().map(lambda value: value), Bench().map(lambda value: Out(value))):
+        assert plan_of(tasks, m).outputs == [output("x", b"v", m, headers=[("h", b"1"), ("h", b"2")])]
+
+
+@pytest.mark.parametrize("function", [lambda value: value, lambda value: Out(value)], ids=["value", "Out"])
+def test_timestamp_of_a_record_that_has_none_is_left_to_the_producer(function: Callable[..., Any]) -> None:
+    m = Read("a", 0, timestamp=None)
+    assert plan_of(Bench().map(function), m).outputs == [output("x", b"v", m, timestamp=0)]
+
+
+# Batches.
+
+
+def test_batch_gets_a_list_and_returns_a_result_for_each() -> None:
+    calls: list[Any] = []
+
+    def double(values: list[bytes]) -> Sequence[Any]:
+        calls.append(values)
+        return tuple(None if value == b"-" else value * 2 for value in values)
+
+    m = reads("a", b"1", b"-", b"3")
+    assert plan_of(Bench().map(double, batch=True), *m) == Plan(
+        outputs=[output("x", b"11", m[0]), output("x", b"33", m[2])], positions={A0: 3}, records=3
+    )
+    assert calls == [[b"1", b"-", b"3"]]
+
+
+def test_batch_of_a_join_gets_a_column_per_input_and_the_steps() -> None:
+    seen: list[Any] = []
+
+    def zipped(first: list[bytes], second: list[bytes], steps: list[Step]) -> list[bytes]:
+        seen.extend([first, second, [step.delivery_hash for step in steps]])
+        return [a + b for a, b in zip(first, second, strict=True)]
+
+    a, b = reads("a", b"1", b"2"), reads("b", b"3", b"4")
+    pairs = list(zip(a, b, strict=True))
+    assert plan_of(Bench().join(zipped, batch=True), *a, *b) == Plan(
+        outputs=[output("x", b"13", *pairs[0]), output("x", b"24", *pairs[1])],
+        positions={A0: 2, B0: 2},
+        records=2,
+    )
+    assert seen == [[b"1", b"2"], [b"3", b"4"], [digest(*pair) for pair in pairs]]
+
+
+def test_batch_of_none_is_delivered_as_a_whole() -> None:
+    assert plan_of(Bench().map(lambda values: None, batch=True), *reads("a", b"1", b"2")) == Plan(
+        positions={A0: 2}, records=2
+    )
+
+
+def test_batch_of_another_length_stops_the_worker_with_nothing_of_it() -> None:
+    plan = plan_of(Bench(errors="dead").map(lambda values: [b"1"], batch=True), *reads("a", b"1", b"2"))
+    assert (type(plan.interrupt), str(plan.interrupt)) == (
+        GraphError,
+        "processor 'p' returned 1 results for a batch of 2: return one result per record, None for none",
+    )
+    assert (plan.outputs, plan.positions, plan.failures, plan.records) == ([], {}, [], 0)
+
+
+def test_batch_exceptions_among_the_results_are_dead_letters_of_their_records() -> None:
+    bench, error = Bench(errors="dead"), LookupError("no 2")
+    m = reads("a", b"1", b"2", b"3")
+    tasks = bench.map(lambda values: [error if value == b"2" else value for value in values], batch=True)
+    plan = plan_of(tasks, *m)
+    assert [(o[0], o[7][-1] if o[0] == "x" else o[7][0]) for o in plan.outputs if o[7]] == [
+        ("x", ("ks-hash", digest(m[0]))),
+        ("dead", ("ks-hash", digest(m[1]))),
+        ("x", ("ks-hash", digest(m[2]))),
+    ]
+    assert [(f.inputs, f.delivery_hash, f.error) for f in plan.failures] == [((m[1],), digest(m[1]), error)]
+    assert (plan.positions, plan.records) == ({A0: 3}, 3)
+
+
+@pytest.mark.parametrize("results", [fail(LookupError("all")), lambda values: 3], ids=["raises", "no list"])
+def test_batch_that_raises_makes_a_dead_letter_of_every_record(results: Callable[..., Any]) -> None:
+    m = reads("a", b"1", b"2")
+    plan = plan_of(Bench(errors="dead").map(results, batch=True), *m)
+    assert [(o[0], (o[7] or [])[0][1]) for o in plan.outputs] == [("dead", digest(m[0])), ("dead", digest(m[1]))]
+    assert (plan.positions, plan.records, plan.interrupt) == ({A0: 2}, 2, None)
+
+
+def test_batch_without_the_records_that_do_not_decode_is_still_run() -> None:
+    graph, calls = Graph("g", errors="dead"), list[Any]()
+    graph.map(graph.topic("a", value=Json()), to=graph.topic("x"), id="p", batch=True)(calls.append)
+    tasks = Tasks(graph.processors[0], name="g.p", registry=MemoryRegistry(), topic_ids={"a": "id-a"},
+                  dead_letters=graph.topics["dead"])  # fmt: skip
+    tasks.assign({A0: 0}, {})
+    m = reads("a", b"1", b"{", b"3")
+    plan = plan_of(tasks, *m)
+    assert calls == [[1, 3]]
+    assert [(f.inputs, type(f.error)) for f in plan.failures] == [((m[1],), DecodeError)]
+    assert ([o[0] for o in plan.outputs], plan.positions, plan.records) == (["dead"], {A0: 3}, 3)
+    assert plan_of(tasks, Read("a", 3, b"{")).positions == {A0: 4}
+    assert calls == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda values: [b"1", Stop("enough"), b"3"], fail(Stop("enough"))],
+    ids=["among the results", "raised"],
+)
+def test_batch_interrupt_delivers_nothing_of_the_batch(function: Callable[..., Any]) -> None:
+    tasks = Bench(errors="dead").map(function, batch=True)
+    plan = plan_of(tasks, *reads("a", b"1", b"2", b"3"))
+    assert (type(plan.interrupt), str(plan.interrupt)) == (Stop, "enough")
+    assert (plan.outputs, plan.positions, plan.failures, plan.records) == ([], {}, [], 0)
+    assert tasks.positions == START
+
+
+# What fails.
+
+
+@pytest.mark.parametrize("kind", ["map", "join"])
+def test_exception_of_the_function_is_a_failure_and_the_others_go_on(kind: str) -> None:
+    error = LookupError("no 2")
+
+    def raising(*values: bytes) -> bytes:
+        if values[0] == b"2":
+            raise error
+        return values[0]
+
+    a, b = reads("a", b"1", b"2", b"3"), reads("b", b"", b"", b"")
+    if kind == "map":
+        plan, steps = plan_of(Bench().map(lambda value: raising(value)), *a), [(m,) for m in a]
+    else:
+        plan = plan_of(Bench().join(lambda first, second: raising(first)), *a, *b)
+        steps = list(zip(a, b, strict=True))
+    assert plan.outputs == [output("x", b"1", *steps[0]), output("x", b"3", *steps[2])]
+    assert [(f.inputs, f.delivery_hash, f.error) for f in plan.failures] == [(steps[1], digest(*steps[1]), error)]
+    assert (plan.records, plan.positions[A0]) == (3, 3)
+
+
+def test_failure_says_the_error_what_was_read_and_the_delivery() -> None:
+    a, b = Read("a", 5, partition=1), Read("b", 7, partition=1)
+    (failure,) = plan_of(Bench().join(fail_two), a, b).failures
+    assert str(failure) == f"LookupError: 'two' (reading a[1]@5, b[1]@7, delivery {digest(a, b).hex()})"
+
+
+def fail_two(first: bytes, second: bytes) -> None:
+    raise LookupError("'two'")
+
+
+def letter(bench: Bench, made: Output, registry: MemoryRegistry) -> Mapping[str, Any]:
+    """A dead letter's value, decoded."""
+    assert made[1] is not None
+    found: Mapping[str, Any] = bind(bench.graph.topics["dead"].value, registry, "dead-value").deserialize(made[1])
+    return found
+
+
+def test_dead_letter_holds_the_input_as_it_was_the_error_and_the_hash() -> None:
+    bench, registry = Bench(errors="dead"), MemoryRegistry()
+    bench.graph.join("a", "b", to="x", id="p")(fail_two)
+    a = Read("a", 5, b"va", key=b"ka", headers=[("h", b"1"), ("n", None)], timestamp=1_700)
+    b = Read("b", 7, None, timestamp=None)
+    (made,) = plan_of(bench.tasks(registry), a, b).outputs
+    topic, _, key, partition, _, _, timestamp, headers = made
+    assert (topic, key, partition, timestamp, headers) == ("dead", b"ka", -1, 1_700, [
+        ("ks-hash", digest(a, b)), ("ks-type", b"dead-letter"), ("ks-proc", b"g.p"), ("ks-error", b"LookupError"),
+    ])  # fmt: skip
+    read = dict(letter(bench, made, registry))
+    trace = read.pop("traceback")
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert trace.endswith("in fail_two\n    raise LookupError(\"'two'\")\nLookupError: 'two'\n")
+    assert read == {
+        "processor": "g.p",
+        "delivery_hash": digest(a, b),
+        "exception_class": "builtins.LookupError",
+        "exception_message": "'two'",
+        "inputs": [
+            {"topic": "a", "partition": 0, "offset": 5, "timestamp": 1_700, "key": b"ka", "value": b"va",
+             "headers": [{"name": "h", "value": b"1"}, {"name": "n", "value": None}]},
+            {"topic": "b", "partition": 0, "offset": 7, "timestamp": -1, "key": None, "value": None, "headers": []},
+        ],
+    }  # fmt: skip
+
+
+def test_dead_letter_of_a_record_that_does_not_decode_has_its_raw_bytes() -> None:
+    registry, called = MemoryRegistry(), list[Any]()
+    bench = Bench(errors="dead")
+    json = bench.graph.topic("json", value=Json())
+    bench.graph.map(json, to="x", id="p")(called.append)
+    tasks = Tasks(bench.graph.processors[0], name="g.p", registry=registry, topic_ids={"json": "id-json"},
+                  dead_letters=bench.graph.topics["dead"])  # fmt: skip
+    tasks.assign({TopicPartition("json", 0): 0}, {})
+    plan = plan_of(tasks, Read("json", 0, b"\xff{"))
+    (made,) = plan.outputs
+    read = letter(bench, made, registry)
+    assert (called, plan.interrupt, plan.positions) == ([], None, {TopicPartition("json", 0): 1})
+    assert (read["exception_class"], read["inputs"][0]["value"]) == ("kstreams_py.errors.DecodeError", b"\xff{")
+
+
+@pytest.mark.parametrize("message", ["\ud800 is half a character", "long " * 10_000])
+def test_dead_letter_can_be_written_whatever_the_exception_says(message: str) -> None:
+    bench, registry = Bench(errors="dead"), MemoryRegistry()
+    bench.graph.map("a", to="x", id="p")(fail(LookupError(message)))
+    (made,) = plan_of(bench.tasks(registry), Read("a", 0)).outputs
+    read = letter(bench, made, registry)
+    assert read["exception_message"] == message.replace("\ud800", r"\ud800")
+    assert len(read["traceback"]) <= 16_000
+    assert read["traceback"].endswith(read["exception_message"][-1_000:] + "\n")
+
+
+def test_dead_letter_can_be_written_for_an_exception_that_cannot_be_shown() -> None:
+    class Unshowable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    plan = plan_of(Bench(errors="dead").map(fail(Unshowable())), *reads("a", b"1", b"2"))
+    assert ([o[0] for o in plan.outputs], plan.positions, plan.interrupt) == (["dead", "dead"], {A0: 2}, None)
+
+
+def test_result_that_does_not_encode_is_a_dead_letter() -> None:
+    m = reads("a", b"1", b"2")
+    plan = plan_of(Bench(errors="dead").map(lambda value: "text" if value == b"1" else value), *m)
+    assert ([o[0] for o in plan.outputs], plan.outputs[1]) == (["dead", "x"], output("x", b"2", m[1]))
+    assert [type(failure.error) for failure in plan.failures] == [TypeError]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Stop("enough"), MemoryError("full"), SchemaError("unfit"), RecordTooLarge("big"), GraphError("no"), KeyError("k")],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("kind", ["map", "join"])
+def test_interrupt_ends_the_plan_before_its_step(kind: str, error: Exception) -> None:
+    def third(*values: bytes) -> bytes:
+        if values[0] == b"3":
+            raise error
+        return values[0]
+
+    bench = Bench(errors="dead", unhandled_exceptions=(OSError, LookupError))
+    a, b = reads("a", b"1", b"2", b"3", b"4"), reads("b", *[b""] * 4)
+    if kind == "map":
+        tasks, messages = bench.map(lambda value: third(value)), a
+    else:
+        tasks, messages = bench.join(lambda first, second: third(first)), a + b
+    plan = plan_of(tasks, *messages)
+    assert plan.interrupt is error
+    assert ([o[1] for o in plan.outputs], plan.failures, plan.records) == ([b"1", b"2"], [], 2)
+    assert plan.positions == {A0: 2} if kind == "map" else {A0: 2, B0: 2}
+    assert tasks.positions == START | plan.positions
+
+
+def test_interrupt_at_the_first_record_commits_nothing() -> None:
+    assert plan_of(Bench().map(fail(Stop())), Read("a", 0)).positions == {}
+
+
+def test_interrupt_leaves_the_positions_of_other_partitions_where_their_last_step_was() -> None:
+    m = [Read("a", 0, b"1"), Read("a", 0, b"2", partition=1), Read("a", 1, b"-"), Read("a", 1, b"4", partition=1)]
+
+    def stop(value: bytes) -> bytes:
+        if value == b"-":
+            raise Stop
+        return value
+
+    assert plan_of(Bench().map(stop), *m).positions == {A0: 1, A1: 1}
+
+
+def test_exceptions_that_are_not_errors_pass_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        plan_of(Bench(errors="dead").map(fail(KeyboardInterrupt())), Read("a", 0))
+
+
+# Positions.
+
+
+def test_positions_are_after_the_last_record_whatever_the_gaps() -> None:
+    tasks = Bench().map(lambda value: value)
+    taken = intake(tasks, Read("a", 3), Read("a", 9), Read("a", 4, partition=1))
+    assert taken.positions() == tasks.run(taken).positions == {A0: 10, A1: 5}
+
+
+def test_positions_of_an_intake_of_a_join_cover_every_input() -> None:
+    tasks = Bench().join(lambda a, b: None)
+    assert intake(tasks, Read("a", 3), Read("b", 5), Read("a", 4)).positions() == {A0: 4, B0: 6}
+
+
+def test_advance_moves_over_markers_once_everything_before_them_is_done() -> None:
+    tasks = Bench().map(lambda value: value)
+    tasks.add([Read("a", 0), Read("a", 0, partition=1)])
+    ends = {A0: 3, A1: 1, B0: 0}
+    assert tasks.advance(ends) == {}  # the records before them are not processed yet
+    taken = tasks.take(10)
+    assert taken is not None
+    tasks.run(taken)
+    assert tasks.advance(ends) == {A0: 3}
+    assert tasks.positions == START | {A0: 3, A1: 1}
+    assert tasks.advance(ends) == {}
+
+
+def test_advance_knows_only_its_own_partitions() -> None:
+    tasks = Bench().map(lambda value: value)
+    tasks.assign({A0: 5}, {})
+    assert tasks.advance({A0: 5, A1: 9}) == {}
+    assert tasks.positions == {A0: 5}
+
+
+def test_advance_stays_behind_a_join_s_leftovers() -> None:
+    tasks = Bench().join(lambda a, b: None)
+    tasks.add([Read("a", 0), Read("a", 1), Read("a", 0, partition=1), Read("b", 0)])
+    taken = tasks.take(10)
+    assert taken is not None
+    tasks.run(taken)
+    assert tasks.advance({A0: 5, A1: 5, B0: 4, B1: 2}) == {B0: 4, B1: 2}
+    assert tasks.positions == {A0: 1, A1: 0, B0: 4, B1: 2, C0: 0}
+
+
+def test_waiting_is_the_input_that_is_ahead_by_the_limit() -> None:
+    tasks = Bench().join(lambda a, b: None)
+    tasks.add([Read("a", offset) for offset in range(BUFFER_LIMIT - 1)])
+    tasks.add([Read("b", offset, partition=1) for offset in range(BUFFER_LIMIT)])
+    assert tasks.waiting == {B1}
+    tasks.add([Read("a", BUFFER_LIMIT - 1)])
+    assert tasks.waiting == {A0, B1}
+    tasks.add([Read("b", 0)])
+    assert (tasks.waiting, tasks.ready) == ({B1}, True)
+
+
+def test_take_gives_at_most_the_limit_and_the_rest_later_in_order() -> None:
+    tasks = Bench().map(lambda value: value)
+    tasks.add(reads("a", b"0", b"1", b"2"))
+    tasks.add([Read("a", 3)])
+    taken = [tasks.take(3), tasks.take(3), tasks.take(3)]
+    assert [places(each.steps) if each else None for each in taken] == [
+        [("a", 0), ("a", 1), ("a", 2)],
+        [("a", 3)],
+        None,
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_assign_and_clear_forget_records_positions_and_choices(kind: str) -> None:
+    bench = Bench()
+    function: Callable[..., Any] = lambda *_: None  # noqa: E731
+    ends: Any = {"to": ["x", "y"] if kind.endswith("fork") else "x"} if "sink" not in kind else {}
+    if kind == "alts_sink":
+        bench.graph.sink("a", "b", id="p", alts=True)(function)
+    elif kind in ("sink", "map", "fork"):
+        (bench.graph.sink if kind == "sink" else bench.graph.map)("a", id="p", **ends)(function)
+    else:
+        (bench.graph.alts if kind.startswith("alts") else bench.graph.join)("a", "b", id="p", **ends)(function)
+    tasks = bench.tasks()
+    assert tasks.processor.kind == kind
+    everything = [*reads("a", b"1", b"2"), Read("b", 0)]
+    for forget in (tasks.clear, lambda: tasks.assign({}, {})):
+        tasks.assign(START, {0: Choices((("b", 3), ("a", 1)))} if "alts" in kind else {})
+        tasks.add(everything if kind not in ("map", "fork", "sink") else everything[:2])
+        forget()
+        assert (tasks.positions, tasks.ready, tasks.take(9), tasks.waiting) == ({}, False, None, frozenset())
+        tasks.assign(START, {})
+        tasks.add([Read("a", 2)])
+        assert tasks.ready == ("join" not in kind)  # what was buffered is gone
+
+
+# The choices of alts.
+
+
+def test_alts_choices_are_the_runs_of_each_partition() -> None:
+    tasks = Bench().alts(lambda value: None)
+    m = [Read("a", 4), Read("a", 7), Read("b", 0, partition=1), Read("b", 0), Read("a", 8), Read("a", 2, partition=1)]
+    assert intake(tasks, *m) == Intake(
+        m, {0: Choices((("a", 7), ("b", 0), ("a", 8))), 1: Choices((("b", 0), ("a", 2)))}
+    )
+
+
+def test_kinds_other_than_alts_have_no_choices() -> None:
+    assert intake(Bench().map(lambda value: None), Read("a", 0)).choices == {}
+    assert intake(Bench().join(lambda a, b: None), Read("a", 0), Read("b", 0)).choices == {}
+
+
+def assigned(choices: Mapping[int, Choices], positions: Positions | None = None) -> Tasks:
+    tasks = Bench().alts(lambda value: value)
+    tasks.assign(START | (positions or {}), choices)
+    return tasks
+
+
+def test_alts_follows_saved_choices_though_another_input_is_ready_first() -> None:
+    tasks = assigned({0: Choices((("a", 1), ("b", 0), ("a", 2)))})
+    tasks.add([Read("c", 0), Read("b", 0), Read("b", 1)])
+    assert (tasks.ready, tasks.take(9)) == (False, None)
+    assert places(intake(tasks, *reads("a", b"", b"", b"", b"")).steps) == [
+        ("a", 0), ("a", 1), ("b", 0), ("a", 2),
+        ("a", 3), ("b", 1), ("c", 0),  # what had to wait, once the choices are used up
+    ]  # fmt: skip
+    assert places(intake(tasks, Read("c", 1), Read("a", 4)).steps) == [("c", 1), ("a", 4)]
+
+
+def test_alts_follows_saved_choices_across_fetches_and_gaps() -> None:
+    tasks = assigned({0: Choices((("a", 5), ("b", 3), ("a", 9)))})
+    assert places(intake(tasks, Read("a", 2)).steps) == [("a", 2)]
+    assert places(intake(tasks, Read("b", 3), Read("a", 5), Read("a", 12)).steps) == [
+        ("a", 5), ("b", 3),
+        ("a", 12),  # nothing is left up to 9: the choices are used up
+    ]  # fmt: skip
+
+
+def test_alts_of_a_partition_without_choices_is_free_meanwhile() -> None:
+    tasks = assigned({0: Choices((("a", 0),))})
+    free = [Read("b", 0, partition=1), Read("a", 0, partition=1)]
+    assert places(intake(tasks, Read("b", 0), *free).steps) == [("b", 0), ("a", 0)]
+    assert places(intake(tasks, Read("a", 0)).steps) == [("a", 0), ("b", 0)]
+
+
+def test_alts_choices_that_were_delivered_are_not_followed() -> None:
+    choices = {0: Choices((("a", 1), ("b", 4), ("a", 3)))}
+    tasks = assigned(choices, {A0: 2, B0: 3})
+    assert places(intake(tasks, Read("a", 2), Read("a", 3), Read("b", 3), Read("b", 4)).steps) == [
+        ("b", 3), ("b", 4), ("a", 2), ("a", 3),
+    ]  # fmt: skip
+    tasks = assigned(choices, {A0: 4, B0: 5})
+    assert places(intake(tasks, Read("c", 0), Read("a", 4)).steps) == [("c", 0), ("a", 4)]
+
+
+def test_alts_waiting_counts_what_the_choices_hold_back() -> None:
+    tasks = assigned({0: Choices((("a", 0),))})
+    tasks.add([Read("b", offset) for offset in range(BUFFER_LIMIT)])
+    assert tasks.waiting == {B0}
+    tasks.add([Read("a", 0)])
+    assert tasks.waiting == frozenset()
+
+
+def test_alts_that_follows_some_of_its_choices_still_has_the_rest_saved() -> None:
+    saved = Choices((("b", 1), ("a", 0)))
+    tasks = assigned({0: saved})
+    newest = intake(tasks, Read("b", 0)).choices.get(0, saved)
+    tasks.assign(START, {0: newest})  # as after a crash before the commit
+    assert places(intake(tasks, Read("a", 0), Read("b", 0), Read("b", 1)).steps) == [("b", 0), ("b", 1), ("a", 0)]
