@@ -1,4 +1,4 @@
-"""The command `kstreams`: run | topics | graph | broker | demo | spark-options | jars."""
+"""The command `kstreams`: run, topics, graph, broker, demo, spark-options, jars."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def demo_flights(
 ) -> None:
     """A year of flights, workers killed at random, every row checked; exit status 1 if one is wrong."""
     try:
-        from kstreams_py.demo import flights
+        from kstreams_py.demo import flights  # noqa: PLC0415, its libraries need not be installed
     except ImportError as error:
         raise MissingSoftware(f"{error.name} is not installed: run pip install 'kstreams_py[demo]'") from None
     raise typer.Exit(flights.run(records, kills, seed, output))

@@ -103,7 +103,7 @@ def _address(value: str) -> str:
 
 def redact_url(url: str) -> str:
     """The URL without user and password."""
-    return re.sub(r"//[^/@]*@", "//***@", url)
+    return re.sub(r"//[^/]*@", "//***@", url)
 
 
 class SecretUrl(str):

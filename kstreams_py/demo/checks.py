@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -138,3 +138,8 @@ def judge(expected: Expected, found: Found) -> list[Check]:
         Check("rows of Spark's table (carrier and month)", len(expected.delays), len(found.delays)),
         Check("rows of Spark's table that differ from the file", 0, of_spark.total),
     ]
+
+
+def exit_status(checks: Iterable[Check]) -> int:
+    """0 if all of them hold, else 1."""
+    return 0 if all(check.ok for check in checks) else 1

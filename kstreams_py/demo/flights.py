@@ -20,7 +20,7 @@ from rich.console import Console
 from kstreams_py.config import Settings
 from kstreams_py.delivery import TopicInfo
 from kstreams_py.demo import data, report
-from kstreams_py.demo.checks import judge
+from kstreams_py.demo.checks import exit_status, judge
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.flights_graph import airports, departed, flights, graph
 from kstreams_py.demo.results import Results
@@ -84,7 +84,7 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     shown = report.Run(graph, checks, traffic, delays, data.carriers(), seed, len(SLOTS), time.monotonic() - began)
     page.write_text(report.page(shown), encoding="utf-8")
     screen.say(f"report: {page}")
-    return 0 if all(check.ok for check in checks) else 1
+    return exit_status(checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +211,10 @@ def _delays_by_spark(settings: Settings, registry: Registry, jars: Sequence[Path
     try:
         spark.view(session, departed, registry=registry, settings=settings).createOrReplaceTempView("departed")
         table = session.sql(
-            "SELECT carrier, month, count(*) AS flights, avg(arr_delay) AS mean_delay FROM departed GROUP BY carrier, month"
+            "SELECT carrier, month, count(*) AS flights, avg(arr_delay) AS delay FROM departed GROUP BY carrier, month"
         )
         table.coalesce(1).sortWithinPartitions("carrier", "month").write.parquet(parquet)
         found = session.read.parquet(parquet).collect()
     finally:
         session.stop()
-    return {(row["carrier"], row["month"]): (row["flights"], row["mean_delay"]) for row in found}
+    return {(row["carrier"], row["month"]): (row["flights"], row["delay"]) for row in found}

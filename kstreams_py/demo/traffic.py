@@ -85,10 +85,15 @@ class Watch:
     def run(self, stopping: Event) -> None:
         """Reads until told to stop."""
         while not stopping.is_set():
-            records = self._consumer.consume(10_000, 0.1)
-            if records:
-                self._saw(records, time.monotonic())
+            self.look()
         self._consumer.close()
+
+    def look(self) -> int:
+        """Takes in what there is, and returns how many records that was."""
+        records = self._consumer.consume(10_000, 0.1)
+        if records:
+            self._saw(records, time.monotonic())
+        return len(records)
 
     def has_seen(self, ends: Positions) -> bool:
         """Whether all that was visible when these were the ends has been seen."""

@@ -217,7 +217,7 @@ class EmbeddedKafka:
         tool = [*self._java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
         started = [
             subprocess.Popen(
-                [*tool, "--cluster-id", cluster_id, "--config", str(node.properties)],
+                [*tool, f"--cluster-id={cluster_id}", "--config", str(node.properties)],  # an id may start with a dash
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -515,12 +515,13 @@ def _last_error(node: Node) -> str:
 
 
 def _error_in(output: str) -> str:
-    """The last line of a JVM's output that tells of an error, without its stack."""
-    for line in reversed(output.splitlines()):
+    """The last line of a JVM's output that tells of an error, without its stack; else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for line in reversed(lines):
         found = re.search(r"\w+(Exception|Error)\b.*|(ERROR|FATAL) .*", line)
-        if found and not line.lstrip().startswith("at "):
-            return found[0].strip()
-    return "it told no reason (a kept data directory keeps its logs)"
+        if found and not line.startswith("at "):
+            return found[0]
+    return lines[-1] if lines else "it said nothing"
 
 
 def _write_whole(path: Path, content: dict[str, Any]) -> None:

@@ -137,6 +137,9 @@ def test_port_in_use_is_refused(one: EmbeddedKafka, classpath: list[Path], java:
 def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
     classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
 ) -> None:
+    identity = {"cluster_id": "-kU3OEVBNTcwNTJENDM2Qg", "ports": [[20001, 20002]]}  # a dash once read as an option
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "cluster.json").write_text(json.dumps(identity))
     with EmbeddedKafka(classpath, java, data_dir=tmp_path / "kept") as kafka:
         first = kafka.bootstrap_servers
         create(first, topic_name)

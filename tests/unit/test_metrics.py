@@ -29,7 +29,7 @@ def test_counters_tell_outputs_from_dead_letters() -> None:
 def test_counters_of_failures_without_a_dead_letter_topic_do_not_take_outputs_away() -> None:
     counters = Counters()
     counters.stepped(Plan(outputs=[output("x")], failures=[Failure((Read("a", 1),), b"", ValueError())], records=2))
-    assert counters.as_dict() == {"records_in": 2, "records_out": 1, "dead_letters": 0, "commits": 0, "aborts": 0}
+    assert (counters.records_in, counters.records_out) == (2, 1)
 
 
 def test_lag_is_the_way_to_the_ends_of_the_positions_held() -> None:

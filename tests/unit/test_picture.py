@@ -1,0 +1,348 @@
+"""picture.py: the graph in words, as Mermaid, and as an SVG in which nothing overlaps."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from kstreams_py import picture
+from kstreams_py.picture import Box, Layout, Line, layout
+from kstreams_py.topology import Graph
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Sharp:
+    """A serde whose repr has all that XML minds."""
+
+    def __repr__(self) -> str:
+        return "<Sharp & \"quoted\" 'twice'>"
+
+    def serialize(self, value: Any, /) -> bytes:
+        return bytes(value)
+
+    def deserialize(self, data: bytes, /) -> Any:
+        return data
+
+
+def empty() -> Graph:
+    return Graph("empty")
+
+
+def topics_only() -> Graph:
+    graph = Graph("topics", errors="unused")
+    graph.topic("a")
+    graph.topic("b")
+    return graph
+
+
+def one_map() -> Graph:
+    graph = Graph("shop")
+    graph.map(graph.topic("orders"), to=graph.topic("priced"), id="price")(max)
+    return graph
+
+
+def flights() -> Graph:
+    graph = Graph("flights", errors="flights.errors")
+    airports = [graph.topic(name) for name in ("ewr", "jfk", "lga")]
+    merged, departed, cancelled = (graph.topic(name) for name in ("flights", "departed", "cancelled"))
+    graph.alts(*airports, to=merged, id="merge")(max)
+    graph.map(merged, to=[departed, cancelled], id="split")(max)
+    graph.sink(departed, id="store", guarantee="at_least_once")(max)
+    return graph
+
+
+def shop() -> Graph:
+    """Eight processors, with lines that pass several columns."""
+    graph = Graph("shop", errors="shop.errors")
+    for name in ("orders", "payments", "customers", "priced", "paid", "enriched", "stock", "shipped", "alerts"):
+        graph.topic(name)
+    graph.topic("invoices")
+    graph.topic("audit")
+    graph.map("orders", to="priced", id="price")(max)
+    graph.join("priced", "payments", to="paid", id="match")(max)
+    graph.join("paid", "customers", to=["enriched", "alerts"], id="enrich")(max)
+    graph.alts("enriched", "stock", "orders", to="shipped", id="ship")(max)
+    graph.map("shipped", to=["invoices", "audit"], id="invoice")(max)
+    graph.sink("alerts", id="page")(max)
+    graph.sink("invoices", "priced", id="bill")(max)
+    graph.sink("audit", "payments", "customers", id="archive", alts=True, errors=None)(max)
+    return graph
+
+
+def circle() -> Graph:
+    """A repair processor that sends what failed round again, and whose own dead letters go elsewhere."""
+    graph = Graph("circle", errors="errors")
+    for name in ("in", "again", "out", "done"):
+        graph.topic(name)
+    graph.alts("in", "again", to="out", id="work")(max)
+    graph.map("out", to="done", id="check")(max)
+    graph.map("errors", to="again", id="repair", errors="given.up")(max)
+    graph.sink("given.up", id="alarm", errors=None)(max)
+    return graph
+
+
+def only_circles() -> Graph:
+    """No box comes before all others; a processor and a topic have one name; dead letters are written as values too."""
+    graph = Graph("circles", errors="letters")
+    for name in ("a", "b"):
+        graph.topic(name)
+    graph.map("a", to=["b", "letters"], id="a")(max)
+    graph.map("b", to="a", id="b")(max)
+    graph.sink("letters", id="late", errors=None)(max)
+    return graph
+
+
+def letters_from_behind() -> Graph:
+    """Dead letters of a processor that comes after what reads them."""
+    graph = Graph("behind", errors="letters")
+    for name in ("a", "b", "c"):
+        graph.topic(name)
+    graph.map("a", to="b", id="first")(max)
+    graph.map("letters", to="c", id="repair", errors=None)(max)
+    graph.sink("c", id="last")(max)
+    return graph
+
+
+def at_random(seed: int) -> Graph:
+    choose = random.Random(seed)
+    graph = Graph("random", errors=choose.choice([None, "letters"]))
+    names = [f"t{i}" + "x" * choose.randrange(12) for i in range(choose.randint(3, 12))]
+    for name in names:
+        graph.topic(name)
+    for i in range(choose.randint(1, 12)):
+        picked = choose.sample(names, choose.randint(2, min(5, len(names))))
+        cut = choose.randint(1, len(picked) - 1)
+        reads, writes = picked[:cut], picked[cut:]
+        if choose.random() < 0.3:
+            graph.sink(*reads, id=f"p{i}")(max)
+        elif len(reads) == 1:
+            graph.map(*reads, to=writes, id=f"p{i}")(max)
+        else:
+            graph.join(*reads, to=writes, id=f"p{i}", errors=choose.choice([None, "letters", "others"]))(max)
+    return graph
+
+
+GRAPHS: list[Callable[[], Graph]] = [
+    empty,
+    topics_only,
+    one_map,
+    flights,
+    shop,
+    circle,
+    only_circles,
+    letters_from_behind,
+    *(lambda seed=seed: at_random(seed) for seed in range(15)),  # type: ignore[misc]
+]
+EACH = pytest.mark.parametrize("make", GRAPHS, ids=lambda make: f"{make.__name__}{make.__defaults__ or ''}")
+
+
+def expected_nodes(graph: Graph) -> Counter[tuple[str, str]]:
+    letters = {processor.errors for processor in graph.processors}
+    return Counter(
+        [("letters" if name in letters else "topic", name) for name in graph.topics]
+        + [("processor", processor.id) for processor in graph.processors]
+    )
+
+
+def expected_edges(graph: Graph) -> Counter[tuple[str, str, bool]]:
+    edges: Counter[tuple[str, str, bool]] = Counter()
+    for processor in graph.processors:
+        node = f"processor {processor.id}"
+        edges.update((f"topic {topic.name}", node, False) for topic in processor.inputs)
+        edges.update((node, f"topic {topic.name}", False) for topic in processor.outputs)
+        edges.update([(node, f"topic {processor.errors}", True)] if processor.errors else [])
+    return edges
+
+
+def edges_of(box: Box) -> tuple[float, float, float, float]:
+    return box.x - box.width / 2, box.x + box.width / 2, box.y - box.height / 2, box.y + box.height / 2
+
+
+def along(line: Line) -> Iterator[tuple[float, float]]:
+    """Points along a line as svg() draws it: straight pieces and curves in turns."""
+    for i, ((x0, y0), (x1, y1)) in enumerate(pairwise(line.points)):
+        for step in range(33):
+            t = step / 32
+            if i % 2 == 0:
+                yield x0 + (x1 - x0) * t, y0 + (y1 - y0) * t
+            else:  # control points half way, level with the ends
+                middle = (x0 + x1) / 2
+                yield (
+                    (1 - t) ** 3 * x0 + 3 * (1 - t) ** 2 * t * middle + 3 * (1 - t) * t**2 * middle + t**3 * x1,
+                    (1 - t) ** 3 * y0 + 3 * (1 - t) ** 2 * t * y0 + 3 * (1 - t) * t**2 * y1 + t**3 * y1,
+                )
+
+
+def key(box: Box) -> str:
+    return f"{'processor' if box.role == 'processor' else 'topic'} {box.name}"
+
+
+# Words.
+
+
+def test_text_is_the_description_of_the_graph() -> None:
+    assert picture.text(flights()) == flights().describe()
+
+
+def test_mermaid_has_every_node_and_edge_once() -> None:
+    assert (
+        picture.mermaid(flights())
+        == """\
+flowchart LR
+    n0(["ewr"]):::topic
+    n1(["jfk"]):::topic
+    n2(["lga"]):::topic
+    n3(["flights"]):::topic
+    n4(["departed"]):::topic
+    n5(["cancelled"]):::topic
+    n6(["flights.errors"]):::letters
+    n7["merge<br/>alts, exactly once"]:::processor
+    n8["split<br/>fork, exactly once"]:::processor
+    n9["store<br/>sink, at least once"]:::processor
+    n0 --> n7
+    n1 --> n7
+    n2 --> n7
+    n7 --> n3
+    n7 -.-> n6
+    n3 --> n8
+    n8 --> n4
+    n8 --> n5
+    n8 -.-> n6
+    n4 --> n9
+    n9 -.-> n6
+    classDef topic fill:#f4f6f9,stroke:#7b8794,color:#1f2933
+    classDef processor fill:#e6f0ff,stroke:#3b74d1,color:#12305f
+    classDef letters fill:#fdeeec,stroke:#cf5044,color:#7f2219"""
+    )
+
+
+# Layout.
+
+
+@EACH
+def test_layout_has_every_node_and_edge_once(make: Callable[[], Graph]) -> None:
+    graph, drawn = make(), layout(make())
+    assert Counter((box.role, box.name) for box in drawn.boxes) == expected_nodes(graph)
+    assert Counter((line.source, line.target, line.dead) for line in drawn.lines) == expected_edges(graph)
+
+
+@EACH
+def test_layout_boxes_do_not_overlap_and_are_within_the_picture(make: Callable[[], Graph]) -> None:
+    drawn = layout(make())
+    for box in drawn.boxes:
+        left, right, top, bottom = edges_of(box)
+        assert left >= picture.MARGIN - 1e-6
+        assert top >= picture.MARGIN - 1e-6
+        assert right <= drawn.width - picture.MARGIN + 1e-6
+        assert bottom <= drawn.height - picture.MARGIN + 1e-6
+    for one, other in combinations(drawn.boxes, 2):
+        left, right, top, bottom = edges_of(one)
+        other_left, other_right, other_top, other_bottom = edges_of(other)
+        apart = max(other_left - right, left - other_right, other_top - bottom, top - other_bottom)
+        assert apart >= picture.ROW_GAP - 1e-6, (one.name, other.name)
+
+
+@EACH
+def test_layout_lines_run_through_no_box_and_end_at_theirs(make: Callable[[], Graph]) -> None:
+    drawn = layout(make())
+    for line in drawn.lines:
+        for box in drawn.boxes:
+            left, right, top, bottom = edges_of(box)
+            inside = [(x, y) for x, y in along(line) if left < x < right and top < y < bottom]
+            assert not inside, (line.source, line.target, box.name)
+            ends = [line.points[0]] * (key(box) == line.source)
+            ends += [line.points[-1]] * (key(box) == line.target and not line.joins)
+            assert all(x in (left, right) and top < y < bottom for x, y in ends)
+        assert all(0 <= x <= drawn.width and 0 <= y <= drawn.height for x, y in along(line))
+
+
+@EACH
+def test_layout_line_that_joins_ends_on_one_that_goes_to_the_same_dead_letters(make: Callable[[], Graph]) -> None:
+    lines = layout(make()).lines
+    for line in lines:
+        if line.joins:
+            others = [other for other in lines if other.target == line.target and not other.joins]
+            assert any(line.points[-1] in other.points for other in others)
+
+
+def test_layout_flows_from_left_to_right_but_where_the_graph_goes_round() -> None:
+    def against(drawn: Layout) -> list[tuple[str, str]]:
+        return [(line.source, line.target) for line in drawn.lines if line.points[0][0] > line.points[-1][0]]
+
+    assert [against(layout(make())) for make in (flights, shop, circle, letters_from_behind)] == [
+        [],
+        [],
+        [("topic again", "processor work")],
+        [("processor last", "topic letters")],
+    ]
+
+
+def test_layout_dead_letters_lie_below_all_that_is_not_reached_from_them() -> None:
+    boxes = {box.name: box for box in layout(circle()).boxes}
+    low = {"errors", "repair", "given.up", "alarm"} | {"again"}
+    assert max(box.y for name, box in boxes.items() if name not in low) < min(boxes[name].y for name in low)
+
+
+def test_layout_untangles_crossings_that_the_declarations_have() -> None:
+    graph = Graph("crossed")
+    for name in ("a", "b", "c", "x", "y", "z"):
+        graph.topic(name)
+    for source, target in (("a", "z"), ("b", "y"), ("c", "x")):
+        graph.map(source, to=target, id=f"{source}{target}")(max)
+    heights = {box.name: box.y for box in layout(graph).boxes}
+    assert [heights[name] for name in ("a", "b", "c")] == [heights[name] for name in ("z", "y", "x")]
+    assert all(len({y for _, y in line.points}) == 1 for line in layout(graph).lines)
+
+
+def test_layout_of_a_long_chain_needs_no_deep_stack() -> None:
+    graph = Graph("chain")
+    for i in range(300):
+        graph.topic(f"t{i}")
+    for i in range(299):
+        graph.map(f"t{i}", to=f"t{i + 1}", id=f"p{i}")(max)
+    drawn = layout(graph)
+    assert (len(drawn.boxes), len(drawn.lines), drawn.height) == (599, 598, 60 + 2 * picture.MARGIN)
+
+
+# SVG.
+
+
+@EACH
+def test_svg_is_well_formed_and_draws_every_node_and_edge_once(make: Callable[[], Graph]) -> None:
+    graph = make()
+    root = ElementTree.fromstring(picture.svg(graph))
+    drawn = Counter((each.get("class"), str(each.findtext(f"{SVG}text[@font-size='13']"))) for each in root)
+    boxes = Counter({node: count for node, count in drawn.items() if node[0] in ("topic", "letters", "processor")})
+    assert boxes == expected_nodes(graph)
+    lines = Counter(str(each.findtext(f"{SVG}title")) for each in root if each.get("class") == "line")
+    names = [(a.partition(" ")[2], b.partition(" ")[2]) for a, b, _ in expected_edges(graph).elements()]
+    assert lines == Counter(f"{a} → {b}" for a, b in names)
+    assert root.findtext(f"{SVG}title") == graph.name
+
+
+def test_svg_is_the_same_every_time() -> None:
+    assert picture.svg(shop()) == picture.svg(shop())
+
+
+def test_svg_of_one_map_has_kind_and_guarantee_over_and_under_its_name() -> None:
+    root = ElementTree.fromstring(picture.svg(one_map()))
+    words = [sorted((float(text.get("y", "")), text.text) for text in each.iter(f"{SVG}text")) for each in root[3:]]
+    assert [[word for _, word in lines] for lines in words] == [
+        ["orders"],
+        ["priced"],
+        ["map", "price", "exactly once"],
+    ]
+
+
+def test_svg_escapes_what_a_serde_says_of_itself() -> None:
+    graph = Graph("sharp")
+    graph.topic("a", value=Sharp())
+    root = ElementTree.fromstring(picture.svg(graph))
+    assert root.findtext(f"{SVG}g/{SVG}title") == "a: key Bytes(), value <Sharp & \"quoted\" 'twice'>"
