@@ -27,11 +27,9 @@ import struct
 import subprocess
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import platformdirs
@@ -51,9 +49,7 @@ _LOG4J2: Final = """\
 <Configuration status="error">
   <Appenders>
     <RollingFile name="file" fileName="{directory}/server.log" filePattern="{directory}/server.log.%i">
-      <PatternLayout pattern="%d %p %c{{1}} %m%n"/>
-      <SizeBasedTriggeringPolicy size="20 MB"/>
-      <DefaultRolloverStrategy max="2"/>
+      <PatternLayout pattern="%d %p %c{{1}} %m%n"/><SizeBasedTriggeringPolicy size="20 MB"/>
     </RollingFile>
   </Appenders>
   <Loggers>
@@ -73,10 +69,6 @@ class Node:
     port: int
     controller_port: int
     directory: Path
-
-    @property
-    def properties(self) -> Path:
-        return self.directory / "server.properties"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +122,7 @@ class EmbeddedKafka:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -214,14 +204,12 @@ class EmbeddedKafka:
 
     def _format(self, cluster_id: str) -> None:
         fresh = [node for node in self._nodes if not (node.directory / "formatted").exists()]
-        tool = [*self._java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        # "=", because an id may start with a dash.
+        options = ["format", "--ignore-formatted", f"--cluster-id={cluster_id}", "--config"]
+        tool = [*self._java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", *options]
+        pipe, both = subprocess.PIPE, subprocess.STDOUT
         started = [
-            subprocess.Popen(
-                [*tool, f"--cluster-id={cluster_id}", "--config", str(node.properties)],  # an id may start with a dash
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            subprocess.Popen([*tool, node.directory / "server.properties"], stdout=pipe, stderr=both, text=True)
             for node in fresh
         ]
         outputs = [process.communicate()[0] for process in started]
@@ -234,7 +222,7 @@ class EmbeddedKafka:
         logging = f"-Dlog4j2.configurationFile={node.directory / 'log4j2.xml'}"
         with (node.directory / "console.log").open("wb") as console:
             self._running[node.index] = subprocess.Popen(
-                [*self._java, logging, "kafka.Kafka", str(node.properties)],
+                [*self._java, logging, "kafka.Kafka", str(node.directory / "server.properties")],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -287,10 +275,10 @@ def start_detached(
     kafka = EmbeddedKafka(
         classpath, java, brokers=brokers, data_dir=directory, port=port, settings=settings, outlives=True
     )
-    state = {"data_dir": str(directory), "temporary": data_dir is None}
     try:
         kafka.start()
-        _write_whole(_state_file(), state | {"bootstrap_servers": kafka.bootstrap_servers, "pids": kafka.pids})
+        state = {"data_dir": str(directory), "temporary": data_dir is None, "pids": kafka.pids}
+        _write_whole(_state_file(), state | {"bootstrap_servers": kafka.bootstrap_servers})
     except BaseException:
         kafka.stop()
         if data_dir is None:
@@ -337,31 +325,26 @@ def _read_state() -> dict[str, Any] | None:
 
 def _alive(state: dict[str, Any]) -> list[int]:
     """Process ids of a detached cluster's living brokers: a number alone could by now be another program's."""
-    return [
-        pid
-        for index, pid in enumerate(state["pids"])
-        if str(_node_directory(Path(state["data_dir"]), index) / "server.properties") in _command_line(pid)
-    ]
+    return [pid for pid in state["pids"] if f"{state['data_dir']}/broker-" in _command_line(pid)]
 
 
 def _command_line(pid: int) -> str:
-    if Path("/proc/self").exists():
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            return ""
-    ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
-    return subprocess.run(ps, capture_output=True, text=True, check=False).stdout
+    if not Path("/proc/self").exists():
+        ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+        return subprocess.run(ps, capture_output=True, text=True, check=False).stdout
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    return ""
 
 
 def _refuse_another(running: Status, brokers: int, data_dir: Path | None, port: int | None) -> None:
-    first_port = int(running.bootstrap_servers.split(",")[0].rpartition(":")[2])
-    same = (
+    first = running.bootstrap_servers.split(",")[0]
+    as_asked = (
         brokers == running.brokers
         and (data_dir is None or data_dir.resolve() == running.data_dir)
-        and (port is None or port == first_port)
+        and (port is None or f"{HOST}:{port}" == first)
     )
-    if not same:
+    if not as_asked:
         raise SettingsError(
             f"a different cluster runs already: {running.brokers} broker(s) at {running.bootstrap_servers}, data in "
             f"{running.data_dir}; use that one, or stop it first: kstreams broker stop"
@@ -370,36 +353,27 @@ def _refuse_another(running: Status, brokers: int, data_dir: Path | None, port: 
 
 def _start_guard(temporary: Path | None) -> subprocess.Popen[bytes]:
     """A shell that reads process ids, one line replacing the other, and kills the last ones when its input ends."""
-    script = (
-        'while read -r line; do pids=$line; done; [ -z "$pids" ] || kill -KILL $pids 2>/dev/null; '
-        '[ -z "$1" ] || rm -rf "$1"'
-    )
-    return subprocess.Popen(
-        ["/bin/sh", "-c", script, "kstreams-broker-guard", str(temporary or "")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    script = 'while read -r line; do pids=$line; done; [ -z "$pids" ] || kill -9 $pids; [ -z "$1" ] || rm -rf "$1"'
+    command = ["/bin/sh", "-c", script, "kstreams-broker-guard", str(temporary or "")]
+    null = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
 
 
 def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
-    """Wait until the deadline (monotonic seconds), then kill: the last of several controllers cannot shut down in
-    order, since the quorum went with the others."""
+    # The last of several controllers cannot shut down in order: the quorum went with the others.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     process.kill()
     process.wait()
 
 
-def _node_directory(data_dir: Path, index: int) -> Path:
-    return data_dir / f"broker-{index}"
-
-
 def _open_data_dir(directory: Path, brokers: int, port: int | None) -> tuple[str, list[Node]]:
     """The cluster id and the nodes of a data directory, which is made if it is not there."""
     directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{directory} cannot be a data directory: {error.strerror}; choose another") from error
     cluster = directory / "cluster.json"
     kept = json.loads(cluster.read_text()) if cluster.exists() else None
     if kept and len(kept["ports"]) != brokers:
@@ -411,12 +385,12 @@ def _open_data_dir(directory: Path, brokers: int, port: int | None) -> tuple[str
         raise SettingsError(f"{directory} is in use by a running broker: stop that one, or choose another directory")
     if port is not None and not _is_free(port):
         raise SettingsError(f"port {port} of {HOST} is taken: choose another")
-    cluster_id = kept["cluster_id"] if kept else base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    cluster_id = kept["cluster_id"] if kept else base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
     wanted = [number for pair in kept["ports"] for number in pair] if kept else [None] * (2 * brokers)
     numbers = _free_ports([port or wanted[0], *wanted[1:]])
     ports = list(zip(numbers[::2], numbers[1::2], strict=True))
     _write_whole(cluster, {"cluster_id": cluster_id, "ports": ports})
-    return cluster_id, [Node(index, *pair, _node_directory(directory, index)) for index, pair in enumerate(ports)]
+    return cluster_id, [Node(i, *pair, directory / f"broker-{i}") for i, pair in enumerate(ports)]
 
 
 def _in_use(directory: Path) -> bool:
@@ -457,7 +431,7 @@ def _is_free(port: int) -> bool:
 def _write_settings(node: Node, nodes: Sequence[Node], settings: Mapping[str, str]) -> None:
     node.directory.mkdir(parents=True, exist_ok=True)
     lines = [f"{name}={value}" for name, value in {**server_properties(node, nodes), **settings}.items()]
-    node.properties.write_text("\n".join(lines) + "\n")
+    (node.directory / "server.properties").write_text("\n".join(lines) + "\n")
     (node.directory / "log4j2.xml").write_text(_LOG4J2.format(directory=node.directory))
 
 
@@ -469,7 +443,6 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         "node.id": str(node.index),
         "controller.quorum.voters": ",".join(f"{each.index}@{HOST}:{each.controller_port}" for each in nodes),
         "listeners": f"BROKER://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
-        "advertised.listeners": f"BROKER://{HOST}:{node.port}",
         "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "inter.broker.listener.name": "BROKER",
         "controller.listener.names": "CONTROLLER",
@@ -481,8 +454,6 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         "transaction.state.log.replication.factor": replicas,
         "transaction.state.log.min.isr": in_sync,
         "transaction.state.log.num.partitions": "8",
-        "share.coordinator.state.topic.replication.factor": replicas,
-        "share.coordinator.state.topic.min.isr": in_sync,
         # A broker that was killed may not come back before its old session is over.
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "500",

@@ -1,0 +1,56 @@
+"""The demo as its user runs it: one command, workers killed on the way, every figure right, a report to look at."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+RECORDS = 6_000
+KILLS = 3
+LIMIT = 240.0
+"""Seconds for the whole command: a broker, its workers and Spark."""
+
+
+def test_demo_with_kills_loses_nothing_doubles_nothing_and_shows_it(tmp_path: Path) -> None:
+    output = tmp_path / "shown"
+    asked = ["demo", "flights", "--records", RECORDS, "--kills", KILLS, "--seed", 3, "--output", output]
+    done = subprocess.run(
+        [sys.executable, "-m", "kstreams_py", *map(str, asked)],
+        env={name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    log = (output / "run.log").read_text(encoding="utf-8", errors="replace")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log[-5000:]}"
+    table = [line.split() for line in done.stdout.splitlines() if line.startswith(("ok ", "WRONG "))]
+    assert [(mark, " ".join(what), expected, found) for mark, *what, expected, found in table] == [
+        ("ok", "departures read", "6,000", "6,000"),
+        ("ok", "merged from three airports", "6,000", "6,000"),
+        ("ok", "departed", "5,947", "5,947"),
+        ("ok", "cancelled", "32", "32"),
+        ("ok", "dead letters", "21", "21"),
+        ("ok", "without a tail number, so without a key", "7", "7"),
+        ("ok", "lost", "0", "0"),
+        ("ok", "duplicated", "0", "0"),
+        ("ok", "altered", "0", "0"),
+        ("ok", "out of order", "0", "0"),
+        ("ok", "deliveries lost, by delivery hash", "0", "0"),
+        ("ok", "deliveries repeated, by delivery hash", "0", "0"),
+        ("ok", "rows in SQLite", "5,947", "5,947"),
+        ("ok", "rows in SQLite that differ from the file", "0", "0"),
+        ("ok", "rows of Spark's table (carrier and month)", "15", "15"),
+        ("ok", "rows of Spark's table that differ from the file", "0", "0"),
+    ]
+    assert done.stdout.count("SIGKILL") == KILLS
+    assert log.count("ended by SIGKILL") == KILLS
+    assert sorted(path.name for path in output.iterdir()) == ["delays.parquet", "flights.sqlite", "report.html", "run.log"]
+    database = sqlite3.connect(output / "flights.sqlite")
+    assert database.execute("SELECT count(*), count(DISTINCT delivery_hash) FROM departed").fetchone() == (5947, 5947)
+    database.close()
+    page = (output / "report.html").read_text(encoding="utf-8").replace("&nbsp;", " ")
+    assert f"<h1>6,000 departures, {KILLS} kills, none lost, none doubled</h1>" in page
