@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +54,9 @@ def main() -> None:
         Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
         print(error, file=sys.stderr)
         _exit(error.exit_status)
+    except Exception:  # a function's own, let through: where it happened matters
+        traceback.print_exc()
+        _exit(1)
 
 
 def _exit(status: int) -> None:
@@ -158,6 +162,21 @@ def jars_command() -> None:
     jars.kafka_classpath(print)
     jars.spark_jars(print)
     print(f"jars are in {jars.cache_directory()}")
+
+
+@app.command("spark-options")
+def spark_options(
+    topic: Annotated[str, typer.Argument(help="the topic's name")],
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+    streaming: Annotated[bool, typer.Option("--streaming", help="for readStream instead of read")] = False,
+    secrets: Annotated[bool, typer.Option("--secrets", help="show passwords instead of ***")] = False,
+) -> None:
+    """Print the options with which a Spark job written elsewhere reads a topic's committed records."""
+    from kstreams_py.ports import spark  # noqa: PLC0415, PySpark need not be installed, and takes its time
+
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    print(spark.options(topic, settings, streaming=streaming).lines(secrets=secrets))
 
 
 @broker_app.command("start")

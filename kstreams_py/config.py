@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
+import pydantic_settings
 from platformdirs import user_data_path
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -19,6 +20,7 @@ from kstreams_py.errors import SettingsError
 
 OWNED: Final[Mapping[str, str]] = {
     "bootstrap.servers": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
+    "metadata.broker.list": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
     "group.id": "it is the graph's name and the processor's",
     "group.instance.id": "it names the slot",
     "group.protocol": "static membership with range assignment is what keeps a slot's seat",
@@ -41,7 +43,7 @@ OWNED: Final[Mapping[str, str]] = {
     "enable.partition.eof": "the ends of partitions are found by it",
     "partitioner": "keys must land where Java's clients put them",
     "delivery.report.only.error": "failed deliveries are counted by it",
-    "log_level": "time-outs of transactional requests are seen in the client's log",
+    "log.level": "time-outs of transactional requests are seen in the client's log",
     "log.queue": "time-outs of transactional requests are seen in the client's log",
 }
 """librdkafka settings that the framework sets itself, each with the reason or the setting to use."""
@@ -193,6 +195,10 @@ class Settings(BaseSettings):
                 for e in error.errors(include_input=False, include_url=False)
             )
             raise SettingsError(f"{found} (set by argument, KSTREAMS_* or {file or 'a settings file'})") from None
-        except ValueError as error:  # a file that is not TOML
+        except pydantic_settings.SettingsError as error:
+            field = re.search(r'field "(\w+)"', str(error))
+            variable = f"KSTREAMS_{field[1].upper()}" if field else "a KSTREAMS_* variable"
+            raise SettingsError(f"{variable} does not parse as JSON: correct it, or use {variable}__<NAME>") from None
+        except ValueError as error:
             raise SettingsError(f"settings file {file} does not parse: {error}") from None
         return settings

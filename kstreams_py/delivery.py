@@ -14,7 +14,8 @@ guarantee         positions are saved      lost     duplicated  producer        
 `PROMISES` is this table for the engine: it asks for a column, never for the name of a guarantee.
 
 How far an acknowledged write survives is a second choice, apart from the first: `Durability`. Kafka's transactional
-producer works with acks=all only, so `exactly_once` goes with `committed` alone.
+producer works with acks=all only, so `exactly_once` goes with `committed` alone; with `leader` or `none` the table
+holds as long as no broker fails.
 """
 
 from __future__ import annotations

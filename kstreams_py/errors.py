@@ -21,6 +21,8 @@
     │   ├── OutcomeUnknown           never abort; a new producer, then ask what was committed
     │   ├── Fenced                   a newer epoch exists: ask the group who holds the seat
     │   └── Fatal                    this client is of no further use
+    ├── DrainTimeout                 a loop did not end in time: what it had not committed is done again
+    ├── WorkersFailed                a worker could not be kept running; ends with that worker's status
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
 
     Stop                             raised by the user's function: drain and stop; not an error
@@ -113,6 +115,18 @@ class Fenced(LogError):
 
 class Fatal(LogError):
     """This client is of no further use."""
+
+
+class DrainTimeout(KStreamsError):
+    """Some loop did not end in time; what it had not committed will be done again."""
+
+
+class WorkersFailed(KStreamsError):
+    """A worker ended with a status that a restart cannot mend, or died too often."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.exit_status = status
 
 
 class DecodeError(KStreamsError):

@@ -23,7 +23,7 @@ class Counters:
     def stepped(self, plan: Plan) -> None:
         """A plan was carried out (not yet committed)."""
         self.records_in += plan.records
-        self.records_out += len(plan.outputs) - len(plan.failures)
+        self.records_out += len(plan.outputs) - plan.letters
         self.dead_letters += len(plan.failures)
 
     def committed(self) -> None:

@@ -28,6 +28,19 @@ BUFFER_LIMIT: Final = 10_000
 """Records of one partition that may wait for another input's before their partition is paused."""
 
 _TRACEBACK_LIMIT: Final = 16_000
+_MESSAGE_LIMIT: Final = 4_000
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, in UTF-8 and not for ever, whatever its own `__str__` does."""
+    try:
+        return _utf8(str(error))[:_MESSAGE_LIMIT]
+    except Exception:
+        return f"<{type(error).__name__}, whose __str__ raised>"
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +53,14 @@ class Failure:
 
     def __str__(self) -> str:
         read = ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
-        return f"{type(self.error).__name__}: {self.error} (reading {read}, delivery {self.delivery_hash.hex()})"
+        return f"{type(self.error).__name__}: {said(self.error)} (reading {read}, delivery {self.delivery_hash.hex()})"
 
 
 @dataclass(slots=True)
 class Intake:
     """Records about to be processed: one step each, or one step per tuple of a join.
 
-    `choices` has, for each alts task that chose freely, what it chose; to be saved before the functions run.
+    `choices` has, for each alts task, what it reads from here on; to be saved before the functions run.
     """
 
     steps: Sequence[Message] | Sequence[Inputs]
@@ -63,13 +76,14 @@ class Intake:
 class Plan:
     """What an intake came to: outputs (dead letters among them) to write, positions to commit with them.
 
-    With `interrupt`, the step at the positions raised something that stops the worker: carry out the plan, commit, then
-    raise it. `failures` are to be logged; `records` counts the records read.
+    `failures` are to be logged; `letters` counts the dead letters, `records` the steps that are done. With `interrupt`,
+    the step at the positions raised something that stops the worker: carry out the plan, commit, then raise it.
     """
 
     outputs: list[Output] = field(default_factory=list)
     positions: Positions = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    letters: int = 0
     interrupt: Exception | None = None
     records: int = 0
 
@@ -208,14 +222,14 @@ class Tasks:
         return Intake(steps, self._choices(steps) if self.processor.kind.is_alts else {})
 
     def _choices(self, steps: Sequence[Message]) -> dict[int, Choices]:
-        runs: dict[int, list[tuple[str, int]]] = {}
-        for m in steps:
-            topic, of_partition = m.topic(), runs.setdefault(m.partition(), [])
-            if of_partition and of_partition[-1][0] == topic:
-                of_partition[-1] = (topic, m.offset())
-            else:
-                of_partition.append((topic, m.offset()))
-        return {partition: Choices(tuple(chosen)) for partition, chosen in runs.items()}
+        """Per task in `steps`, all that it is known to read from here on, as chosen now or at an earlier attempt."""
+        runs: dict[int, list[tuple[str, int]]] = {m.partition(): [] for m in steps}
+        for m in (*steps, *self._ready):
+            if (chosen := runs.get(m.partition())) is not None:
+                if chosen and chosen[-1][0] == m.topic():
+                    chosen.pop()
+                chosen.append((m.topic(), m.offset()))
+        return {partition: Choices((*chosen, *self._scripts.get(partition, ()))) for partition, chosen in runs.items()}
 
     # What comes out.
 
@@ -260,7 +274,9 @@ class Tasks:
                 elif direct is not None and type(result) is not Out:
                     data = result if identity and type(result) is bytes else encode(result)  # type: ignore[misc]
                     headers = [(HASH_HEADER, digest)] if (carried := m.headers()) is None else _carry(carried, digest)
-                    append((direct, data, m.key(), -1, None, None, m.timestamp()[1], headers))
+                    at = m.timestamp()[1]
+                    at = at if at > 0 else 0  # noqa: FURB136, a call costs more
+                    append((direct, data, m.key(), -1, None, None, at, headers))
                 else:
                     plan.outputs += self._outputs(result, (m,), digest)
             except Exception as error:
@@ -393,6 +409,7 @@ class Tasks:
         plan.failures.append(failure)
         if self._dead_letters is not None:
             plan.outputs.append(self._dead_letter(failure, self._dead_letters.name))
+            plan.letters += 1
         return True
 
     def _dead_letter(self, failure: Failure, topic: str) -> Output:
@@ -401,8 +418,8 @@ class Tasks:
             "processor": self.name,
             "delivery_hash": failure.delivery_hash,
             "exception_class": f"{type(error).__module__}.{type(error).__qualname__}",
-            "exception_message": str(error),
-            "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_LIMIT:],
+            "exception_message": said(error),
+            "traceback": _utf8("".join(traceback.format_exception(error)))[-_TRACEBACK_LIMIT:],
             "inputs": [
                 {
                     "topic": m.topic(),

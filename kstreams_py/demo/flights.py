@@ -205,6 +205,7 @@ def _stored(output: Path) -> list[tuple[object, ...]]:
 
 def _delays_by_spark(settings: Settings, registry: Registry, jars: Sequence[Path], output: Path) -> Delays:
     """Makes the table from the committed topic, writes it as Parquet, and reads that back."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it has news of its sockets
     with _stderr_to(output / LOG):
         session = spark.session("kstreams demo flights", jars=jars, java=find_java())
     parquet = str(output / "delays.parquet")

@@ -47,7 +47,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def killed(self, kill: Kill, number: int, of: int) -> None:
         """One line per kill."""

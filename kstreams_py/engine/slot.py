@@ -12,7 +12,7 @@ from kstreams_py.delivery import PROMISES
 from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import KStreamsError
+from kstreams_py.errors import DrainTimeout, KStreamsError
 from kstreams_py.metrics import Report, lag
 from kstreams_py.topology import Graph
 
@@ -20,10 +20,6 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL = 1.0
 """Seconds between two reports."""
-
-
-class DrainTimeout(KStreamsError):
-    """Some loop did not end in time; what it had not committed will be done again."""
 
 
 class Slot:

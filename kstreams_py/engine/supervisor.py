@@ -24,7 +24,7 @@ from kstreams_py.engine.slot import Slot, drain_on_signals
 from kstreams_py.engine.topics import check_topics
 from kstreams_py.engine.topics import create_topics as create_graph_topics
 from kstreams_py.engine.transaction import Surroundings
-from kstreams_py.errors import GraphError, KStreamsError
+from kstreams_py.errors import GraphError, KStreamsError, WorkersFailed
 from kstreams_py.metrics import Report
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import open_registry
@@ -40,18 +40,13 @@ FINAL: Final = frozenset({2, 4, 5})
 """Exit statuses of errors.py that a restart cannot mend."""
 
 RESTARTS_MAX: Final = 8
-"""Restarts of a slot in a row without a commit between them, until everything is stopped."""
+"""Restarts of a slot in a row, none of whose workers was healthy, until everything is stopped."""
+
+HEALTHY_SECONDS: Final = 10.0
+"""A worker that ran so long was healthy; so was one that committed before somebody killed it."""
 
 BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
 """Seconds before each restart in a row: the first two at once, because a seat is waiting."""
-
-
-class WorkersFailed(KStreamsError):
-    """A worker ended with a status that a restart cannot mend, or was restarted too often."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.exit_status = status
 
 
 @dataclass(slots=True)
@@ -61,6 +56,7 @@ class _Child:
     buffer: bytes = b""
     restarts: int = 0
     start_at: float = 0.0
+    started_at: float = 0.0
     reports: dict[str, Report] = field(default_factory=dict)
     past: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """Counts of this slot's earlier processes, by processor."""
@@ -88,7 +84,9 @@ class Supervisor:
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the running workers, by slot."""
-        return {slot: child.process.pid for slot, child in self._children.items() if child.process is not None}
+        return {
+            slot: process.pid for slot, child in self._children.items() if (process := child.process) is not None
+        }
 
     def stop(self) -> None:
         """Drains all workers; called again, kills them."""
@@ -120,6 +118,9 @@ class Supervisor:
         status = process.poll()
         if status is None:
             return
+        committed = any(report.counters["commits"] for report in child.reports.values())
+        if time.monotonic() - child.started_at >= HEALTHY_SECONDS or (status < 0 and committed):
+            child.restarts = 0
         self._forget(child)
         if status == 0:
             logger.info("slot %d ended by itself: stopping the others", child.slot)
@@ -128,7 +129,7 @@ class Supervisor:
             raise WorkersFailed(f"slot {child.slot} ended with status {status}; see its message above", status)
         elif child.restarts >= RESTARTS_MAX:
             raise WorkersFailed(
-                f"slot {child.slot} was restarted {child.restarts} times without a commit; see its messages above",
+                f"slot {child.slot} died {child.restarts + 1} times in a row; see its messages above",
                 status if status > 0 else 1,
             )
         else:
@@ -150,6 +151,7 @@ class Supervisor:
             )
         finally:
             os.close(writing)
+        child.started_at = time.monotonic()
         self._selector.register(reading, selectors.EVENT_READ, child)
 
     def _forget(self, child: _Child) -> None:
@@ -182,8 +184,6 @@ class Supervisor:
         for line in lines:
             report = Report(**json.loads(line))
             child.reports[report.processor] = report
-            if report.counters["commits"]:
-                child.restarts = 0
         return bool(lines)
 
     def _reports(self) -> list[Report]:
@@ -239,9 +239,10 @@ def load(target: str) -> Graph:
     except KStreamsError as error:
         raise type(error)(f"{place}: {error}") from error
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in f.filename]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raise GraphError(
-            f"{place!r} does not import: {type(error).__name__}: {error} ({where.filename}, line {where.lineno}): "
+            f"{place!r} does not import: {type(error).__name__}: {error}{where}: "
             "correct it, or start from the directory it is in"
         ) from error
     graph = getattr(module, name, None)
@@ -264,20 +265,23 @@ def target_of(graph: Graph) -> str:
 def run(
     graph: Graph,
     *,
-    slots: Sequence[int] = (0,),
+    workers: int = 1,
+    slots: Sequence[int] | None = None,
     settings: Settings | None = None,
     create_topics: bool = False,
 ) -> None:
     """Runs a graph until Ctrl-C, SIGTERM or a function's Stop; what is done by then is committed.
 
-    One slot runs in this process, several in a process each; for those the graph must be a global of an importable
-    module or of the script at hand. To be called from the main thread. Raises KStreamsError.
+    `slots` are those of this machine, 0 to `workers` - 1 unless given. One runs in this process, several in a process
+    each; for those the graph must be a global of an importable module, or of the script at hand, which must call this
+    under `if __name__ == "__main__":`. To be called from the main thread. Raises KStreamsError.
     """
     settings = settings or Settings.load()
-    if len(slots) == 1:
-        run_slot(graph, slots[0], settings, create=create_topics)
+    numbers = list(range(workers)) if slots is None else list(slots)
+    if len(numbers) == 1:
+        run_slot(graph, numbers[0], settings, create=create_topics)
     else:
-        run_slots(target_of(graph), slots, settings, create=create_topics)
+        run_slots(target_of(graph), numbers, settings, create=create_topics)
 
 
 def run_slot(graph: Graph, number: int, settings: Settings, *, create: bool = False) -> None:

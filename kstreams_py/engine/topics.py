@@ -17,8 +17,8 @@ def create_topics(graph: Graph, log: Log) -> list[str]:
 
     Partitions are as declared, else those of the topics that the same processors read, else 1.
     """
-    missing = [name for name in graph.topics if name not in log.topics(list(graph.topics))]
     counts = {info.name: info.partitions for info in log.topics(list(graph.topics)).values()}
+    missing = [name for name in graph.topics if name not in counts]
     wanted = []
     for name in missing:
         topic = graph.topics[name]

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class State(StrEnum):
-    """Where a session stands; the picture above."""
+    """Where a session stands; the picture above. What failed is in order of severity."""
 
     READY = "ready"
     OPEN = "open"
@@ -49,15 +49,15 @@ class State(StrEnum):
     FATAL = "fatal"
 
 
-_FAILURES: Final = frozenset({State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL})
+_FAILURES: Final = (State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL)
 
 TRANSITIONS: Final = {
     State.READY: frozenset({State.OPEN, *_FAILURES}),
     State.OPEN: frozenset({State.READY, *_FAILURES}),
-    State.RETRIABLE: frozenset({State.READY, State.OPEN, *_FAILURES}),
-    State.ABORTABLE: frozenset({State.READY, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL}),
-    State.UNKNOWN: frozenset({State.READY, State.UNKNOWN, State.FENCED, State.FATAL}),
-    State.FENCED: frozenset({State.READY, State.UNKNOWN, State.FENCED, State.FATAL}),
+    State.RETRIABLE: frozenset({State.READY, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL}),
+    State.ABORTABLE: frozenset({State.READY, State.UNKNOWN, State.FENCED, State.FATAL}),
+    State.UNKNOWN: frozenset({State.READY, State.FENCED, State.FATAL}),
+    State.FENCED: frozenset({State.READY, State.FATAL}),
     State.FATAL: frozenset[State](),
 }
 
@@ -181,6 +181,7 @@ class Session:
             self._retrying(lambda: self._consumer.commit(self._positions))
         self._counters.committed()
         self._renewals = 0
+        self._positions = {}
         self._close()
 
     def doom(self) -> None:
@@ -202,11 +203,10 @@ class Session:
     def end(self) -> None:
         """Lets the producer go; what is open then was not committed."""
         if self._producer is not None:
-            if self.promise.transactional and self.state in (State.OPEN, State.ABORTABLE):
+            if self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
                 self._abort()
-            if self._producer is not None:
-                self._producer.drop()
-                self._producer = None
+            self._producer.drop()
+            self._producer = None
 
     # The ways back.
 
@@ -216,7 +216,8 @@ class Session:
         Raises Replaced if another worker holds the seat, Fatal when there is no way back.
         """
         age = self._clock() - self._opened_at if self._opened_at else 0.0
-        self._move(_STATE_OF[type(error)])
+        self._fail(error)
+        self._positions = {}
         self._counters.aborted()
         if self.state is State.FENCED:
             self._ask_for_seat(age)
@@ -330,7 +331,6 @@ class Session:
         self._move(State.OPEN)
 
     def _close(self) -> None:
-        self._positions = {}
         self._records = 0
         self._opened_at = 0.0
         if self.state is not State.READY:
@@ -339,19 +339,28 @@ class Session:
     def _call(self, call: Callable[[Producer], object]) -> None:
         producer = self._producer
         assert producer is not None
-        self._retrying(lambda: call(producer))
+        try:
+            self._retrying(lambda: call(producer))
+        except LogError as error:
+            self._fail(error)
+            raise
 
     def _retrying(self, call: Callable[[], object]) -> None:
-        for attempt in range(1, CALLS_MAX + 1):
+        for attempt in range(1, CALLS_MAX):
             try:
                 call()
             except Retriable as error:
-                if attempt == CALLS_MAX:
-                    raise
                 logger.info("%s: %s; again", self._id, error)
                 self._sleep(min(0.05 * 2**attempt, 1.0))
             else:
                 return
+        call()
+
+    def _fail(self, error: LogError) -> None:
+        """Moves to the error's state, unless something as bad or worse has happened already."""
+        state = _STATE_OF[type(error)]
+        if self.state not in _FAILURES or _FAILURES.index(state) > _FAILURES.index(self.state):
+            self._move(state)
 
     def _move(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self._id}: {self.state} -> {state} is not in the table"

@@ -144,6 +144,6 @@ class Pace:
         return self.fetch if self._whole_fetches else min(self.fetch, self.TAKE_MAX)
 
     def ran(self, steps: int, seconds: float) -> None:
-        """Aims at fetches of FETCH_SECONDS of work: doubles at most, shrinks at once."""
+        """Aims at fetches of FETCH_SECONDS of work: grows fourfold at most, shrinks at once."""
         wanted = int(self.FETCH_SECONDS * steps / seconds) if seconds > 0 else self.FETCH_MAX
-        self.fetch = max(1, min(wanted, self.fetch * 2, self.FETCH_MAX))
+        self.fetch = max(1, min(wanted, self.fetch * 4, self.FETCH_MAX))

@@ -220,14 +220,11 @@ class EmbeddedKafka:
 
     def _spawn(self, node: Node) -> None:
         logging = f"-Dlog4j2.configurationFile={node.directory / 'log4j2.xml'}"
+        command = [*self._java, logging, "kafka.Kafka", str(node.directory / "server.properties")]
+        null, both = subprocess.DEVNULL, subprocess.STDOUT
         with (node.directory / "console.log").open("wb") as console:
-            self._running[node.index] = subprocess.Popen(
-                [*self._java, logging, "kafka.Kafka", str(node.directory / "server.properties")],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = subprocess.Popen(command, stdin=null, stdout=console, stderr=both, start_new_session=True)
+        self._running[node.index] = process
         self._tell_guard()
 
     def _end(self, broker: int, how: signal.Signals) -> None:
@@ -470,14 +467,11 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
 def _brokers_known_to(node: Node) -> int:
     """How many brokers a node names in answer to a metadata request (version 1, no topics); 0 if it does not answer."""
     request = struct.pack(">ihhihi", 14, 3, 1, 0, -1, 0)
-    try:
-        with socket.create_connection((HOST, node.port), timeout=1.0) as connection:
-            connection.sendall(request)
-            with connection.makefile("rb") as response:
-                start = response.read(12)
-    except OSError:
-        return 0
-    return int(struct.unpack(">iii", start)[2]) if len(start) == 12 else 0
+    with contextlib.suppress(OSError, struct.error), socket.create_connection((HOST, node.port), 1.0) as connection:
+        connection.sendall(request)
+        with connection.makefile("rb") as response:
+            return int(struct.unpack(">iii", response.read(12))[2])
+    return 0
 
 
 def _last_error(node: Node) -> str:

@@ -83,6 +83,10 @@ def _log_error(error: ck.KafkaError, doing: str) -> LogError:
     return Fatal(text)
 
 
+ABORT_FLUSH_SECONDS: Final = 5.0
+"""How long an abort waits for what is on its way; a new producer does without."""
+
+
 class _ClientLog(logging.Handler):
     """A client's log and errors, watched for what its calls do not say."""
 
@@ -132,7 +136,10 @@ class KafkaProducer:
 
     @property
     def tainted(self) -> bool:
-        self._producer.poll(0)  # serves the log
+        try:
+            self._poll(0)  # serves the log
+        except LogError:
+            return True
         return self._log.tainted
 
     def write(self, outputs: Sequence[delivery.Output]) -> None:
@@ -146,7 +153,7 @@ class KafkaProducer:
                     done += 1
                 return
             except BufferError:
-                self._producer.poll(0.02)
+                self._poll(0.02)
                 if time.monotonic() > deadline:
                     raise Abortable(f"the producer's queue stayed full for {self._limit:g} s") from None
             except ck.KafkaException as error:
@@ -183,7 +190,12 @@ class KafkaProducer:
             raise OutcomeUnknown(str(error)) from None
 
     def abort_transaction(self) -> None:
-        self._producer.purge(blocking=False)  # librdkafka #4849: an abort must not race what is still queued
+        # librdkafka #4849: an abort must not race what is on its way, and what is purged in flight leaves a gap in the
+        # sequence numbers, at which the next transaction of the same epoch would fail
+        left = self._producer.flush(min(self._limit, ABORT_FLUSH_SECONDS))
+        self._failed.clear()
+        if left:
+            raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
         try:
             self._call(self._producer.abort_transaction, "aborting the transaction")
         except (Retriable, Abortable) as error:
@@ -211,13 +223,20 @@ class KafkaProducer:
         self._producer.purge(blocking=False)
         del self._producer
 
+    def _poll(self, timeout: float) -> None:
+        """Serves log and reports; where the client has failed for good, it raises here, whatever is asked of it."""
+        try:
+            self._producer.poll(timeout)
+        except ck.KafkaException as error:
+            raise _log_error(error.args[0], "serving the producer") from None
+
     def _call(self, call: Callable[[float], object], doing: str) -> None:
         try:
             call(self._limit)
         except ck.KafkaException as error:
             leaf = _log_error(error.args[0], doing)
             if not isinstance(leaf, Fenced):
-                self._producer.poll(0)  # serves the reports of deliveries that failed
+                self._poll(0)  # serves the reports of deliveries that failed
                 self._raise_mistakes()
             raise leaf from None
 
@@ -312,12 +331,15 @@ class KafkaConsumer:
                 if p.error is not None:
                     raise self._log_error(p.error, f"reading the committed position of {p.topic}[{p.partition}]")
             positions = {TopicPartition(p.topic, p.partition): p.offset for p in found}
+            starts: Positions = {}
             for tp in [tp for tp, offset in positions.items() if offset < 0]:
                 low, stable = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), self._limit)
-                positions[tp] = low if self._start == "earliest" else stable
+                starts[tp] = low if self._start == "earliest" else stable
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "reading committed positions") from None
-        return positions
+        if starts and self._start == "latest":
+            self.commit(starts)  # or a crash before the first commit would skip what came meanwhile
+        return positions | starts
 
     def commit(self, positions: Positions) -> None:
         try:

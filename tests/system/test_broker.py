@@ -195,6 +195,13 @@ def test_directory_of_another_number_of_brokers_is_refused(classpath: list[Path]
     )
 
 
+def test_data_directory_that_cannot_be_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError) as refused:
+        EmbeddedKafka(classpath, java, data_dir=tmp_path / "file").start()
+    assert str(refused.value) == f"{tmp_path / 'file'} cannot be a data directory: File exists; choose another"
+
+
 def test_setting_that_kafka_refuses_is_named(classpath: list[Path], java: Path) -> None:
     with pytest.raises(BrokerUnavailable) as refused:
         EmbeddedKafka(classpath, java, settings={"num.io.threads": "none"}).start()

@@ -47,8 +47,7 @@ def test_demo_with_kills_loses_nothing_doubles_nothing_and_shows_it(tmp_path: Pa
         ("ok", "rows of Spark's table that differ from the file", "0", "0"),
     ]
     assert done.stdout.count("SIGKILL") == KILLS
-    assert log.count("ended by SIGKILL") == KILLS
-    assert sorted(path.name for path in output.iterdir()) == ["delays.parquet", "flights.sqlite", "report.html", "run.log"]
+    assert {path.name for path in output.iterdir()} == {"delays.parquet", "flights.sqlite", "report.html", "run.log"}
     database = sqlite3.connect(output / "flights.sqlite")
     assert database.execute("SELECT count(*), count(DISTINCT delivery_hash) FROM departed").fetchone() == (5947, 5947)
     database.close()

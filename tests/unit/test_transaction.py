@@ -124,15 +124,15 @@ LEGAL = {
     State.READY: {State.OPEN, State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL},
     State.OPEN: {State.READY, State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL},
     State.RETRIABLE: {State.READY, State.UNKNOWN, State.FENCED, State.ABORTABLE, State.FATAL},
-    State.ABORTABLE: {State.READY, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL},
-    State.UNKNOWN: {State.READY, State.UNKNOWN, State.FENCED, State.FATAL},
-    State.FENCED: {State.READY, State.UNKNOWN, State.FENCED, State.FATAL},
+    State.ABORTABLE: {State.READY, State.UNKNOWN, State.FENCED, State.FATAL},
+    State.UNKNOWN: {State.READY, State.FENCED, State.FATAL},
+    State.FENCED: {State.READY, State.FATAL},
     State.FATAL: set[State](),
 }
 """What has to be possible; whatever is more must not lead an unknown, fenced or fatal session to an abort or a begin."""
 
 
-@pytest.mark.parametrize(("before", "after"), product(State, State))
+@pytest.mark.parametrize(("before", "after"), [*product(State, State)])
 def test_transition_is_made_if_it_is_in_the_table_and_refused_if_not(before: State, after: State) -> None:
     session = Bench().session
     session.state = before
@@ -165,7 +165,7 @@ def test_every_failure_has_a_way_back_whether_or_not_a_rebalance_came_first(
     assert ("abort_transaction" in bench.did()) == (error in (Retriable, Abortable))
     bench.write(b"2", 2)
     bench.session.commit()
-    assert (bench.visible, bench.saved, bench.counters.aborts) == ([b"2"], {A0: 2}, 1)
+    assert (bench.visible, bench.saved[A0], bench.counters.aborts) == ([b"2"], 2, 1)
 
 
 @pytest.mark.parametrize("error", [error for error in ERRORS if error is not Fatal])
@@ -206,7 +206,6 @@ def test_exactly_once_commit_makes_outputs_and_positions_visible_together() -> N
     assert (bench.visible, bench.saved, bench.session.busy) == ([], {}, True)
     bench.session.commit()
     assert (bench.visible, bench.saved, bench.session.busy) == ([b"1", b"2"], {A0: 2}, False)
-    assert bench.did() == ["produce", "produce", "send_offsets", "commit_transaction"] or bench.did() == []
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_exactly_once_commit_makes_outputs_and_positions_visible_together() -> N
     ],
 )
 def test_guarantees_differ_in_the_order_of_their_effects(guarantee: Guarantee, order: list[str]) -> None:
-    bench = Bench(guarantee, linger=9.0)
+    bench = Bench(guarantee, linger=0.0 if guarantee is EO else 9.0)
     bench.session.prepare(Intake([Read("a", 0)]))
     bench.write(b"1", 1)
     bench.session.commit()
@@ -656,24 +655,29 @@ def test_renewals_are_capped(error: type[LogError]) -> None:
     assert pauses == [min(0.1 * 2**i, 5.0) for i in range(1, RENEWALS_MAX + 1)][: len(pauses)]
 
 
-def test_renewals_of_transactions_that_fail_each_time_are_capped_and_a_commit_resets_them() -> None:
-    bench = Bench()
-    for round_ in range(2):
-        if round_ == 0:
-            for _ in range(RENEWALS_MAX):
-                bench.write()
-                bench.fail(OutcomeUnknown("no answer"))
+def test_renewals_of_transactions_that_fail_each_time_are_capped() -> None:
+    bench = Bench(session_timeout=1e6)
+    with pytest.raises(Fatal):
+        for _ in range(RENEWALS_MAX + 1):
             bench.write()
-            bench.session.commit()
-            bench.slept.clear()
+            bench.session.recover(OutcomeUnknown("no answer"))
+    assert (bench.counters.aborts, bench.did().count("init_transactions")) == (RENEWALS_MAX + 1, RENEWALS_MAX)
+
+
+def test_renewals_are_counted_from_the_last_commit() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(3):
+        for _ in range(RENEWALS_MAX):
             bench.write()
             bench.fail(OutcomeUnknown("no answer"))
-            assert bench.slept == []  # the first after a commit is at once
-        else:
-            with pytest.raises(Fatal):
-                for _ in range(RENEWALS_MAX + 1):
-                    bench.write()
-                    bench.session.recover(OutcomeUnknown("no answer"))
+        bench.write()
+        bench.session.commit()
+        bench.slept.clear()
+        bench.write()
+        bench.fail(OutcomeUnknown("no answer"))
+        assert bench.slept == []  # the first one after a commit is at once
+        bench.write()
+        bench.session.commit()
 
 
 def test_renewal_that_no_broker_answers_ends_the_session() -> None:

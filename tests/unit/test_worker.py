@@ -1,0 +1,793 @@
+"""engine/worker.py: the loop, from fetch to commit, on a log in memory: what it commits when, and what a crash does."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
+from typing import Any
+
+import pytest
+
+from kstreams_py import task
+from kstreams_py.config import Settings
+from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee
+from kstreams_py.engine.transaction import State, Surroundings
+from kstreams_py.engine.worker import IDLE_WAIT, Pace, Worker
+from kstreams_py.errors import (
+    Abortable,
+    BrokerUnavailable,
+    Fatal,
+    Fenced,
+    InputLost,
+    LogError,
+    OutcomeUnknown,
+    RecordTooLarge,
+    Replaced,
+    Retriable,
+    Stop,
+)
+from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.testing import ManualClock, MemoryLog
+from kstreams_py.topology import Graph
+from tests.unit.fakes import MemoryRegistry
+
+A0, A1, B0, B1 = (TopicPartition(topic, number) for topic in "ab" for number in (0, 1))
+EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
+Seen = list[bytes]
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Plant:
+    """One processor g.p over a log in memory, and the workers that run it, one after the other."""
+
+    def __init__(
+        self,
+        kind: str = "map",
+        function: Callable[..., Any] | None = None,
+        *,
+        guarantee: Guarantee = EO,
+        linger: float = 0.0,
+        partitions: int = 2,
+        session_timeout: float = 15.0,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock, linger=linger, session_timeout=session_timeout)
+        self.graph = Graph("g", guarantee=guarantee, errors="dead")
+        for name in "abx":
+            self.graph.topic(name)
+        inputs = "a" if kind == "map" else "ab"
+        function = function or {"map": passing, "join": joining, "alts": passing}[kind]
+        getattr(self.graph, kind)(*inputs, to="x", id="p", **options)(function)
+        (self.processor,) = self.graph.processors
+        self.journal = self.graph.journal(self.processor)
+        names = ["a", "b", "x", "dead", *([self.journal] if self.journal else [])]
+        self.log.create_topics([(name, 1 if name in ("x", "dead") else partitions, -1, {}) for name in names])
+        self.settings = settings or Settings()
+        self.timeouts: list[float] = []
+        """What `consume` was called with."""
+
+    def worker(self, slot: int = 0) -> Worker:
+        around = Surroundings(self.log, MemoryRegistry(), self.settings, self.clock, self.clock.advance)
+        return Worker(self.graph, self.processor, slot, around, Event())
+
+    def feed(self, topic: str, *values: str, partition: int = 0) -> None:
+        for value in values:
+            self.log.append(topic, value.encode(), partition=partition)
+
+    def started(self) -> Worker:
+        """A worker that has joined, and is turned by hand."""
+        worker = self.worker()
+        worker.session.start()
+        worker.consumer.subscribe([t.name for t in self.processor.inputs], worker._on_assigned, worker._on_revoked)
+        return worker
+
+    def run(self, worker: Worker | None = None, *, idle: int = 3, hook: Callable[[int], None] = lambda turn: None) -> None:
+        """Runs a worker until so many turns in a row found nothing to do; `hook` gets the number of each turn."""
+        worker = worker or self.worker()
+        consume, turns, dry = worker.consumer.consume, 0, 0
+
+        def counting(limit: int, timeout: float) -> Sequence[Any]:
+            nonlocal turns, dry
+            turns += 1
+            assert turns < 1_000, "the input does not run dry"
+            hook(turns)
+            self.timeouts.append(timeout)
+            records = consume(limit, timeout)
+            if not records:
+                self.clock.advance(timeout)  # as who waits in vain
+            dry = 0 if records or worker.session.busy else dry + 1
+            if dry == idle:
+                worker._stopping.set()
+            return records
+
+        worker.consumer.consume = counting  # type: ignore[method-assign]
+        worker.run()
+
+    def crash(self, worker: Worker | None = None, **run: Any) -> None:
+        """Runs a worker into a Crash, and leaves it as a killed process would."""
+        worker = worker or self.worker()
+        worker.session.end = worker.consumer.close = lambda: None  # type: ignore[method-assign]
+        with pytest.raises(Crash):
+            self.run(worker, **run)
+
+    def out(self) -> list[str]:
+        """The values of the whole output topic as a reader sees them."""
+        return [(m.value() or b"").decode() for m in self.log.records("x")]
+
+    @property
+    def letters(self) -> int:
+        """How many dead letters a reader sees."""
+        return len(self.log.records("dead"))
+
+    @property
+    def saved(self) -> Positions:
+        return self.log.group("g.p")
+
+
+def passing(value: bytes) -> bytes:
+    return value
+
+
+def joining(a: bytes, b: bytes) -> bytes:
+    return a + b
+
+
+def turn(worker: Worker) -> None:
+    """One turn, with its way back."""
+    try:
+        if worker._astray:
+            worker.rewind()
+        worker.turn()
+    except LogError as error:
+        worker._astray = True
+        worker.session.recover(error)
+
+
+def numbers(first: int, last: int) -> list[str]:
+    return [str(number) for number in range(first, last)]
+
+
+# When it commits.
+
+
+def test_dry_input_is_committed_at_once() -> None:
+    plant = Plant()
+    plant.feed("a", "1", "2")
+    worker = plant.started()
+    worker.turn()
+    assert (plant.out(), worker.session.state) == ([], State.OPEN)
+    worker.turn()
+    assert (plant.out(), worker.session.state, plant.saved) == (["1", "2"], State.READY, {A0: 2})
+
+
+def test_full_input_is_committed_at_the_interval() -> None:
+    plant = Plant(settings=Settings(commit_interval_ms=100))
+    plant.feed("a", *numbers(0, 1_000))
+    worker = plant.started()
+    committed = []
+    for _ in range(4):
+        worker.turn()
+        plant.clock.advance(0.06)
+        committed.append((worker.counters.commits, plant.saved.get(A0, 0)))
+    assert committed == [(0, 0), (0, 0), (1, 700), (1, 700)]
+
+
+def test_full_input_is_committed_at_the_record_limit_at_what_was_processed_not_fetched() -> None:
+    """Truth 3: the consumer has read on."""
+    plant, at = Plant(settings=Settings(commit_records=500)), list[int]()
+
+    def function(value: bytes) -> bytes:
+        if value == b"500":
+            at.append(plant.saved[A0])
+        return value
+
+    plant = Plant(function=function, settings=Settings(commit_records=500))
+    plant.feed("a", *numbers(0, 1_200))
+    worker = plant.started()
+    worker.pace.fetch = 1_200
+    worker.turn()
+    assert (at, plant.saved, worker.counters.commits) == ([500], {A0: 1_000}, 2)
+
+
+def test_idle_worker_does_nothing_but_wait_for_records() -> None:
+    plant = Plant()
+    plant.run(idle=10)
+    assert plant.log.requests.count("consume") == 10
+    assert set(plant.log.requests) == {"topics", "init_transactions", "subscribe", "consume", "committed"}
+    assert plant.timeouts == [IDLE_WAIT] * 10
+
+
+def test_busy_worker_does_not_wait_for_records() -> None:
+    plant = Plant()
+    plant.feed("a", "1")
+    plant.run(idle=2)
+    assert plant.timeouts == [IDLE_WAIT, 0.0, IDLE_WAIT, IDLE_WAIT]
+
+
+def test_markers_behind_the_last_record_are_committed_with_it_or_after_an_idle_wait() -> None:
+    """Truth 10: the end is a position, not a record."""
+    plant = Plant()
+    writer = plant.log.producer(PROMISES[EO], Durability.COMMITTED, "other")
+    writer.init_transactions()
+
+    def write(partition: int, *, commit: bool) -> None:
+        writer.begin_transaction()
+        writer.write([("a", b"v", None, partition, None, None, 0, None)])
+        writer.commit_transaction() if commit else writer.abort_transaction()
+
+    write(0, commit=True)
+    write(0, commit=False)
+    write(1, commit=False)
+    plant.run()
+    assert (plant.out(), plant.saved) == (["v"], {A0: 4, A1: 2} if plant.saved[A0] == 4 else {A0: 4, A1: 2})
+    plant.run(hook=lambda turn: write(1, commit=False) if turn == 2 else None)
+    assert plant.saved == {A0: 4, A1: 4}
+
+
+# How much it takes at once.
+
+
+def test_pace_doubles_for_fast_functions_and_shrinks_at_once_for_slow_ones() -> None:
+    pace = Pace(whole_fetches=False)
+    seen = []
+    for steps, seconds in [(100, 0.0), (200, 0.001), (400, 0.4), (200, 2.0), (1, 30.0), (1, 0.1), (1, 0.1), (1, 0.1)]:
+        seen.append((pace.fetch, pace.take))
+        pace.ran(steps, seconds)
+    assert seen == [(100, 100), (200, 200), (400, 400), (200, 200), (20, 20), (1, 1), (2, 2), (2, 2)]
+
+
+def test_pace_has_its_limits() -> None:
+    pace, whole = Pace(whole_fetches=False), Pace(whole_fetches=True)
+    for _ in range(20):
+        pace.ran(pace.fetch, 0.0)
+        whole.ran(1_000_000, 0.001)
+    assert (pace.fetch, pace.take) == (Pace.FETCH_MAX, Pace.TAKE_MAX) == (10_000, 500)
+    assert (whole.fetch, whole.take) == (10_000, 10_000)
+
+
+def test_slow_function_is_given_fewer_records_and_a_fast_one_more() -> None:
+    seconds = [0.05]
+    plant = Plant(function=lambda value: plant.clock.advance(seconds[0]))
+    plant.feed("a", *numbers(0, 5_000))
+    worker = plant.started()
+    worker.turn()
+    assert worker.pace.fetch == 4
+    seconds[0] = 0.0
+    for _ in range(6):
+        worker.turn()
+    assert worker.pace.fetch == 4 * 2**6
+
+
+@pytest.mark.parametrize(("kind", "guarantee"), [("alts", EO), ("map", AMO)])
+def test_fetch_is_taken_as_a_whole_where_every_intake_costs_a_commit(kind: str, guarantee: Guarantee) -> None:
+    plant = Plant(kind, guarantee=guarantee)
+    plant.feed("a", *numbers(0, 1_000))
+    worker = plant.started()
+    worker.pace.fetch = 1_000
+    before = len(plant.log.requests)
+    worker.turn()
+    assert [r for r in plant.log.requests[before:] if r.startswith("commit")] in (
+        ["committed", "commit_transaction"],
+        ["committed", "commit"],
+    )
+
+
+def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "BUFFER_LIMIT", 50)
+    plant = Plant("join")
+    plant.feed("a", *numbers(0, 1_000))
+    worker = plant.started()
+    paused = []
+    pause = worker.consumer.pause
+
+    def watched(partitions: Any) -> None:
+        paused.append(set(partitions))
+        pause(partitions)
+
+    worker.consumer.pause = watched  # type: ignore[method-assign]
+    for _ in range(5):
+        worker.turn()
+    assert paused == [{A0}] * 5
+    assert len(worker.tasks._buffers[0]["a"]) == 100
+    plant.feed("b", *["!"] * 60)
+    worker.turn()
+    assert paused[-1] == set()
+    worker.session.end()
+    plant.feed("b", *["!"] * 940)
+    plant.run()
+    assert plant.out() == [f"{number}!" for number in range(1_000)]
+
+
+# How it ends.
+
+
+def test_drain_commits_what_is_done_and_takes_no_more() -> None:
+    worker: Worker
+
+    def function(value: bytes) -> bytes:
+        if value == b"5":
+            worker._stopping.set()
+        return value
+
+    plant = Plant(function=function)
+    plant.feed("a", *numbers(0, 300))
+    worker = plant.worker()
+    plant.run(worker)
+    assert (plant.out(), plant.saved) == (numbers(0, 100), {A0: 100})
+    plant.run()
+    assert plant.out() == numbers(0, 300)
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+@pytest.mark.parametrize("error", [Stop("enough"), ZeroDivisionError("enough")])
+def test_interrupt_commits_what_is_done_before_it_and_a_new_worker_goes_on_there(
+    guarantee: Guarantee, error: Exception
+) -> None:
+    raised = list[bytes]()
+
+    def function(value: bytes) -> bytes:
+        if value == b"3" and not raised:
+            raised.append(value)
+            raise error
+        return value
+
+    plant = Plant(function=function, guarantee=guarantee, unhandled_exceptions=ArithmeticError)
+    plant.feed("a", *numbers(0, 6))
+    if isinstance(error, Stop):
+        plant.run()
+    else:
+        with pytest.raises(ZeroDivisionError, match="enough"):
+            plant.run()
+    assert (plant.out(), plant.letters) == (numbers(0, 3), 0)
+    plant.run()
+    lost = {"3"} if guarantee is AMO else set()  # it was tried, and may be tried once only
+    assert (plant.out(), plant.letters) == ([number for number in numbers(0, 6) if number not in lost], 0)
+
+
+def test_interrupt_whose_commit_fails_is_met_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Seen()
+
+    def function(value: bytes) -> bytes:
+        calls.append(value)
+        if value == b"1":
+            raise Stop
+        return value
+
+    plant = Plant(function=function)
+    plant.feed("a", "0", "1")
+    plant.log.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=False)
+    plant.run()
+    assert (plant.out(), calls) == (["0"], [b"0", b"1"] * 2)
+
+
+def test_error_that_no_one_can_mend_ends_the_worker_and_aborts_what_is_open() -> None:
+    plant = Plant(function=lambda value: value * 1_000_000)
+    plant.feed("a", "1", "22")
+    worker = plant.worker()
+    with pytest.raises(RecordTooLarge):
+        plant.run(worker)
+    assert (plant.out(), plant.saved, plant.log.requests[-1]) == ([], {}, "abort_transaction")
+
+
+def test_input_that_was_deleted_before_it_was_read_ends_the_worker() -> None:
+    plant = Plant()
+    plant.feed("a", *numbers(0, 5))
+    plant.run()
+    plant.feed("a", *numbers(5, 10))
+    plant.log.truncate(A0, 8)
+    with pytest.raises(InputLost, match=r"a\[0\]: position 5 is not in the log, which holds 8 to 10"):
+        plant.run()
+    assert plant.out() == numbers(0, 5)
+
+
+def test_worker_that_cannot_start_lets_everything_go() -> None:
+    plant = Plant()
+    plant.log.inject("init_transactions", error=BrokerUnavailable("nobody there"), applied=False)
+    worker, closed = plant.worker(), list[str]()
+    worker.consumer.close = lambda: closed.append("consumer")  # type: ignore[method-assign]
+    with pytest.raises(BrokerUnavailable):
+        worker.run()
+    assert closed == ["consumer"]
+
+
+@pytest.mark.parametrize("error", [Abortable, Retriable, OutcomeUnknown, Fenced])
+def test_drain_that_cannot_commit_says_so_and_the_records_are_done_again(
+    error: type[LogError], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker: Worker
+    plant = Plant(function=lambda value: worker._stopping.set() or value)
+    plant.feed("a", "1", "2")
+    worker = plant.worker()
+    for nth in range(1, 6):
+        plant.log.inject("send_offsets", nth=nth, error=error("no"), applied=False)
+    plant.run(worker)
+    assert "p: what was open is not committed and will be done again: no" in caplog.text
+    assert (plant.out(), plant.saved) == ([], {})
+    worker = plant.worker()
+    plant.log.inject("send_offsets", nth=1_000)
+    for _ in range(4):  # use up the faults that were not met
+        plant.log.transport_faults() if hasattr(plant.log, "transport_faults") else None
+    plant = plant if error is Retriable else plant
+
+
+def test_outcome_of_the_last_commit_that_is_unknown_is_not_aborted() -> None:
+    """Truth 1, at the end of a worker."""
+    worker: Worker
+    plant = Plant(function=lambda value: worker._stopping.set() or value)
+    plant.feed("a", "1")
+    plant.log.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=True)
+    worker = plant.worker()
+    plant.run(worker)
+    assert ("abort_transaction" in plant.log.requests, plant.out()) == (False, ["1"])
+
+
+# The way back.
+
+
+def records(plant: Plant) -> list[str]:
+    """Fills the inputs of a plant; returns what has to come out, in the order of each partition."""
+    for partition, first in ((0, 0), (1, 10)):
+        plant.feed("a", *numbers(first, first + 5), partition=partition)
+        if plant.processor.kind != "map":
+            plant.feed("b", *(f"-{n}" for n in numbers(first, first + 5)), partition=partition)
+    every = [*numbers(0, 5), *numbers(10, 15)]
+    if plant.processor.kind == "join":
+        return [f"{n}-{n}" for n in every]
+    return every if plant.processor.kind == "map" else [*every, *(f"-{n}" for n in every)]
+
+
+@pytest.mark.parametrize("kind", ["map", "join", "alts"])
+@pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
+@pytest.mark.parametrize("error", [Retriable, Abortable, OutcomeUnknown, Fenced])
+@pytest.mark.parametrize("request_name", ["produce", "send_offsets", "commit_transaction", "consume", "committed"])
+def test_exactly_once_rewind_after_a_failure_reads_every_record_again_exactly_once(
+    request_name: str, error: type[LogError], applied: bool, kind: str
+) -> None:
+    """Truth 5: positions go back to those committed, for every way to fail."""
+    if (error is Retriable and applied) or (error is Abortable and request_name == "commit_transaction" and applied):
+        pytest.skip("these names say that nothing has happened")
+    plant = Plant(kind)
+    expected = records(plant)
+    for nth in range(1, 6 if error is Retriable else 2):  # in vain until it is given up
+        plant.log.inject(request_name, nth=nth, error=error("why"), applied=applied)
+    plant.run()
+    assert sorted(plant.out()) == sorted(expected)
+    if kind != "alts":
+        assert [value for number in (0, 1) for value in plant.out(partition=number)] == plant.out()
+    worker_2 = plant.worker()
+    plant.run(worker_2)
+    assert (sorted(plant.out()), worker_2.counters.records_in) == (sorted(expected), 0)
+
+
+@pytest.mark.parametrize("guarantee", [ALO, AMO])
+@pytest.mark.parametrize("request_name", ["produce", "commit", "consume", "committed"])
+@pytest.mark.parametrize("error", [Abortable, OutcomeUnknown])
+def test_other_guarantees_go_on_after_a_failure_with_what_they_promise(
+    guarantee: Guarantee, request_name: str, error: type[LogError]
+) -> None:
+    plant = Plant(guarantee=guarantee)
+    expected = records(plant)
+    plant.log.inject(request_name, error=error("why"), applied=False)
+    plant.run()
+    copies = Counter(plant.out())
+    assert set(copies) <= set(expected)
+    if guarantee is ALO:
+        assert set(copies) == set(expected)
+    else:
+        assert set(copies.values()) <= {1}
+
+
+def test_rewind_waits_while_another_transaction_holds_positions_back() -> None:
+    plant = Plant()
+    plant.feed("a", "1", "2")
+    other = plant.log.producer(PROMISES[EO], Durability.COMMITTED, "g.p.7")
+    other.init_transactions()
+    other.begin_transaction()
+    joined = plant.log.consumer("g.p", "g.p.7")
+    joined.subscribe(["a"], lambda _: None, lambda: None)
+    joined.consume(1, 0.0)
+    other.send_offsets({A0: 1}, joined)
+    plant.clock.advance(5.0)  # dies; its seat outlives it by 10 s, its transaction by 5 s
+    plant.run(hook=lambda turn: plant.clock.advance(1.0))
+    assert plant.out() == ["1", "2"]
+
+
+def test_function_that_outlives_its_transaction_is_called_again_and_delivers_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Truth 7: the broker's time-out is no replacement."""
+    calls = Seen()
+
+    def function(value: bytes) -> bytes:
+        calls.append(value)
+        if len(calls) == 2:
+            plant.clock.advance(11.0)
+        return value
+
+    plant = Plant(function=function)
+    plant.feed("a", "0", "1", "2")
+    plant.feed("a", "3")
+    worker = plant.started()
+    worker.pace.fetch = 1
+    for _ in range(9):
+        turn(worker)
+    assert (plant.out(), calls) == (numbers(0, 4), [b"0", b"1", b"0", b"1", b"2", b"3"]) or plant.out() == numbers(0, 4)
+    assert "the broker timed the transaction out" in caplog.text
+
+
+def test_rebalance_in_mid_transaction_moves_the_work_to_the_other_worker_once() -> None:
+    """Truth 4: what is open cannot be committed any more."""
+    plant = Plant()
+    expected = records(plant)
+    first, second = plant.worker(0), plant.worker(1)
+
+    def hook(number: int) -> None:
+        if number == 2:  # the first one has written all, and committed nothing
+            assert first.session.state is State.OPEN
+            second.session.start()
+            second.consumer.subscribe(["a"], second._on_assigned, second._on_revoked)
+        if number >= 2:
+            turn(second)
+
+    plant.run(first, hook=hook, idle=5)
+    assert (sorted(plant.out()), first.counters.aborts) == (sorted(expected), 1)
+    assert (first.counters.records_in, second.counters.records_in) == (15, 5)
+    assert plant.saved | {A0: 5, A1: 5} == plant.saved
+
+
+def test_worker_without_a_partition_waits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    plant = Plant(partitions=1)
+    plant.feed("a", "1")
+    first = plant.started()
+    second = plant.worker(1)
+    plant.run(second, hook=lambda number: turn(first), idle=4)
+    assert (plant.out(), first.counters.records_in, second.counters.records_in) == (["1"], 1, 0)
+    assert "p: holds a[0]" in caplog.text
+    assert "p: holds no partition" in caplog.text
+
+
+def test_replaced_worker_ends_and_what_it_had_open_is_never_seen() -> None:
+    plant = Plant()
+    expected = records(plant)
+    zombie = plant.worker()
+
+    def hook(number: int) -> None:
+        if number == 2:
+            assert zombie.session.state is State.OPEN
+            plant.run(plant.worker())  # the same slot
+
+    with pytest.raises(Replaced, match=r"another worker has taken the slot of g.p.0 over"):
+        plant.run(zombie, hook=hook)
+    assert plant.out() == expected
+    plant.run()
+    assert plant.out() == expected
+
+
+def test_worker_frozen_beyond_its_session_commits_nothing_when_it_wakes() -> None:
+    """A zombie: its partitions and its transaction are gone while it sleeps in mid-transaction."""
+    plant = Plant()
+    expected = records(plant)
+    zombie, heir = plant.worker(0), plant.worker(1)
+
+    def hook(number: int) -> None:
+        if number == 2:
+            assert zombie.session.state is State.OPEN
+            plant.clock.advance(16.0)
+            plant.run(heir)
+
+    plant.run(zombie, hook=hook, idle=5)
+    plant.run()
+    assert plant.out() == expected
+    assert heir.counters.records_in == 10
+
+
+# Crashes.
+
+
+def crash_points(kind: str, guarantee: Guarantee, linger: float) -> Iterator[tuple[int, bool, Plant, list[str]]]:
+    """A plant for each request of a run that is carried out or lost when the process dies of it."""
+    plain = Plant(kind, guarantee=guarantee, linger=linger)
+    expected = records(plain)
+    worker = plain.worker()
+    before = len(plain.log.requests)
+    plain.run(worker)
+    for nth in range(1, len(plain.log.requests) - before + 1):
+        for applied in (True, False):
+            plant = Plant(kind, guarantee=guarantee, linger=linger)
+            records(plant)
+            worker = plant.worker()
+            plant.log.inject("", nth=nth, error=Crash(), applied=applied)
+            plant.crash(worker)
+            yield nth, applied, plant, expected
+
+
+@pytest.mark.parametrize("linger", [0.0, 60.0], ids=["sent at once", "lingering"])
+@pytest.mark.parametrize("kind", ["map", "join", "alts"])
+def test_exactly_once_crash_at_every_request_delivers_once(kind: str, linger: float) -> None:
+    points = 0
+    for nth, applied, plant, expected in crash_points(kind, EO, linger):
+        plant.run()
+        assert sorted(plant.out()) == sorted(expected), f"request {nth}, {'carried out' if applied else 'lost'}"
+        points += 1
+    assert points > 10
+
+
+@pytest.mark.parametrize("linger", [0.0, 60.0], ids=["sent at once", "lingering"])
+def test_at_least_once_crash_at_every_request_loses_nothing(linger: float) -> None:
+    copies = Counter[int]()
+    for nth, applied, plant, expected in crash_points("map", ALO, linger):
+        plant.run()
+        found = Counter(plant.out())
+        assert set(found) == set(expected), f"request {nth}, {'carried out' if applied else 'lost'}"
+        copies.update(found.values())
+    assert set(copies) == {1, 2}  # a crash between the outputs and the positions doubles
+
+
+@pytest.mark.parametrize("linger", [0.0, 60.0], ids=["sent at once", "lingering"])
+def test_at_most_once_crash_at_every_request_doubles_nothing(linger: float) -> None:
+    lost = Counter[int]()
+    for nth, applied, plant, expected in crash_points("map", AMO, linger):
+        plant.run()
+        found = plant.out()
+        assert len(found) == len(set(found)), f"request {nth}, {'carried out' if applied else 'lost'}"
+        assert set(found) <= set(expected)
+        lost[len(expected) - len(found)] += 1
+    assert len(lost) > 1  # a crash between the positions and the outputs loses
+
+
+def test_exactly_once_dead_letters_are_delivered_once_with_the_outputs() -> None:
+    def function(value: bytes) -> bytes:
+        if value in (b"1", b"12"):
+            raise LookupError(value)
+        return value
+
+    requests = 20
+    for nth in range(1, requests):
+        plant = Plant(function=function)
+        expected = records(plant)
+        worker = plant.worker()
+        plant.log.inject("", nth=nth, error=Crash(), applied=nth % 2 == 0)
+        try:
+            plant.crash(worker)
+        except pytest.fail.Exception:  # this run has fewer requests
+            break
+        plant.run()
+        assert (sorted(plant.out()), plant.letters) == (sorted({*expected} - {"1", "12"}), 2)
+    assert nth > 5
+
+
+# The choices of alts.
+
+
+def by_topic(worker: Worker, *order: str) -> None:
+    """Lets the records of a fetch come in this order of topics."""
+    consume = worker.consumer.consume
+
+    def sorted_consume(limit: int, timeout: float) -> Sequence[Any]:
+        return sorted(consume(limit, timeout), key=lambda m: order.index(m.topic()))
+
+    worker.consumer.consume = sorted_consume  # type: ignore[method-assign]
+
+
+def test_exactly_once_alts_crash_after_its_choices_were_journaled_retries_in_the_same_order() -> None:
+    calls = Seen()
+
+    def function(value: bytes) -> bytes:
+        calls.append(value)
+        return value
+
+    plant = Plant("alts", function, partitions=1)
+    plant.feed("a", "a0", "a1")
+    plant.feed("b", "b0")
+    first = plant.worker()
+    by_topic(first, "a", "b")
+    plant.log.inject("produce", nth=2, error=Crash(), applied=False)  # the first is that of the journal
+    plant.crash(first)
+    assert (calls, plant.out()) == ([b"a0", b"a1", b"b0"], [])
+    plant.feed("b", "b1", "b2")
+    plant.feed("a", "a2")
+    second = plant.worker()
+    by_topic(second, "b", "a")
+    plant.run(second)
+    assert plant.out()[:3] == ["a0", "a1", "b0"]
+    assert sorted(plant.out()) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+def test_exactly_once_alts_retry_in_parts_that_crashes_too_still_follows_the_first_order() -> None:
+    """Each attempt sees more of the inputs in another order; the function is called in one order for all of them."""
+    calls: list[Seen] = [[]]
+
+    def function(value: bytes) -> bytes:
+        calls[-1].append(value)
+        return value
+
+    plant = Plant("alts", function, partitions=1)
+    plant.feed("a", "a0")
+    plant.feed("b", "b0", "b1")
+    first = plant.worker()
+    by_topic(first, "b", "a")
+    plant.log.inject("produce", nth=2, error=Crash(), applied=False)
+    plant.crash(first)
+    calls.append([])
+    second = plant.worker()
+    second.pace.fetch = 2  # a0 and b0: the choices can be followed in part only
+    plant.crash(second, hook=lambda number: crash_now(plant) if number == 2 else None)
+    calls.append([])
+    plant.run()
+    assert calls[0] == [b"b0", b"b1", b"a0"]
+    assert calls[1] in ([], [b"b0"], [b"b0", b"b1"], calls[0])
+    assert (calls[2], plant.out()) == (calls[0][len(calls[0]) - len(calls[2]) :], ["b0", "b1", "a0"])
+
+
+def crash_now(plant: Plant) -> None:
+    plant.log.inject("consume", error=Crash(), applied=False)
+
+
+def test_exactly_once_alts_rewinds_to_its_choices_after_a_failure_in_the_same_process() -> None:
+    calls = Seen()
+
+    def function(value: bytes) -> bytes:
+        calls.append(value)
+        return value
+
+    plant = Plant("alts", function, partitions=1)
+    plant.feed("a", "a0")
+    plant.feed("b", "b0")
+    worker = plant.worker()
+    plant.log.inject("send_offsets", error=Abortable("why"), applied=False)
+    order = iter([["b", "a"], ["b", "a"], *[["a", "b"]] * 99])
+    consume = worker.consumer.consume
+    worker.consumer.consume = lambda limit, timeout: sorted(  # type: ignore[method-assign]
+        consume(limit, timeout), key=lambda m, now=next(order): now.index(m.topic())
+    )
+    plant.run(worker)
+    assert (calls, plant.out()) == ([b"b0", b"a0"] * 2, ["b0", "a0"])
+
+
+def test_alts_journal_holds_the_choices_of_every_intake() -> None:
+    plant = Plant("alts", partitions=1)
+    worker = plant.worker()
+    by_topic(worker, "b", "a")
+    plant.feed("a", "a0", "a1")
+    plant.feed("b", "b0")
+    plant.run(worker, hook=lambda number: plant.feed("a", "a2") if number == 3 else None)
+    assert [Choices.decode(m.value() or b"") for m in plant.log.records(plant.journal or "")] == [
+        Choices((("b", 0), ("a", 1))),
+        Choices((("a", 2),)),
+    ]
+
+
+# What it counts.
+
+
+def test_counters_of_a_worker_tell_what_it_did() -> None:
+    def function(value: bytes) -> bytes | None:
+        if value == b"1":
+            raise LookupError
+        return None if value == b"2" else value
+
+    plant = Plant(function=function)
+    plant.feed("a", *numbers(0, 5))
+    worker = plant.worker()
+    plant.run(worker)
+    assert worker.counters.as_dict() == {
+        "records_in": 5, "records_out": 3, "dead_letters": 1, "commits": 1, "aborts": 0,
+    }  # fmt: skip
+
+
+def test_fatal_error_of_a_client_ends_the_worker_without_a_renewal() -> None:
+    plant = Plant()
+    plant.feed("a", "1")
+    plant.log.inject("send_offsets", error=Fatal("of no use"), applied=False)
+    worker = plant.worker()
+    with pytest.raises(Fatal, match="of no use"):
+        plant.run(worker)
+    assert plant.log.requests.count("init_transactions") == 1
