@@ -129,7 +129,7 @@ class Stage:
 
     def _turn(self, watch: Watch, loader: Loader, kills: Kills, supervisor: Supervisor) -> None:
         """Looks at the scene, and kills if it is time."""
-        if kill := kills.look(loader.written, supervisor.pids):
+        if kill := kills.look(watch.counts[flights.name], supervisor.pids):
             self.screen.killed(kill, len(kills.done), len(kills.done) + kills.left)
         counts = {topic.name: watch.counts[topic.name] for topic in graph.topics.values() if topic not in airports}
         self.screen.counts(counts, loader.written, loader.records)

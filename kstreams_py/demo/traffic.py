@@ -122,7 +122,7 @@ class Kill:
 
 
 class Kills:
-    """Kills a random slot's worker each time the loader reaches one of some random records."""
+    """Kills a random slot's worker each time the work done reaches one of some random marks, in records."""
 
     def __init__(self, number: int, records: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -135,15 +135,18 @@ class Kills:
         """How many are still to come."""
         return len(self._due)
 
-    def look(self, written: int, pids: Mapping[int, int]) -> Kill | None:
+    def look(self, done: int, pids: Mapping[int, int]) -> Kill | None:
         """Kills a worker if it is time; one that was not killed before, since its process may not be reaped yet."""
         killed = {kill.pid for kill in self.done}
         living = {slot: pid for slot, pid in pids.items() if pid not in killed}
-        if not self._due or written < self._due[-1] or not living:
+        if not self._due or done < self._due[-1] or not living:
             return None
         slot = self._random.choice(sorted(living))
         kill = Kill(time.monotonic(), slot, living[slot])
-        os.kill(kill.pid, signal.SIGKILL)
+        try:
+            os.kill(kill.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return None  # it has ended by itself; the next one is met
         self._due.pop()
         self.done.append(kill)
         return kill

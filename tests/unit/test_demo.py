@@ -315,24 +315,34 @@ def test_watch_counts_what_is_committed_and_knows_when_the_graph_is_done(
     progress.close()
 
 
-def test_kills_of_one_seed_meet_the_same_slots_at_the_same_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_of_one_seed_meet_the_same_slots_at_the_same_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(traffic.os, "kill", lambda pid, signum: sent.append((pid, signum)))
 
     def story(seed: int) -> list[tuple[int, int]]:
         kills, told, pids = Kills(5, 1000, seed), [], {0: 100, 1: 200, 2: 300}
-        for written in range(1001):
-            kill = kills.look(written, pids)
+        for done in range(1001):
+            kill = kills.look(done, pids)
             if kill is not None:
-                told.append((written, kill.slot))
+                told.append((done, kill.slot))
                 pids = {**pids, kill.slot: kill.pid + 1}
         assert (kills.left, len(kills.done)) == (0, 5)
         return told
 
     assert story(1) == story(1)
     assert story(1) != story(2)
-    assert all(50 <= written <= 970 for written, _ in story(3))
+    assert all(50 <= done <= 970 for done, _ in story(3))
     assert {signum for _, signum in sent} == {signal.SIGKILL}
+
+
+def test_kills_of_a_process_that_has_just_ended_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pid: int, signum: int) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(traffic.os, "kill", gone)
+    kills = Kills(1, 100, 1)
+    assert kills.look(100, {0: 11}) is None
+    assert (kills.left, kills.done) == (1, [])
 
 
 def test_kills_wait_for_a_worker_that_was_not_killed_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_module_names_lose_their_versions_only() -> None:
     ("line", "shown"),
     [
         ("\tfound org.apache.kafka#kafka-clients;4.3.1 in public\n", "found kafka-clients 4.3.1"),
-        ("downloading https://host.example/a/b/kafka-clients-4.3.1.jar ...\n", "downloading kafka-clients-4.3.1.jar"),
+        ("downloading https://example.test/a/b/kafka-clients-4.3.1.jar ...\n", "downloading kafka-clients-4.3.1.jar"),
         ("\t[SUCCESSFUL ] org.jspecify#jspecify;1.0.0!jspecify.jar (147ms)\n", None),
         (".. (3kB)\n", None),
     ],

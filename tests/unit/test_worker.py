@@ -150,6 +150,11 @@ def turn(worker: Worker) -> None:
         worker.session.recover(error)
 
 
+def fetch_always(worker: Worker, records: int) -> None:
+    worker.pace.fetch = records
+    worker.pace.ran = lambda steps, seconds: None  # type: ignore[method-assign]
+
+
 def numbers(first: int, last: int) -> list[str]:
     return [str(number) for number in range(first, last)]
 
@@ -168,20 +173,20 @@ def test_dry_input_is_committed_at_once() -> None:
 
 
 def test_full_input_is_committed_at_the_interval() -> None:
-    plant = Plant(settings=Settings(commit_interval_ms=100))
+    plant = Plant(function=lambda value: plant.clock.advance(0.001), settings=Settings(commit_interval_ms=100))
     plant.feed("a", *numbers(0, 1_000))
     worker = plant.started()
+    fetch_always(worker, 60)
     committed = []
-    for _ in range(4):
+    for _ in range(5):
         worker.turn()
-        plant.clock.advance(0.06)
         committed.append((worker.counters.commits, plant.saved.get(A0, 0)))
-    assert committed == [(0, 0), (0, 0), (1, 700), (1, 700)]
+    assert committed == [(0, 0), (0, 0), (1, 180), (1, 180), (1, 180)]
 
 
 def test_full_input_is_committed_at_the_record_limit_at_what_was_processed_not_fetched() -> None:
     """Truth 3: the consumer has read on."""
-    plant, at = Plant(settings=Settings(commit_records=500)), list[int]()
+    at: list[int] = []
 
     def function(value: bytes) -> bytes:
         if value == b"500":
@@ -199,8 +204,9 @@ def test_full_input_is_committed_at_the_record_limit_at_what_was_processed_not_f
 def test_idle_worker_does_nothing_but_wait_for_records() -> None:
     plant = Plant()
     plant.run(idle=10)
-    assert plant.log.requests.count("consume") == 10
-    assert set(plant.log.requests) == {"topics", "init_transactions", "subscribe", "consume", "committed"}
+    assert [r for r in plant.log.requests if r != "consume"] == [
+        "create_topics", "topics", "init_transactions", "subscribe", "committed",
+    ]  # fmt: skip
     assert plant.timeouts == [IDLE_WAIT] * 10
 
 
@@ -226,7 +232,7 @@ def test_markers_behind_the_last_record_are_committed_with_it_or_after_an_idle_w
     write(0, commit=False)
     write(1, commit=False)
     plant.run()
-    assert (plant.out(), plant.saved) == (["v"], {A0: 4, A1: 2} if plant.saved[A0] == 4 else {A0: 4, A1: 2})
+    assert (plant.out(), plant.saved) == (["v"], {A0: 4, A1: 2})
     plant.run(hook=lambda turn: write(1, commit=False) if turn == 2 else None)
     assert plant.saved == {A0: 4, A1: 4}
 
@@ -234,13 +240,14 @@ def test_markers_behind_the_last_record_are_committed_with_it_or_after_an_idle_w
 # How much it takes at once.
 
 
-def test_pace_doubles_for_fast_functions_and_shrinks_at_once_for_slow_ones() -> None:
+def test_pace_grows_fourfold_for_fast_functions_and_shrinks_at_once_for_slow_ones() -> None:
     pace = Pace(whole_fetches=False)
     seen = []
-    for steps, seconds in [(100, 0.0), (200, 0.001), (400, 0.4), (200, 2.0), (1, 30.0), (1, 0.1), (1, 0.1), (1, 0.1)]:
+    for steps, seconds in [(100, 0.0), (400, 0.001), (500, 0.5), (200, 2.0), (20, 600.0), (1, 0.1), (1, 0.001)]:
         seen.append((pace.fetch, pace.take))
         pace.ran(steps, seconds)
-    assert seen == [(100, 100), (200, 200), (400, 400), (200, 200), (20, 20), (1, 1), (2, 2), (2, 2)]
+    assert seen == [(100, 100), (400, 400), (1_600, 500), (200, 200), (20, 20), (1, 1), (2, 2)]
+    assert pace.fetch == 8
 
 
 def test_pace_has_its_limits() -> None:
@@ -260,9 +267,9 @@ def test_slow_function_is_given_fewer_records_and_a_fast_one_more() -> None:
     worker.turn()
     assert worker.pace.fetch == 4
     seconds[0] = 0.0
-    for _ in range(6):
+    for _ in range(3):
         worker.turn()
-    assert worker.pace.fetch == 4 * 2**6
+    assert worker.pace.fetch == 4 * 4**3
 
 
 @pytest.mark.parametrize(("kind", "guarantee"), [("alts", EO), ("map", AMO)])
@@ -347,8 +354,9 @@ def test_interrupt_commits_what_is_done_before_it_and_a_new_worker_goes_on_there
             plant.run()
     assert (plant.out(), plant.letters) == (numbers(0, 3), 0)
     plant.run()
-    lost = {"3"} if guarantee is AMO else set()  # it was tried, and may be tried once only
-    assert (plant.out(), plant.letters) == ([number for number in numbers(0, 6) if number not in lost], 0)
+    tried = {"3"} if guarantee is AMO else set()  # it may be tried no more than once
+    assert sorted({*plant.out(), *tried}) == numbers(0, 6)
+    assert (plant.out(), plant.letters) == (sorted(set(plant.out())), 0)
 
 
 def test_interrupt_whose_commit_fails_is_met_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -405,16 +413,11 @@ def test_drain_that_cannot_commit_says_so_and_the_records_are_done_again(
     plant = Plant(function=lambda value: worker._stopping.set() or value)
     plant.feed("a", "1", "2")
     worker = plant.worker()
-    for nth in range(1, 6):
+    for nth in range(1, 6 if error is Retriable else 2):
         plant.log.inject("send_offsets", nth=nth, error=error("no"), applied=False)
     plant.run(worker)
     assert "p: what was open is not committed and will be done again: no" in caplog.text
     assert (plant.out(), plant.saved) == ([], {})
-    worker = plant.worker()
-    plant.log.inject("send_offsets", nth=1_000)
-    for _ in range(4):  # use up the faults that were not met
-        plant.log.transport_faults() if hasattr(plant.log, "transport_faults") else None
-    plant = plant if error is Retriable else plant
 
 
 def test_outcome_of_the_last_commit_that_is_unknown_is_not_aborted() -> None:
@@ -443,27 +446,43 @@ def records(plant: Plant) -> list[str]:
     return every if plant.processor.kind == "map" else [*every, *(f"-{n}" for n in every)]
 
 
+def ordered(values: Sequence[str]) -> list[str]:
+    """By input and partition; within these, as they came."""
+    return sorted(values, key=lambda value: (value.startswith("-"), len(value)))
+
+
 @pytest.mark.parametrize("kind", ["map", "join", "alts"])
-@pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
-@pytest.mark.parametrize("error", [Retriable, Abortable, OutcomeUnknown, Fenced])
+@pytest.mark.parametrize(
+    ("error", "applied"), [(Retriable, False), (Abortable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)]
+)
 @pytest.mark.parametrize("request_name", ["produce", "send_offsets", "commit_transaction", "consume", "committed"])
 def test_exactly_once_rewind_after_a_failure_reads_every_record_again_exactly_once(
     request_name: str, error: type[LogError], applied: bool, kind: str
 ) -> None:
     """Truth 5: positions go back to those committed, for every way to fail."""
-    if (error is Retriable and applied) or (error is Abortable and request_name == "commit_transaction" and applied):
-        pytest.skip("these names say that nothing has happened")
     plant = Plant(kind)
     expected = records(plant)
     for nth in range(1, 6 if error is Retriable else 2):  # in vain until it is given up
         plant.log.inject(request_name, nth=nth, error=error("why"), applied=applied)
     plant.run()
-    assert sorted(plant.out()) == sorted(expected)
-    if kind != "alts":
-        assert [value for number in (0, 1) for value in plant.out(partition=number)] == plant.out()
-    worker_2 = plant.worker()
-    plant.run(worker_2)
-    assert (sorted(plant.out()), worker_2.counters.records_in) == (sorted(expected), 0)
+    assert ordered(plant.out()) == expected
+    again = plant.worker()
+    plant.run(again)
+    assert (ordered(plant.out()), again.counters.records_in) == (expected, 0)
+
+
+@pytest.mark.parametrize("kind", ["map", "join", "alts"])
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_exactly_once_worker_that_was_fenced_but_not_replaced_delivers_once(moment: int, kind: str) -> None:
+    plant = Plant(kind)
+    expected = records(plant)
+
+    def fence(turn: int) -> None:
+        if turn == moment:
+            plant.log.producer(PROMISES[EO], Durability.COMMITTED, "g.p.0").init_transactions()
+
+    plant.run(hook=fence)
+    assert ordered(plant.out()) == expected
 
 
 @pytest.mark.parametrize("guarantee", [ALO, AMO])
@@ -493,9 +512,10 @@ def test_rewind_waits_while_another_transaction_holds_positions_back() -> None:
     joined = plant.log.consumer("g.p", "g.p.7")
     joined.subscribe(["a"], lambda _: None, lambda: None)
     joined.consume(1, 0.0)
-    other.send_offsets({A0: 1}, joined)
-    plant.clock.advance(5.0)  # dies; its seat outlives it by 10 s, its transaction by 5 s
-    plant.run(hook=lambda turn: plant.clock.advance(1.0))
+    other.send_offsets({A0: 1}, joined)  # and dies: its transaction outlives it by 10 s
+    plant.clock.advance(14.0)
+    joined.consume(1, 0.0)
+    plant.run(hook=lambda turn: plant.clock.advance(1.0), idle=60)
     assert plant.out() == ["1", "2"]
 
 
@@ -515,10 +535,10 @@ def test_function_that_outlives_its_transaction_is_called_again_and_delivers_onc
     plant.feed("a", "0", "1", "2")
     plant.feed("a", "3")
     worker = plant.started()
-    worker.pace.fetch = 1
+    fetch_always(worker, 1)
     for _ in range(9):
         turn(worker)
-    assert (plant.out(), calls) == (numbers(0, 4), [b"0", b"1", b"0", b"1", b"2", b"3"]) or plant.out() == numbers(0, 4)
+    assert (plant.out(), calls) == (numbers(0, 4), [b"0", b"1", b"0", b"1", b"2", b"3"])
     assert "the broker timed the transaction out" in caplog.text
 
 
