@@ -77,7 +77,8 @@ class Plan:
     """What an intake came to: outputs (dead letters among them) to write, positions to commit with them.
 
     `failures` are to be logged; `letters` counts the dead letters, `records` the steps that are done. With `interrupt`,
-    the step at the positions raised something that stops the worker: carry out the plan, commit, then raise it.
+    the step at the positions raised something that stops the worker: carry out the plan, commit, then raise it; `tried`
+    are the positions after that step.
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -85,6 +86,7 @@ class Plan:
     failures: list[Failure] = field(default_factory=list)
     letters: int = 0
     interrupt: Exception | None = None
+    tried: Positions = field(default_factory=dict)
     records: int = 0
 
 
@@ -238,7 +240,7 @@ class Tasks:
         plan = Plan()
         self._run(intake.steps, plan)
         if plan.interrupt is not None and self.processor.batch:
-            plan = Plan(interrupt=plan.interrupt)  # a batch is done as a whole or not at all
+            plan = Plan(interrupt=plan.interrupt, tried=intake.positions())  # done as a whole or not at all
         self.positions.update(plan.positions)
         return plan
 
@@ -404,7 +406,7 @@ class Tasks:
         """Writes a dead letter; False if the exception is one that stops the worker instead."""
         error = failure.error
         if isinstance(error, self._stops) or (isinstance(error, KStreamsError) and not isinstance(error, DecodeError)):
-            plan.interrupt = error
+            plan.interrupt, plan.tried = error, Intake([failure.inputs]).positions()
             return False
         plan.failures.append(failure)
         if self._dead_letters is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from rich.console import Console
@@ -57,9 +58,11 @@ class _Child:
     restarts: int = 0
     start_at: float = 0.0
     started_at: float = 0.0
+    committed: bool = False
     reports: dict[str, Report] = field(default_factory=dict)
+    """The newest by processor, with the counts of this slot's earlier processes in them."""
     past: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """Counts of this slot's earlier processes, by processor."""
+    """The counts of those earlier processes alone."""
 
 
 class Supervisor:
@@ -79,19 +82,18 @@ class Supervisor:
         self._drain_seconds = drain_seconds
         self._selector = selectors.DefaultSelector()
         self._stopping = False
+        self._asked = False
         self._kill = False
 
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the running workers, by slot."""
-        return {
-            slot: process.pid for slot, child in self._children.items() if (process := child.process) is not None
-        }
+        return {slot: process.pid for slot, child in self._children.items() if (process := child.process) is not None}
 
     def stop(self) -> None:
         """Drains all workers; called again, kills them."""
-        self._kill = self._stopping
-        self._stopping = True
+        self._kill = self._asked
+        self._asked = self._stopping = True
 
     def run(self, show: Callable[[Sequence[Report]], None]) -> None:
         """Starts and restarts until stopped; `show` gets the newest reports of all workers.
@@ -118,10 +120,9 @@ class Supervisor:
         status = process.poll()
         if status is None:
             return
-        committed = any(report.counters["commits"] for report in child.reports.values())
-        if time.monotonic() - child.started_at >= HEALTHY_SECONDS or (status < 0 and committed):
-            child.restarts = 0
         self._forget(child)
+        if time.monotonic() - child.started_at >= HEALTHY_SECONDS or (status < 0 and child.committed):
+            child.restarts = 0
         if status == 0:
             logger.info("slot %d ended by itself: stopping the others", child.slot)
             self._stopping = True
@@ -152,6 +153,8 @@ class Supervisor:
         finally:
             os.close(writing)
         child.started_at = time.monotonic()
+        child.committed = False
+        child.past = {processor: report.counters for processor, report in child.reports.items()}
         self._selector.register(reading, selectors.EVENT_READ, child)
 
     def _forget(self, child: _Child) -> None:
@@ -161,9 +164,6 @@ class Supervisor:
             self._read(key.fd, child)
             if key.fd in self._selector.get_map():
                 self._close(key.fd)
-        child.past = {processor: report.after(child.past.get(processor, {})).counters
-                      for processor, report in child.reports.items()}  # fmt: skip
-        child.reports.clear()
         child.buffer = b""
 
     def _close(self, fd: int) -> None:
@@ -183,15 +183,12 @@ class Supervisor:
         *lines, child.buffer = (child.buffer + data).split(b"\n")
         for line in lines:
             report = Report(**json.loads(line))
-            child.reports[report.processor] = report
+            child.reports[report.processor] = report.after(child.past.get(report.processor, {}))
+            child.committed |= report.counters["commits"] > 0
         return bool(lines)
 
     def _reports(self) -> list[Report]:
-        return [
-            report.after(child.past.get(processor, {}))
-            for child in self._children.values()
-            for processor, report in child.reports.items()
-        ]
+        return [report for child in self._children.values() for report in child.reports.values()]
 
     def _end(self) -> None:
         """SIGTERM to all, a bound for draining, then SIGKILL."""
@@ -233,13 +230,16 @@ def load(target: str) -> Graph:
     place, _, name = target.partition(":")
     if not place or not name:
         raise GraphError(f"{target!r} names no graph: write module:graph or path/to/file.py:graph")
-    sys.path.insert(0, str(Path(place).resolve().parent) if place.endswith(".py") else str(Path.cwd()))
     try:
-        module = importlib.import_module(Path(place).stem if place.endswith(".py") else place)
+        module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except KStreamsError as error:
         raise type(error)(f"{place}: {error}") from error
     except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in f.filename]
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)[1:]
+            if "importlib" not in f.filename and f.filename != __file__
+        ]
         where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raise GraphError(
             f"{place!r} does not import: {type(error).__name__}: {error}{where}: "
@@ -249,6 +249,23 @@ def load(target: str) -> Graph:
     if not isinstance(graph, Graph):
         raise GraphError(f"{place!r} has no Graph named {name!r}: correct the name after the colon")
     return graph
+
+
+def _import_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    """The file itself, whatever module there is of its name; its directory is searched first, as for a script."""
+    sys.path.insert(0, str(path.resolve().parent))
+    name = f"graph_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def target_of(graph: Graph) -> str:

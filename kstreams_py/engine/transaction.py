@@ -184,6 +184,11 @@ class Session:
         self._positions = {}
         self._close()
 
+    def give_back(self, intake: Intake, positions: Positions) -> None:
+        """Undoes `prepare` for steps whose functions were not run: only a crash may lose them."""
+        if self.promise.saves_first:
+            self._retrying(lambda: self._consumer.commit({tp: positions[tp] for tp in intake.positions()}))
+
     def doom(self) -> None:
         """The partitions are being taken away: what is open can no longer be committed."""
         self._positions = {}

@@ -89,6 +89,7 @@ class Worker:
             self.session.write(plan)
             if plan.interrupt is not None:
                 self.session.commit()
+                self.session.give_back(intake, self.tasks.positions | plan.tried)
                 raise plan.interrupt
             if self.session.due:
                 self.session.commit()

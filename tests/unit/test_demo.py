@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +20,7 @@ from rich.console import Console
 from kstreams_py.config import Settings
 from kstreams_py.delivery import hash_prefix, pack_offset
 from kstreams_py.demo import data, flights_graph, report, screen, traffic
+from kstreams_py.demo import flights as demo
 from kstreams_py.demo.checks import Check, Deliveries, Difference, Found, difference, exit_status, judge
 from kstreams_py.demo.data import FIELDS, Expected, Row
 from kstreams_py.demo.flights_graph import airports, flights, graph
@@ -26,6 +29,7 @@ from kstreams_py.demo.traffic import Kill, Kills, Loader, Progress, Traffic, Wat
 from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.engine.worker import Worker
+from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.ports.registry import FileRegistry
 from kstreams_py.ports.sinks import SqliteTable
 from kstreams_py.record import TopicPartition
@@ -276,10 +280,13 @@ def test_results_a_record_written_twice_is_seen_by_row_and_by_delivery_hash(fini
 
 
 def test_results_a_record_under_another_key_counts_as_altered(finished: Run) -> None:
-    last = [m for m in finished.log.records("flights.cancelled") if m.key() is not None][-1]
+    last = finished.log.records("flights.cancelled")[-1]  # of its partition too: the order stays
     finished.log.append("flights.cancelled", last.value(), b"N-other", last.headers(), partition=last.partition())
-    seen = failing(data.expect(rows()), finished.found())
-    assert seen == {"cancelled": (3, 4), "altered": (0, 1), "deliveries repeated, by delivery hash": (0, 1)}
+    assert failing(data.expect(rows()), finished.found()) == {
+        "cancelled": (3, 4),
+        "altered": (0, 1),
+        "deliveries repeated, by delivery hash": (0, 1),
+    }
 
 
 def test_results_a_delivery_that_no_record_explains_is_seen(finished: Run) -> None:
@@ -404,3 +411,40 @@ def test_screen_lists_every_check_in_plain_text() -> None:
         ["ok", "departed", "1,234", "1,234"],
         ["WRONG", "lost", "0", "2"],
     ]
+
+
+# What may be missing.
+
+
+def test_demo_without_its_libraries_says_what_to_install() -> None:
+    script = "import sys; sys.modules['matplotlib'] = None; from kstreams_py.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "demo", "flights"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "error: MissingSoftware: matplotlib is not installed: run pip install 'kstreams_py[demo]'",
+    )
+
+
+def test_demo_without_the_flights_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        MissingSoftware, match=r"^the flights are not installed: run pip install 'kstreams_py\[demo\]'$"
+    ):
+        data.read(1)
+
+
+def test_demo_into_a_directory_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match=r"file/shown cannot be written .*: name another with --output$"):
+        demo._prepared(tmp_path / "file" / "shown")
+
+
+def test_demo_replaces_what_an_earlier_run_left_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("report.html", "run.log", "flights.sqlite", "flights.sqlite-wal", "mine.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "delays.parquet").mkdir()
+    (tmp_path / "delays.parquet" / "part").write_text("")
+    assert demo._prepared(tmp_path) == tmp_path.resolve()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

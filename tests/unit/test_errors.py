@@ -59,6 +59,11 @@ def test_stop_is_no_error_of_the_framework_and_every_exception_says_what_it_mean
     assert all(getattr(errors, name).__doc__ for name in drawn())
 
 
+def test_workers_failed_ends_with_the_status_of_the_worker() -> None:
+    failed = errors.WorkersFailed("slot 3 ended with status 4", 4)
+    assert (str(failed), failed.exit_status) == ("slot 3 ended with status 4", 4)
+
+
 def test_exceptions_live_in_errors_alone() -> None:
     package = Path(kstreams_py.__file__).parent
     known = set(drawn())

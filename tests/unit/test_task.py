@@ -712,6 +712,17 @@ def test_alts_choices_are_the_runs_of_each_partition() -> None:
     )
 
 
+def test_alts_choices_cover_what_is_ready_and_not_yet_taken() -> None:
+    tasks = Bench().alts(lambda value: None)
+    tasks.add([Read("a", 0), Read("a", 1), Read("b", 0, partition=1), Read("b", 0)])
+    taken = [tasks.take(1), tasks.take(2), tasks.take(9)]
+    assert [each.choices for each in taken if each] == [
+        {0: Choices((("a", 1), ("b", 0)))},
+        {0: Choices((("a", 1), ("b", 0))), 1: Choices((("b", 0),))},
+        {0: Choices((("b", 0),))},
+    ]
+
+
 def test_kinds_other_than_alts_have_no_choices() -> None:
     assert intake(Bench().map(lambda value: None), Read("a", 0)).choices == {}
     assert intake(Bench().join(lambda a, b: None), Read("a", 0), Read("b", 0)).choices == {}

@@ -1,0 +1,519 @@
+"""`kstreams run` and its sisters as processes: slots, signals, restarts, progress, settings, topics, pictures."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from kstreams_py import Settings
+from kstreams_py.engine import supervisor as supervising
+from kstreams_py.engine.supervisor import RESTARTS_MAX, Supervisor
+from kstreams_py.errors import WorkersFailed
+from tests.system.command import RunningCommand, alive, await_end, clean_environment, command, kstreams
+from tests.system.harness import WAIT, Cluster, wait_until
+
+MakeSettings = Callable[..., Settings]
+
+GRAPH = """
+import os, time
+from pathlib import Path
+import kstreams_py as ks
+
+graph = ks.Graph({name!r}, errors="{name}.errors")
+place = Path({place!r})
+(place / f"pid-{{os.getpid()}}").touch()
+
+@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
+def copy(value):
+    if value == b"wait":
+        (place / "waiting").touch()
+        while not (place / "open").exists():
+            time.sleep(0.01)
+    if value == b"slow":
+        time.sleep(0.002)
+    if value == b"bad":
+        raise ValueError("no")
+    return value
+"""
+
+
+class App:
+    """A graph file that copies (waits at `wait` until the gate opens, fails at `bad`), its topics and its processes."""
+
+    def __init__(self, directory: Path, name: str, cluster: Cluster, settings: Settings) -> None:
+        self.directory, self.name, self.cluster = directory, name, cluster
+        self.file = directory / "copying_graph.py"
+        self.file.write_text(GRAPH.format(name=name, place=str(directory)))
+        self.graph = f"{self.file}:graph"
+        self.source, self.target, self.errors = f"{name}.in", f"{name}.out", f"{name}.errors"
+        self.group = f"{name}.copy"
+        self.environment = settings.as_environment()
+
+    def create(self, partitions: int = 1) -> None:
+        self.cluster.create(self.source, self.target, partitions=partitions)
+        self.cluster.create(self.errors)
+
+    def feed(self, count: int, partitions: int = 1, first: int = 0) -> list[bytes]:
+        """Writes that many numbered records to each partition; returns the values."""
+        values = [[f"{p}-{i}".encode() for i in range(first, first + count)] for p in range(partitions)]
+        for partition in range(partitions):
+            self.cluster.write(self.source, values[partition], partition=partition)
+        return [value for each in values for value in each]
+
+    def run(self, *options: object, **changed: str) -> Any:
+        """`kstreams run` in a `with` block."""
+        return command(self.directory, "run", self.graph, *options, environment={**self.environment, **changed})
+
+    @property
+    def committed(self) -> dict[int, int]:
+        return self.cluster.committed(self.group, self.source)
+
+    @property
+    def outputs(self) -> list[bytes | None]:
+        return self.cluster.values(self.target)
+
+    def await_outputs(self, count: int, running: RunningCommand | None = None) -> None:
+        try:
+            wait_until(lambda: len(self.outputs) >= count, f"{count} outputs")
+        except AssertionError as error:
+            raise AssertionError(running.text if running else "") from error
+
+    def await_waiting(self) -> None:
+        wait_until((self.directory / "waiting").exists, "the function waits")
+
+    def pids(self, without: int = 0) -> set[int]:
+        """Living processes that have imported the graph, one left out: the supervisor."""
+        found = {int(path.name.removeprefix("pid-")) for path in self.directory.glob("pid-*")} - {without}
+        return {pid for pid in found if alive(pid)}
+
+
+@pytest.fixture
+def app(tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettings) -> App:
+    return App(tmp_path, name, cluster, settings(drain_timeout_ms=5_000))
+
+
+# Slots and signals.
+
+
+def test_run_with_two_workers_shares_partitions_and_sigterm_drains(app: App) -> None:
+    app.create(partitions=4)
+    values = app.feed(500, 4)
+    with app.run("--workers", 2) as running:
+        app.await_outputs(2_000, running)
+        wait_until(lambda: len(re.findall(r"copy: holds \S+\[", running.text)) >= 2, "both hold partitions")
+        values += app.feed(500, 4, first=500)
+        app.await_outputs(3_000, running)
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+        assert "SIGTERM: draining" in running.text
+    assert not app.pids()
+    done = app.outputs
+    assert sum(app.committed.values()) == len(done), "committed is what was processed"
+    with app.run("--workers", 2) as running:
+        app.await_outputs(4_000, running)
+    assert Counter(app.outputs) == Counter(values)
+
+
+@pytest.mark.parametrize("options", [("--slot", 0), ("--workers", 2)], ids=["one worker", "two workers"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_in_mid_batch_commits_what_is_done(app: App, options: tuple[object, ...], signum: signal.Signals) -> None:
+    app.create()
+    app.cluster.write(app.source, [b"0", b"1", b"wait", b"3", b"4"])
+    with app.run(*options) as running:
+        app.await_waiting()
+        running.send(signum)
+        wait_until(lambda: f"{signal.Signals(signum).name}: draining" in running.text or len(options) and
+                   "SIGTERM: draining" in running.text, "it drains")  # fmt: skip
+        (app.directory / "open").touch()
+        assert running.wait() == 0, running.text
+    done = app.outputs
+    assert b"wait" in done
+    assert app.committed == {0: len(done)}
+    with app.run(*options):
+        app.await_outputs(5)
+    assert app.outputs == [b"0", b"1", b"wait", b"3", b"4"]
+
+
+@pytest.mark.parametrize("options", [("--slot", 0), ("--workers", 2)], ids=["one worker", "two workers"])
+def test_second_ctrl_c_ends_at_once_and_nothing_is_lost(app: App, options: tuple[object, ...]) -> None:
+    app.create()
+    app.cluster.write(app.source, [b"0", b"wait", b"2"])
+    with app.run(*options, KSTREAMS_DRAIN_TIMEOUT_MS="600000") as running:
+        app.await_waiting()
+        running.send(signal.SIGINT)
+        wait_until(lambda: ": draining" in running.text, "the first is heard")
+        assert running.process.poll() is None
+        running.send(signal.SIGINT)
+        assert running.wait() != 0, "what was under way is not done, and whoever started it should know"
+    assert not app.pids()
+    assert (app.outputs, app.committed) == ([], {})
+    (app.directory / "open").touch()
+    with app.run("--slot", 0):
+        app.await_outputs(3)
+    assert app.outputs == [b"0", b"wait", b"2"]
+
+
+@pytest.mark.parametrize("options", [("--slot", 0), ("--workers", 1)], ids=["one worker", "supervised"])
+def test_function_that_outlasts_the_drain_is_named_and_the_exit_status_tells(
+    app: App, options: tuple[object, ...]
+) -> None:
+    app.create()
+    app.cluster.write(app.source, [b"0", b"wait", b"2"])
+    with app.run(*options, KSTREAMS_DRAIN_TIMEOUT_MS="500") as running:
+        app.await_waiting()
+        running.send(signal.SIGTERM)
+        assert running.wait() == 1, running.text
+    assert re.search(r"copy did not end within drain_timeout_ms", running.text), running.text
+    assert not app.pids()
+    assert (app.outputs, app.committed) == ([], {})
+
+
+def test_slots_of_a_second_machine_work_beside_the_first(app: App) -> None:
+    app.create(partitions=3)
+    with app.run("--slot", 0) as first, app.run("--slots", "1-2") as second:
+        wait_until(lambda: "copy: holds" in first.text, "the first holds partitions")
+        wait_until(lambda: len(set(re.findall(r"copy: holds \S+\[(\d)\]$", first.text + second.text, re.M))) == 3, "all")
+        values = app.feed(100, 3)
+        app.await_outputs(300)
+        assert len(app.pids()) == 4, "one worker, a supervisor and its two"
+        for each in (first, second):
+            each.send(signal.SIGTERM)
+        assert [first.wait(), second.wait()] == [0, 0]
+    assert Counter(app.outputs) == Counter(values)
+
+
+# Workers that die.
+
+
+def test_sigkilled_worker_is_restarted_in_its_slot_and_takes_its_partitions_over_at_once(app: App) -> None:
+    """Its session lasts five minutes: without the same seat, nobody would read its partitions for so long."""
+    app.create(partitions=4)
+    values = app.feed(200, 4)
+    with app.run("--workers", 2, KSTREAMS_SESSION_TIMEOUT_MS="300000") as running:
+        app.await_outputs(800, running)
+        for _ in range(3):
+            workers = app.pids(without=running.process.pid)
+            assert len(workers) == 2
+            os.kill(min(workers), signal.SIGKILL)
+            values += app.feed(200, 4, first=len(values) // 4)
+            app.await_outputs(len(values), running)
+            wait_until(lambda: len(app.pids(without=running.process.pid)) == 2, "two workers again")
+        assert len(re.findall("ended by SIGKILL: restarting it", running.text)) == 3
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+    assert Counter(app.outputs) == Counter(values)
+
+
+def test_sigkilled_supervisor_leaves_workers_that_drain_and_end(app: App) -> None:
+    app.create(partitions=2)
+    values = app.feed(100, 2)
+    with app.run("--workers", 2) as running:
+        app.await_outputs(200, running)
+        workers = app.pids(without=running.process.pid)
+        assert len(workers) == 2
+        running.send(signal.SIGKILL)
+        running.wait()
+        for pid in workers:
+            await_end(pid)
+    done = app.outputs
+    assert Counter(done) == Counter(values)
+    assert sum(app.committed.values()) == len(done)
+    values += app.feed(50, 2, first=100)
+    with app.run("--workers", 2):
+        app.await_outputs(300)
+    assert Counter(app.outputs) == Counter(values)
+
+
+def supervise(monkeypatch: pytest.MonkeyPatch, *commands: str, backoff: tuple[float, ...] = (0.0,)) -> Supervisor:
+    """A supervisor of one Python program per slot, that restarts without waiting."""
+    monkeypatch.setattr(supervising, "BACKOFF", backoff)
+    return Supervisor(
+        lambda slot: [sys.executable, "-S", "-c", commands[slot]], range(len(commands)), drain_seconds=5
+    )
+
+
+FOREVER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"
+
+
+def test_worker_that_always_dies_ends_the_supervisor_with_its_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    dies = f"open({str(starts)!r}, 'a').write('x'); raise SystemExit(7)"
+    supervisor = supervise(monkeypatch, dies, FOREVER)
+    with pytest.raises(WorkersFailed, match="slot 0") as caught:
+        supervisor.run(lambda reports: None)
+    assert caught.value.exit_status == 7
+    assert len(starts.read_text()) == RESTARTS_MAX + 1
+    assert supervisor.pids == {}, "the healthy one was stopped too"
+
+
+@pytest.mark.parametrize("status", [2, 4, 5])
+def test_worker_that_a_restart_cannot_mend_ends_the_supervisor_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    starts = tmp_path / "starts"
+    supervisor = supervise(monkeypatch, f"open({str(starts)!r}, 'a').write('x'); raise SystemExit({status})", FOREVER)
+    with pytest.raises(WorkersFailed) as caught:
+        supervisor.run(lambda reports: None)
+    assert (caught.value.exit_status, starts.read_text()) == (status, "x")
+
+
+def test_worker_that_stops_by_itself_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervise(monkeypatch, "raise SystemExit(0)", FOREVER).run(lambda reports: None)
+
+
+def test_worker_that_fails_while_it_drains_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    fails = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); open({str(ready)!r}, 'w'); signal.pause()"
+    supervisor = supervise(monkeypatch, fails)
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            supervisor.run(lambda reports: None)
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(ready.exists, "the worker runs")
+    supervisor.stop()
+    thread.join(WAIT)
+    assert [getattr(error, "exit_status", None) for error in failure] == [3]
+
+
+def test_worker_that_reports_more_than_a_pipe_holds_does_not_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = '{"processor": "p", "slot": 0, "counters": {"records_in": %d, "commits": 1}, "lag": null}\\n'
+    writes = f"import os; fd = int(os.environ['KSTREAMS_REPORT_FD']); [os.write(fd, b'{line}' % i) for i in range(5000)]"
+    shown: list[int] = []
+    supervise(monkeypatch, writes).run(lambda reports: shown.extend(r.counters["records_in"] for r in reports))
+    assert shown[-1] == 4_999
+
+
+# Progress.
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(app: App) -> None:
+    app.create()
+    app.cluster.write(app.source, [b"0", b"bad", b"2"])
+    with app.run("--workers", 1) as running:
+        wait_until(lambda: re.search(r"copy: 3 in, 2 out, 1 dead letters, 0 lag, ", running.text), "a line")
+        assert "\x1b" not in running.text
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+
+
+@pytest.mark.parametrize("options", [("--slot", 0), ("--workers", 2)], ids=["one worker", "two workers"])
+def test_progress_is_a_live_table_in_a_terminal(app: App, options: tuple[object, ...]) -> None:
+    app.create(partitions=2)
+    app.cluster.write(app.source, [b"0", b"bad", b"2"], partition=0)
+    app.cluster.write(app.source, [b"0"] * 1_200, partition=1)
+    ours, theirs = pty.openpty()
+    seen = bytearray()
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 65_536):
+                seen.extend(data)
+        except OSError:  # how Linux says that the other end is closed
+            return
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kstreams_py", "run", app.graph, *map(str, options)],
+        env=clean_environment({**app.environment, "TERM": "xterm", "COLUMNS": "120"}),
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+
+    def text() -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace"))
+
+    try:
+        wait_until(lambda: re.search(r"copy\s+1,203\s+1,202\s+1\s+0\s", text()), "the counts, of both workers")
+        assert re.search(r"processor\s+in\s+out\s+dead letters\s+lag\s+records/s\s+commits/s", text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT) == 0, text()
+        reader.join(WAIT)
+    finally:
+        process.kill()
+        process.wait(WAIT)
+        os.close(ours)
+    assert b"\x1b[?25h" in seen[seen.rfind(b"\x1b[?25l") :], "the cursor is shown again"
+
+
+def test_progress_of_a_killed_worker_is_kept(app: App) -> None:
+    app.create()
+    app.feed(3)
+    with app.run("--workers", 1) as running:
+        wait_until(lambda: "copy: 3 in, 3 out" in running.text, "a line")
+        (worker,) = app.pids(without=running.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        app.feed(2, first=3)
+        wait_until(lambda: "copy: 5 in, 5 out" in running.text, "the counts of both")
+
+
+# Topics, pictures, settings.
+
+
+def test_topics_are_created_on_request_and_checked(app: App, cluster: Cluster) -> None:
+    def topics(verb: str) -> Any:
+        return kstreams("topics", verb, app.graph, environment=app.environment)
+
+    missing = topics("check")
+    assert (missing.status, len(missing.mistakes)) == (2, 1)
+    assert all(topic in missing.mistakes[0] for topic in (app.source, app.target, app.errors))
+    cluster.create(app.source, partitions=3)
+    created = topics("create")
+    assert (created.status, created.out.splitlines()) == (0, [f"created {app.target}", f"created {app.errors}"])
+    again = topics("create")
+    assert (again.status, again.out) == (0, "all topics exist\n")
+    checked = topics("check")
+    assert (checked.status, sorted(checked.out.splitlines())) == (
+        0,
+        sorted(f"{topic}: 3 partitions, replication 1" for topic in (app.source, app.target, app.errors)),
+    )
+
+
+@pytest.mark.parametrize("options", [("--slot", 0), ("--workers", 2)], ids=["one worker", "two workers"])
+def test_run_creates_topics_on_request_as_declared(app: App, cluster: Cluster, options: tuple[object, ...]) -> None:
+    declared = "partitions=3, config={'retention.ms': 86400000}"
+    app.file.write_text(app.file.read_text().replace('.in")', f'.in", {declared})'))
+    with app.run("--create-topics", *options) as running:
+        wait_until(lambda: "copy: holds" in running.text, "it runs")
+        values = app.feed(5, 3)
+        app.await_outputs(15, running)
+    assert {topic: len(cluster.partitions(topic)) for topic in (app.source, app.target)} == {app.source: 3, app.target: 3}
+    checked = kstreams("topics", "check", app.graph, environment=app.environment)
+    assert checked.status == 0, checked.err
+    assert Counter(app.outputs) == Counter(values)
+
+
+def test_graph_is_described_as_text_mermaid_and_svg(app: App, tmp_path: Path) -> None:
+    def picture(*options: str) -> str:
+        done = kstreams("graph", app.graph, *options, environment={})
+        assert (done.status, done.err) == (0, ""), done.err
+        return done.out
+
+    names = [app.name, app.source, app.target, app.errors, "copy"]
+    text = picture()
+    assert all(name in text for name in names)
+    assert "map, exactly_once" in text
+    mermaid = picture("--format", "mermaid").splitlines()
+    assert mermaid[0] == "flowchart LR"
+    assert len([line for line in mermaid if "-->" in line]) == 2
+    assert len([line for line in mermaid if "-.->" in line]) == 1
+    svg = ElementTree.fromstring(picture("-f", "svg"))
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+    words = " ".join(svg.itertext())
+    assert all(name in words for name in names[1:])
+    assert picture("-f", "svg", "-o", str(tmp_path / "graph.svg")) == ""
+    assert ElementTree.parse(tmp_path / "graph.svg").getroot().tag == svg.tag
+
+
+def test_settings_of_arguments_win_over_environment_over_file(app: App, tmp_path: Path) -> None:
+    app.create()
+    app.feed(3)
+    file = tmp_path / "settings.toml"
+    right, wrong = app.cluster.bootstrap_servers, "127.0.0.1:9"
+
+    def check(of_file: str, of_environment: str | None, *arguments: str) -> int | str:
+        """0, or the address that did not answer."""
+        file.write_text(f'bootstrap_servers = "{of_file}"\nrequest_timeout_ms = 1500\n')
+        environment = {} if of_environment is None else {"KSTREAMS_BOOTSTRAP_SERVERS": of_environment}
+        done = kstreams("topics", "check", app.graph, "--config", file, *arguments, environment=environment)
+        found = re.search(r"no Kafka broker answers at (\S+):", done.err)
+        return found[1] if found else done.status
+
+    assert check(right, None) == 0
+    assert check(wrong, right) == 0
+    assert check(wrong, wrong, "-b", right) == 0
+    assert check(wrong, None) == wrong
+    assert check(right, "127.0.0.1:7") == "127.0.0.1:7"
+    assert check(right, right, "-b", "127.0.0.1:8") == "127.0.0.1:8"
+
+
+def test_settings_of_a_file_reach_the_workers(app: App, tmp_path: Path) -> None:
+    """The client's own settings too: `debug` makes it talk."""
+    app.create()
+    app.feed(3)
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        f'bootstrap_servers = "{app.cluster.bootstrap_servers}"\nschema_directory = "{tmp_path / "schemas"}"\n'
+        'commit_interval_ms = 1234\n[kafka]\ndebug = "conf"\nsocket.timeout.ms = 4321\n'
+    )
+    app.file.write_text(app.file.read_text() + "\nprint('interval', ks.Settings.load().commit_interval_ms)\n")
+    app.environment = {"KSTREAMS_LOG_LEVEL": "DEBUG"}
+    with app.run("--workers", 1, "--config", file, KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS="4322") as running:
+        app.await_outputs(3, running)
+        assert "interval 1234" in running.text
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0
+    assert re.search(r"socket\.timeout\.ms\D+4322", running.text)
+    assert not re.search(r"socket\.timeout\.ms\D+4321", running.text)
+
+
+@pytest.mark.parametrize("file", ["signal.py", "calendar.py", "my.graph.py", "kstreams_py.py", "two words.py"])
+def test_graph_file_is_found_whatever_its_name(app: App, file: str) -> None:
+    """A library, imported already or not, may have the same name."""
+    place = app.directory / "graphs"
+    place.mkdir()
+    (place / file).write_text(app.file.read_text())
+    done = kstreams("graph", f"{place / file}:graph", environment={}, cwd=app.directory)
+    assert done.status == 0, done.err
+    assert app.source in done.out
+
+
+def test_graph_as_a_module_of_the_current_directory_runs_with_workers(app: App) -> None:
+    app.create()
+    app.feed(3)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kstreams_py", "run", "copying_graph:graph", "--workers", "1"],
+        env=clean_environment(app.environment),
+        cwd=app.directory,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        app.await_outputs(3)
+        process.terminate()
+        assert process.wait(WAIT) == 0
+    finally:
+        process.kill()
+        process.wait(WAIT)
+
+
+def test_script_that_calls_run_with_two_workers_runs(app: App) -> None:
+    app.create(partitions=2)
+    values = app.feed(50, 2)
+    app.file.write_text(app.file.read_text() + "\nif __name__ == '__main__':\n    ks.run(graph, workers=2)\n")
+    log = app.directory / "script.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, app.file], env=clean_environment(app.environment), stdout=out, stderr=out
+        )
+    try:
+        app.await_outputs(100)
+        assert len(app.pids(without=process.pid)) == 2
+        process.terminate()
+        assert process.wait(WAIT) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait(WAIT)
+    assert Counter(app.outputs) == Counter(values)

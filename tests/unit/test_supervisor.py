@@ -1,0 +1,545 @@
+"""engine/supervisor.py: worker processes that die, drain, hang and report; how a graph is found."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kstreams_py.config import Settings
+from kstreams_py.engine import supervisor as module
+from kstreams_py.engine.supervisor import (
+    BACKOFF,
+    HEALTHY_SECONDS,
+    REPORT_FD,
+    RESTARTS_MAX,
+    Supervisor,
+    load,
+    report_writer,
+    run,
+    run_slot,
+    run_slots,
+    target_of,
+    worker_command,
+)
+from kstreams_py.errors import GraphError, SchemaError, TopicError, WorkersFailed
+from kstreams_py.metrics import Report
+from kstreams_py.testing import ManualClock, MemoryLog
+from kstreams_py.topology import Graph
+
+PREAMBLE = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+here, slot = sys.argv[1], int(sys.argv[2])
+born = len([name for name in os.listdir(here) if name.startswith(f"{slot}.")]) + 1  # the first, the second ... of its slot
+open(f"{here}/{slot}.{born}", "w").close()
+def write(text):
+    os.write(int(os.environ["KSTREAMS_REPORT_FD"]), text.encode())
+def report(commits, records, processor="p"):
+    write('{"processor": "%s", "slot": %d, "counters": {"commits": %d, "records_in": %d}, "lag": null}\\n'
+          % (processor, slot, commits, records))
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+def drained():
+    signal.sigwait({signal.SIGTERM})
+"""
+
+Counts = dict[tuple[str, int], tuple[int, int]]
+"""Commits and records by processor and slot."""
+
+
+class Workers:
+    """A supervisor over processes that run a script each, and what it showed."""
+
+    def __init__(self, here: Path, script: str, slots: Sequence[int] = (0,), *, drain_seconds: float = 30.0) -> None:
+        self.here = here
+        self.shown: list[Counts] = []
+        self.supervisor = Supervisor(
+            lambda slot: [sys.executable, "-I", "-S", "-c", PREAMBLE + script, str(here), str(slot)],
+            slots,
+            drain_seconds=drain_seconds,
+            environment={"KSTREAMS_COLOUR": "green"},
+        )
+
+    def run(self, until: Callable[[Counts], object] = bool) -> Counts:
+        """Runs until the counts are so; returns those that were shown last."""
+
+        def show(reports: Sequence[Report]) -> None:
+            self.shown.append(
+                {(r.processor, r.slot): (r.counters["commits"], r.counters["records_in"]) for r in reports}
+            )
+            if until(self.shown[-1]) and not self.supervisor._stopping:
+                self.supervisor.stop()
+
+        self.supervisor.run(show)
+        return self.shown[-1]
+
+    @property
+    def births(self) -> dict[int, int]:
+        """How many processes each slot has had."""
+        slots = [int(path.stem) for path in self.here.iterdir() if path.suffix[1:].isdigit()]
+        return {slot: slots.count(slot) for slot in sorted(set(slots))}
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restarts without back-off."""
+    monkeypatch.setattr(module, "BACKOFF", (0.0,))
+
+
+# Deaths.
+
+
+def test_worker_that_dies_is_restarted_under_its_slot_and_its_counts_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = Workers(tmp_path, "report(2, 10) or die() if born == 1 else report(1, 5) or drained()", [3])
+    workers.run(lambda counts: counts.get(("p", 3)) == (3, 15))
+    assert workers.births == {3: 2}
+    assert "slot 3 ended by SIGKILL: restarting it (1 in a row)" in caplog.text
+
+
+def test_counts_go_on_over_a_worker_that_died_before_its_first_report(tmp_path: Path, at_once: None) -> None:
+    script = """
+if born == 1: report(1, 10); report(1, 7, "q"); die()
+if born == 2: die()
+report(1, 5); drained()
+"""
+    workers = Workers(tmp_path, script)
+    workers.run(lambda counts: workers.births == {0: 3} and ("p", 0) in counts and counts["p", 0][1] in (5, 15))
+    assert workers.shown[-1] == {("p", 0): (2, 15), ("q", 0): (1, 7)}
+
+
+def test_counts_of_a_slot_do_not_go_away_while_it_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF", (0.5,))
+    script = """
+if slot == 0 and born == 1: report(1, 10); die()
+if slot == 1:
+    for records in range(1, 20): report(0, records); signal.sigtimedwait({signal.SIGTERM}, 0.02)
+report(1, 1); drained()
+"""
+    workers = Workers(tmp_path, script, [0, 1])
+    workers.run(lambda counts: counts.get(("p", 0)) == (2, 11))
+    of_slot_0 = [counts["p", 0][1] if ("p", 0) in counts else None for counts in workers.shown]
+    known = of_slot_0[of_slot_0.index(10) :]
+    assert set(known) == {10, 11}
+
+
+def test_worker_that_keeps_dying_is_restarted_with_back_off_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    supervisor = Supervisor(lambda slot: ["false"], [0], drain_seconds=1.0)
+    child = supervisor._children[0]
+    for number in range(RESTARTS_MAX + 1):
+        supervisor._keep(child)
+        assert child.process is not None, f"restart {number}"
+        child.process.wait()
+        if number == RESTARTS_MAX:
+            break
+        supervisor._keep(child)
+        assert child.process is None
+        if BACKOFF[number]:
+            clock.advance(BACKOFF[number] * 0.9)
+            supervisor._keep(child)
+            assert child.process is None, f"restart {number} came too early"
+        clock.advance(BACKOFF[number])
+    with pytest.raises(WorkersFailed, match=f"slot 0 died {RESTARTS_MAX + 1} times in a row; see its messages above"):
+        supervisor._keep(child)
+
+
+@pytest.mark.parametrize(("script", "status"), [("sys.exit(1)", 1), ("sys.exit(3)", 3), ("die()", 1)])
+def test_worker_that_was_given_up_ends_all_with_its_status(
+    script: str, status: int, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTARTS_MAX", 2)
+    workers = Workers(tmp_path, script)
+    with pytest.raises(WorkersFailed, match="slot 0 died 3 times in a row; see its messages above") as caught:
+        workers.run()
+    assert (caught.value.exit_status, workers.births) == (status, {0: 3})
+
+
+def test_deaths_in_a_row_are_counted_from_the_last_healthy_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    supervisor = Supervisor(lambda slot: ["false"], [0], drain_seconds=1.0)
+    child = supervisor._children[0]
+    seen = []
+    for seconds in (0.0, 0.0, HEALTHY_SECONDS, 0.0):
+        clock.advance(60.0)
+        supervisor._keep(child)
+        clock.advance(seconds)
+        assert child.process is not None
+        child.process.wait()
+        supervisor._keep(child)
+        seen.append(child.restarts)
+    assert seen == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("script", "restarts"), [("report(1, 1); die()", 1), ("report(0, 1); die()", 8),
+                                                 ("report(1, 1); sys.exit(1)", 8)])  # fmt: skip
+def test_worker_that_committed_before_somebody_killed_it_was_healthy(
+    script: str, restarts: int, tmp_path: Path
+) -> None:
+    supervisor = Workers(tmp_path, script).supervisor
+    child = supervisor._children[0]
+    child.restarts = 7
+    supervisor._keep(child)
+    assert child.process is not None
+    child.process.wait()  # its report is still on the way
+    supervisor._keep(child)
+    assert child.restarts == restarts
+
+
+@pytest.mark.parametrize("status", [2, 4, 5])
+def test_worker_with_a_final_status_is_not_restarted_and_the_others_drain(status: int, tmp_path: Path) -> None:
+    script = f"report(0, 0); drained()\nif slot == 0: sys.exit({status})\nopen(here + '/1.drained', 'w').close()"
+    workers = Workers(tmp_path, script, [0, 1])
+
+    def until(counts: Counts) -> None:
+        if len(counts) == 2 and 0 in (pids := workers.supervisor.pids):
+            os.kill(pids[0], signal.SIGTERM)
+
+    with pytest.raises(WorkersFailed, match=f"slot 0 ended with status {status}; see its message above") as caught:
+        workers.run(until)
+    assert (caught.value.exit_status, workers.births) == (status, {0: 1, 1: 1})
+    assert (tmp_path / "1.drained").exists()
+
+
+def test_worker_that_ends_by_itself_ends_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    workers = Workers(tmp_path, "report(0, slot) or (slot and drained())", [0, 1])
+    workers.run(lambda counts: False)
+    assert "slot 0 ended by itself: stopping the others" in caplog.text
+    assert (workers.births, workers.supervisor.pids) == ({0: 1, 1: 1}, {})
+
+
+# The end.
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_stop_drains_and_shows_the_last_counts(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "report(0, 0); drained(); report(1, 100 + slot)", [0, 1])
+    assert workers.run(lambda counts: len(counts) == 2) == {("p", 0): (1, 100), ("p", 1): (1, 101)}
+
+
+def test_stop_drains_within_a_bound_then_kills(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workers = Workers(tmp_path, "report(0, 0)\nwhile True: drained()", drain_seconds=0.1)
+    pids: list[int] = []
+    workers.run(lambda counts: counts and not pids.extend(workers.supervisor.pids.values()))
+    assert gone(pids[0])
+    assert f"process {pids[0]} did not drain within 0.1 s: killing it" in caplog.text
+
+
+@pytest.fixture
+def on_signal() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Lets SIGUSR1 do what a Ctrl-C would do."""
+
+    def install(stop: Callable[[], None]) -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: stop())
+
+    before = signal.getsignal(signal.SIGUSR1)
+    yield install
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_second_stop_kills_at_once(tmp_path: Path, on_signal: Callable[[Callable[[], None]], None]) -> None:
+    script = "report(0, 0); drained(); os.kill(os.getppid(), signal.SIGUSR1)\nwhile True: drained()"
+    workers = Workers(tmp_path, script, drain_seconds=3_600.0)
+    on_signal(workers.supervisor.stop)
+    pids: list[int] = []
+    workers.run(lambda counts: counts and not pids.extend(workers.supervisor.pids.values()))
+    assert gone(pids[0])
+
+
+def test_first_stop_after_a_worker_ended_by_itself_still_drains(
+    tmp_path: Path, on_signal: Callable[[Callable[[], None]], None]
+) -> None:
+    script = """
+report(0, 0)
+if slot == 1:
+    drained(); os.kill(os.getppid(), signal.SIGUSR1)
+    signal.sigtimedwait({signal.SIGTERM}, 0.3)  # the time that its last commit takes
+    open(here + "/1.drained", "w").close()
+"""
+    workers = Workers(tmp_path, script, [1, 0])
+    on_signal(workers.supervisor.stop)
+    workers.run(lambda counts: False)
+    assert (tmp_path / "1.drained").exists()
+
+
+def test_failure_to_show_ends_the_workers_too(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "report(0, 0); drained()")
+    pids: list[int] = []
+
+    def broken(reports: Sequence[Report]) -> None:
+        pids.extend(workers.supervisor.pids.values())
+        raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="the terminal is gone"):
+        workers.supervisor.run(broken)
+    assert gone(pids[0])
+
+
+# What passes between supervisor and worker.
+
+
+def test_worker_has_its_settings_in_the_environment_no_input_and_a_session_of_its_own(tmp_path: Path) -> None:
+    script = """
+report(os.environ["KSTREAMS_COLOUR"] == "green", (os.getsid(0) == os.getpid()) + 2 * (sys.stdin.read() == ""))
+drained()
+"""
+    workers = Workers(tmp_path, script)
+    workers.run()
+    assert workers.shown[0] == {("p", 0): (1, 3)}
+
+
+def test_reports_may_come_in_pieces_and_several_at_once(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "", [0])
+    supervisor, child = workers.supervisor, workers.supervisor._children[0]
+    reading, writing = os.pipe()
+    line = json.dumps(Report("p", 0, {"commits": 1}, 3).as_dict()).encode()
+    seen = []
+    for piece in (line[:10], line[10:], b"\n", line.replace(b'"p"', b'"q"') + b"\n" + line + b"\n" + line[:5]):
+        os.write(writing, piece)
+        seen.append((supervisor._read(reading, child), sorted(child.reports)))
+    assert seen == [(False, []), (False, []), (True, ["p"]), (True, ["p", "q"])]
+    assert child.reports["p"] == Report("p", 0, {"commits": 1}, 3)
+    os.set_blocking(reading, False)
+    assert not supervisor._read(reading, child)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_worker_writes_reports_to_its_supervisor_until_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REPORT_FD, raising=False)
+    assert report_writer() is None
+    reading, writing = os.pipe()
+    monkeypatch.setenv(REPORT_FD, str(writing))
+    write = report_writer()
+    assert write is not None
+    reports = [Report("p", 0, {"commits": 1}, 3), Report("q", 0, {"commits": 2}, None)]
+    write(reports)
+    assert [Report(**json.loads(line)) for line in os.read(reading, 10_000).splitlines()] == reports
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        write(reports)
+    os.close(writing)
+
+
+def test_worker_command_names_target_and_slot_and_no_setting() -> None:
+    assert worker_command("flights:graph")(3) == [
+        sys.executable, "-m", "kstreams_py", "run", "flights:graph", "--slot", "3",
+    ]  # fmt: skip
+
+
+# How a graph is found.
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to start from; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+SOURCE = 'from kstreams_py.topology import Graph\ngraph = Graph("found")\nother = 3\n'
+
+
+def test_load_finds_a_graph_in_a_module_or_a_file(place: Path) -> None:
+    (place / "module_a.py").write_text(SOURCE)
+    (place / "package").mkdir()
+    (place / "package" / "module_b.py").write_text(SOURCE)
+    for target in ("module_a:graph", "module_a.py:graph", "package.module_b:graph", "package/module_b.py:graph"):
+        assert load(target).name == "found"
+        for name in [name for name in sys.modules if "module_" in name]:
+            del sys.modules[name]
+
+
+def test_load_of_a_file_is_that_file_whatever_module_has_its_name(place: Path) -> None:
+    (place / "queue.py").write_text(SOURCE)
+    assert load(str(place / "queue.py") + ":graph").name == "found"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (SOURCE, "place_c", "'place_c' names no graph: write module:graph or path/to/file.py:graph"),
+        (SOURCE, ":graph", "':graph' names no graph: write module:graph or path/to/file.py:graph"),
+        (SOURCE, "place_c:", "'place_c:' names no graph: write module:graph or path/to/file.py:graph"),
+        (SOURCE, "place_c:missing", "'place_c' has no Graph named 'missing': correct the name after the colon"),
+        (SOURCE, "place_c:other", "'place_c' has no Graph named 'other': correct the name after the colon"),
+        (
+            SOURCE,
+            "absent:graph",
+            "'absent' does not import: ModuleNotFoundError: No module named 'absent': "
+            "correct it, or start from the directory it is in",
+        ),
+        (
+            "import os\n\n1 / 0\n",
+            "place_c:graph",
+            "'place_c' does not import: ZeroDivisionError: division by zero ({here}/place_c.py, line 3): "
+            "correct it, or start from the directory it is in",
+        ),
+        (
+            "import kstreams_py.topology as t\ng = t.Graph('g')\ng.map('a', to='b')(lambda value: value)\n",
+            "place_c:g",
+            "place_c: processor '<lambda>': this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - (a "
+            "dot would run into the graph's name)",
+        ),
+    ],
+)
+def test_load_of_what_does_not_import_names_it_and_why(source: str, target: str, message: str, place: Path) -> None:
+    (place / "place_c.py").write_text(source)
+    with pytest.raises(GraphError) as caught:
+        load(target)
+    assert str(caught.value) == message.replace("{here}", str(place))
+
+
+def test_load_keeps_the_kind_of_a_users_mistake(place: Path) -> None:
+    (place / "place_d.py").write_text("from kstreams_py.errors import SchemaError\nraise SchemaError('no such file')\n")
+    with pytest.raises(SchemaError, match=r"\Aplace_d.py: no such file\Z"):
+        load("place_d.py:graph")
+
+
+def test_target_of_a_graph_is_where_another_process_finds_it(place: Path) -> None:
+    graph = Graph("sought")
+    with pytest.raises(GraphError) as caught:
+        target_of(graph)
+    assert str(caught.value) == (
+        "graph 'sought' is not a global of any module: several workers could not find it"
+    )
+    sys.modules["nothing_imported"] = None  # type: ignore[assignment]
+    held, main = ModuleType("held.by"), ModuleType("__main__")
+    main.__dict__["graph"] = graph
+    sys.modules["__main__"] = main
+    with pytest.raises(GraphError):
+        target_of(graph)  # of an interactive session, which no process can import
+    main.__file__ = "/somewhere/app.py"
+    assert target_of(graph) == "/somewhere/app.py:graph"
+    del main.__dict__["graph"]
+    held.__dict__["it"] = graph
+    sys.modules["held.by"] = held
+    assert target_of(graph) == "held.by:it"
+
+
+# What `run` wires.
+
+THE_GRAPH = Graph("g")
+THE_GRAPH.sink(THE_GRAPH.topic("a"), id="p")(lambda value: None)
+
+
+@pytest.fixture
+def wired(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryLog]:
+    """The log in memory in place of a cluster; signals as they were afterwards."""
+    log, before = MemoryLog(), {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(module, "KafkaLog", lambda settings: log)
+    monkeypatch.setattr(module, "open_registry", lambda url, directory: None)
+    yield log
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class FakeSlot:
+    """A slot that reports once, or as often as it takes to be stopped."""
+
+    made: Mapping[str, Any]
+
+    def __init__(self, graph: Graph, number: int, around: Any) -> None:
+        FakeSlot.made = {"graph": graph, "slot": number, "log": around.log, "settings": around.settings}
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def run(self, report: Callable[[Sequence[Report]], None], *, create: bool) -> None:
+        FakeSlot.made = {**FakeSlot.made, "create": create}
+        report([Report("p", 0, {"commits": 1, "records_in": 1, "records_out": 0, "dead_letters": 0}, 0)])
+        FakeSlot.made = {**FakeSlot.made, "stopped": self.stopped}
+
+
+@pytest.mark.parametrize("how", ["alone", "supervised", "orphaned"])
+def test_one_slot_runs_here_and_reports_to_whoever_started_it(
+    how: str, wired: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "Slot", FakeSlot)
+    monkeypatch.delenv(REPORT_FD, raising=False)
+    reading, writing = os.pipe()
+    if how != "alone":
+        monkeypatch.setenv(REPORT_FD, str(writing))
+    if how == "orphaned":
+        os.close(reading)
+    settings = Settings()
+    run_slot(THE_GRAPH, 3, settings, create=True)
+    assert FakeSlot.made == {"graph": THE_GRAPH, "slot": 3, "log": wired, "settings": settings, "create": True,
+                             "stopped": how == "orphaned"}  # fmt: skip
+    assert ("the supervisor is gone: draining" in caplog.text) == (how == "orphaned")
+    if how == "supervised":
+        assert json.loads(os.read(reading, 10_000))["processor"] == "p"
+    if how != "orphaned":
+        os.close(reading)
+    os.close(writing)
+
+
+def test_run_has_one_slot_here_and_several_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(module, "run_slot", lambda graph, number, settings, *, create: calls.append((number, create)))
+    monkeypatch.setattr(
+        module, "run_slots", lambda target, slots, settings, *, create: calls.append((target, list(slots), create))
+    )
+    run(THE_GRAPH)
+    run(THE_GRAPH, workers=2, settings=Settings(), create_topics=True)
+    run(THE_GRAPH, slots=[7])
+    run(THE_GRAPH, slots=range(4, 6))
+    target = f"{__name__}:THE_GRAPH"
+    assert calls == [(0, False), (target, [0, 1], True), (7, False), (target, [4, 5], False)]
+
+
+class FakeSupervisor:
+    """Keeps what it was made with; the run is one signal."""
+
+    made: Mapping[str, Any]
+
+    def __init__(self, command: Callable[[int], Sequence[str]], slots: Sequence[int], **options: Any) -> None:
+        FakeSupervisor.made = {"command": command(slots[0])[-2:], "slots": slots, **options, "stops": 0}
+
+    def stop(self) -> None:
+        FakeSupervisor.made = {**FakeSupervisor.made, "stops": FakeSupervisor.made["stops"] + 1}
+
+    def run(self, show: Callable[[Sequence[Report]], None]) -> None:
+        show([])
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_several_slots_are_checked_once_and_stopped_by_signals(
+    wired: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Supervisor", FakeSupervisor)
+    monkeypatch.setattr(module, "load", lambda target: THE_GRAPH)
+    settings = Settings(drain_timeout_ms=2_000)
+    with pytest.raises(TopicError, match="missing topics: a: "):
+        run_slots("m:graph", [4, 5], settings)
+    run_slots("m:graph", [4, 5], settings, create=True)
+    assert FakeSupervisor.made == {
+        "command": ["--slot", "4"], "slots": [4, 5], "drain_seconds": 7.0, "environment": settings.as_environment(),
+        "stops": 2,
+    }  # fmt: skip
+    assert list(wired.topics(["a"])) == ["a"]
