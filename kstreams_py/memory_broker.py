@@ -3,7 +3,7 @@
 Nothing here reads a clock or waits: time is an argument, and every request is answered at once. The clients that speak
 to it, and what a test may do to them, are in testing.py. It follows Apache Kafka with a client that speaks EndTxn v1:
 
-- a transaction opens with its first record or positions, and ends with one marker in each partition it wrote to;
+- a transaction opens with its first partition or group, and ends with one marker in each of its partitions;
 - a transactional id has one epoch that counts, the newest; a time-out raises it as a new producer does;
 - a batch is known by producer id, epoch and sequence per partition: doubles are dropped, gaps are refused;
 - a group rebalances in two phases: all members join anew (or their sessions time out), then a new generation is dealt;
@@ -141,14 +141,14 @@ class Partition:
         """The last stable offset: the first one of the earliest open transaction, else the end."""
         return min((offsets[0] for offsets in self._open.values()), default=self.end)
 
-    def append(self, batch: Sequence[Content], stamp: Stamp | None, *, transactional: bool) -> bool:
-        """Writes a batch; whether it was new, and no double. Raises Abortable where one is missing before it."""
+    def append(self, batch: Sequence[Content], stamp: Stamp | None, *, transactional: bool) -> None:
+        """Writes a batch, unless it is a double. Raises Abortable where one is missing before it."""
         if stamp is not None:
             epoch, expected = self._sequences.get(stamp.producer_id, (stamp.epoch, 0))
             if epoch != stamp.epoch:
                 expected = 0
             if stamp.sequence < expected:
-                return False
+                return
             if stamp.sequence > expected:
                 raise Abortable(
                     f"{self.name}: out of order: producer {stamp.producer_id} sent sequence {stamp.sequence} where "
@@ -159,7 +159,6 @@ class Partition:
             if stamp is not None and transactional:
                 self._open.setdefault(stamp.producer_id, []).append(self.end)
             self._slots.append(StoredMessage(self.name, self.end, content))
-        return True
 
     def end_transaction(self, marker: Marker) -> None:
         """Ends a producer's transaction here; its records become visible, or never will be."""
@@ -387,32 +386,30 @@ class Broker:
         held.epoch += 1
         return held.producer_id, held.epoch
 
+    def enlist(self, transactional_id: str, epoch: int, partition: TopicPartition | None, now: float) -> None:
+        """Opens a transaction unless one is open, and adds a partition (None: positions) to it. Raises Fenced."""
+        held = self._of_epoch(transactional_id, epoch)
+        if partition is not None:
+            held.partitions.add(self.partition(partition).name)
+        if held.since is None:
+            held.since = now
+
     def produce(
-        self,
-        partition: TopicPartition,
-        batch: Sequence[Content],
-        stamp: Stamp | None,
-        transactional_id: str | None,
-        now: float,
+        self, partition: TopicPartition, batch: Sequence[Content], stamp: Stamp | None, transactional_id: str | None
     ) -> None:
         """Writes a batch, in the transaction of the id if there is one. Raises Fenced, Abortable, RecordTooLarge."""
         log = self.partition(partition)
         for content in batch:
             content.check_size(partition.topic, int(self.topic(partition.topic).settings["max.message.bytes"]))
-        if stamp is None or transactional_id is None:
-            log.append(batch, stamp, transactional=False)
-            return
-        held = self._of_epoch(transactional_id, stamp.epoch)
-        if log.append(batch, stamp, transactional=True):
-            self._open(held, now)
-            held.partitions.add(partition)
+        if stamp is not None and transactional_id is not None:
+            held = self._of_epoch(transactional_id, stamp.epoch)
+            if partition not in held.partitions:
+                raise Abortable(f"{transactional_id}: {partition} is not part of an open transaction")
+        log.append(batch, stamp, transactional=transactional_id is not None)
 
-    def add_positions(
-        self, transactional_id: str, epoch: int, positions: Positions, membership: Membership, now: float
-    ) -> None:
+    def add_positions(self, transactional_id: str, epoch: int, positions: Positions, membership: Membership) -> None:
         """Makes positions of a group pending in a transaction. Raises Fenced, Abortable."""
         held = self._of_epoch(transactional_id, epoch)
-        self._open(held, now)
         group = self.group(membership.group)
         try:
             group.check(membership)
@@ -435,11 +432,6 @@ class Broker:
         if held.epoch != epoch:
             raise Fenced(f"{transactional_id}: epoch {epoch} is over, {held.epoch} counts")
         return held
-
-    @staticmethod
-    def _open(held: TransactionalId, now: float) -> None:
-        if held.since is None:
-            held.since = now
 
     def _end(self, held: TransactionalId, *, commits: bool) -> None:
         for partition in sorted(held.partitions):

@@ -107,7 +107,8 @@ class MemoryProducer:
         self._queued_at = 0.0
         self._failed: list[KStreamsError] = []
         self._open = False
-        self._registered = False
+        self._enlisted: set[TopicPartition | None] = set()
+        self._ending_needed = False
         self._tainted = False
 
     @property
@@ -140,7 +141,8 @@ class MemoryProducer:
         if self._epoch < 0 or self._open:
             raise OutcomeUnknown(f"{self._id}: not started, or a transaction is open already")
         self._failed.clear()
-        self._registered = False
+        self._enlisted.clear()
+        self._ending_needed = False
         self._open = True
 
     def send_offsets(self, positions: Positions, consumer: Consumer) -> None:
@@ -148,16 +150,11 @@ class MemoryProducer:
         self._require_open()
         self._raise_failed()
         assert self._id is not None
-        self._registered = True
-        add = partial(
-            self._network.broker.add_positions,
-            self._id,
-            self._epoch,
-            dict(positions),
-            consumer.group_metadata(),
-            self._network.clock(),
-        )
-        self._request("send_offsets", add)
+        self._network.pass_time()
+        self._enlist(None)
+        add = self._network.broker.add_positions
+        request = partial(add, self._id, self._epoch, dict(positions), consumer.group_metadata())
+        self._request("send_offsets", request)
 
     def commit_transaction(self) -> None:
         self._require_open()
@@ -193,7 +190,7 @@ class MemoryProducer:
         for name, number, content in self._queue:
             try:
                 tp = TopicPartition(name, self._network.broker.topic(name).place(content.key) if number < 0 else number)
-                batches.setdefault(tp, []).append(content)
+                batches.setdefault(self._network.broker.partition(tp).name, []).append(content)
             except TopicError as error:
                 self._failed.append(error)
         self._purge()
@@ -203,10 +200,10 @@ class MemoryProducer:
     def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> None:
         sequence = self._sequences.get(tp, 0)
         stamp = None if self._producer_id is None else Stamp(self._producer_id, self._epoch, sequence)
-        self._registered = True
-        produce = partial(self._network.broker.produce, tp, batch, stamp, self._id, self._network.clock())
+        produce = partial(self._network.broker.produce, tp, batch, stamp, self._id)
         while True:
             try:
+                self._enlist(tp)
                 self._network.transport("produce", produce, self)
                 self._sequences[tp] = sequence + len(batch)
                 return
@@ -220,9 +217,18 @@ class MemoryProducer:
                 self._failed.append(failure)
             return
 
+    def _enlist(self, partition: TopicPartition | None) -> None:
+        """Makes a partition (None: positions) part of the transaction, unless it is already."""
+        if self._id is None or partition in self._enlisted:
+            return
+        self._ending_needed = True
+        enlist = partial(self._network.broker.enlist, self._id, self._epoch, partition, self._network.clock())
+        self._network.transport("add_offsets" if partition is None else "add_partition", enlist, self)
+        self._enlisted.add(partition)
+
     def _ending(self, *, commits: bool) -> Callable[[], None]:
-        """The request that ends the transaction; none is needed where the broker has not heard of it."""
-        if not self._registered:
+        """The request that ends the transaction; none is needed where the broker cannot have heard of it."""
+        if not self._ending_needed:
             return lambda: None
         assert self._id is not None
         return partial(self._network.broker.end_transaction, self._id, self._epoch, commits=commits)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kstreams_py.delivery import Choices, Output, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, Stop
 from kstreams_py.record import HASH_HEADER, KEEP, Headers, Message, Out, Positions, Step, TopicPartition
-from kstreams_py.serde import Registry, Serde, bind
+from kstreams_py.serde import Avro, Bytes, Json, Registry, Serde, String, bind
 from kstreams_py.topology import Processor, Topic
 
 Inputs = tuple[Message, ...]
@@ -78,7 +78,7 @@ class Plan:
 
     `failures` are to be logged; `letters` counts the dead letters, `records` the steps that are done. With `interrupt`,
     the step at the positions raised something that stops the worker: carry out the plan, commit, then raise it; `tried`
-    are the positions after that step.
+    are the positions after that step, unless what it raised was Stop: then it has not been tried.
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -116,11 +116,11 @@ class Tasks:
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.unhandled_exceptions)
         self._decode = {t.name: _decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
         self._decode_key = {t.name: _decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
-        self._encode = {t.name: _encoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.outputs}
-        self._encode_key = {t.name: _encoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.outputs}
+        self._encode = {t.name: _encoder(t.value, registry, f"{t.name}-value") for t in processor.outputs}
+        self._encode_key = {t.name: _encoder(t.key, registry, f"{t.name}-key") for t in processor.outputs}
         self._dead_letters = dead_letters
         if dead_letters is not None:
-            self._encode_dead = _encoder(bind(dead_letters.value, registry, f"{dead_letters.name}-value"))
+            self._encode_dead = _encoder(dead_letters.value, registry, f"{dead_letters.name}-value")
         self._run: Callable[[Any, Plan], None] = (
             self._run_batch if processor.batch else self._run_joined if self._joins else self._run_records
         )
@@ -240,7 +240,8 @@ class Tasks:
         plan = Plan()
         self._run(intake.steps, plan)
         if plan.interrupt is not None and self.processor.batch:
-            plan = Plan(interrupt=plan.interrupt, tried=intake.positions())  # done as a whole or not at all
+            tried = {} if isinstance(plan.interrupt, Stop) else intake.positions()
+            plan = Plan(interrupt=plan.interrupt, tried=tried)  # a batch is done as a whole or not at all
         self.positions.update(plan.positions)
         return plan
 
@@ -398,15 +399,17 @@ class Tasks:
         out = value if isinstance(value, Out) else Out(value)
         data = None if out.value is None else self._encode[topic][0](out.value)
         key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_key[topic][0](out.key)
-        headers = _carry((lead.headers() or []) if out.headers is KEEP else out.headers, digest)
-        timestamp = max(m.timestamp()[1] for m in inputs) if out.timestamp is KEEP else out.timestamp
+        headers = _carry((lead.headers() or []) if out.headers is KEEP else _headers(out.headers), digest)
+        latest = max(m.timestamp()[1] for m in inputs)
+        timestamp = latest if out.timestamp is KEEP else _timestamp(out.timestamp)
         return (topic, data, key, -1, None, None, max(timestamp, 0), headers)
 
     def _handle(self, failure: Failure, plan: Plan) -> bool:
         """Writes a dead letter; False if the exception is one that stops the worker instead."""
         error = failure.error
         if isinstance(error, self._stops) or (isinstance(error, KStreamsError) and not isinstance(error, DecodeError)):
-            plan.interrupt, plan.tried = error, Intake([failure.inputs]).positions()
+            plan.interrupt = error
+            plan.tried = {} if isinstance(error, Stop) else Intake([failure.inputs]).positions()
             return False
         plan.failures.append(failure)
         if self._dead_letters is not None:
@@ -454,6 +457,32 @@ def _decoder(serde: Serde) -> Callable[[bytes], Any] | None:
     return None if getattr(serde, "identity", False) else serde.deserialize
 
 
-def _encoder(serde: Serde) -> tuple[Callable[[Any], bytes | None], bool]:
+def _encoder(serde: Serde, registry: Registry, subject: str) -> tuple[Callable[[Any], bytes | None], bool]:
     """How to encode, and whether encoding bytes changes nothing."""
-    return serde.serialize, getattr(serde, "identity", False)
+    serialize = bind(serde, registry, subject).serialize
+    if isinstance(serde, Bytes | String | Json | Avro):
+        return serialize, isinstance(serde, Bytes)
+
+    def checked(value: Any) -> bytes | None:
+        data = serialize(value)
+        if data is not None and not isinstance(data, bytes):
+            raise TypeError(f"{type(serde).__name__}.serialize returned a {type(data).__name__}: return bytes or None")
+        return data
+
+    return checked, False
+
+
+def _headers(headers: Any) -> Headers:
+    """What a function gave as headers, if it is pairs of a name and bytes."""
+    pairs = [(name, value) for name, value in headers]
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, bytes | None):
+            raise TypeError(f"header ({name!r}, {value!r}) is not a name and bytes")
+    return pairs
+
+
+def _timestamp(timestamp: Any) -> int:
+    """What a function gave as timestamp, if it is milliseconds since 1970."""
+    if not isinstance(timestamp, int) or not 0 <= timestamp < 1 << 63:
+        raise ValueError(f"timestamp {timestamp!r} is not a whole number of milliseconds since 1970")
+    return timestamp

@@ -107,7 +107,7 @@ class MemoryLog:
         now = self.clock()
         content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
         number = self._broker.topic(topic).place(key) if partition < 0 else partition
-        self._broker.produce(TopicPartition(topic, number), [content], None, None, now)
+        self._broker.produce(TopicPartition(topic, number), [content], None, None)
 
     def records(self, topic: str, isolation: Isolation = "read_committed") -> Sequence[Message]:
         """All records of a topic that a reader sees, by partition and offset."""
@@ -140,8 +140,9 @@ class MemoryLog:
         It is carried out (`applied`) or lost on its way, and raises `error` (needed where it is lost) in its caller.
         With `late` seconds, the request reaches the broker (once more) that much later, and its producer is tainted.
 
-        Requests are named as the calls are, but that `write` makes a "produce" of each batch to one partition. Of
-        these, a Retriable error makes the client send the batch again, if that is its promise; others fail it.
+        Requests are named as the calls are, but that `write` makes a "produce" of each batch to one partition, and a
+        transaction an "add_partition" of each partition and an "add_offsets" before its first positions. A Retriable
+        error of "produce" or "add_partition" makes the client try again, if that is its promise; others fail the batch.
         """
         assert applied or error is not None, "a lost request has no answer: give an error"
         self._network.inject(Fault(request, nth, error, applied, late))

@@ -107,9 +107,12 @@ class Supervisor:
                 if self._listen(0.1):
                     show(self._reports())
         finally:
-            self._end()
+            undone = self._end()
             self._listen(0)
             show(self._reports())
+        if undone and not self._kill:
+            slots = ", ".join(map(str, undone))
+            raise WorkersFailed(f"slot {slots} did not drain: what was not committed is done again at the next start")
 
     def _keep(self, child: _Child) -> None:
         process = child.process
@@ -190,21 +193,23 @@ class Supervisor:
     def _reports(self) -> list[Report]:
         return [report for child in self._children.values() for report in child.reports.values()]
 
-    def _end(self) -> None:
-        """SIGTERM to all, a bound for draining, then SIGKILL."""
-        running = [child.process for child in self._children.values() if child.process is not None]
-        for process in running:
+    def _end(self) -> list[int]:
+        """SIGTERM to all, a bound for draining, then SIGKILL; the slots that did not drain."""
+        running = {slot: child.process for slot, child in self._children.items() if child.process is not None}
+        for process in running.values():
             process.terminate()
         deadline = time.monotonic() + self._drain_seconds
-        while any(process.poll() is None for process in running) and time.monotonic() < deadline and not self._kill:
+        while any(p.poll() is None for p in running.values()) and time.monotonic() < deadline and not self._kill:
             self._listen(0.05)
-        for process in running:
+        for slot, process in running.items():
             if process.poll() is None:
-                logger.warning("process %d did not drain within %g s: killing it", process.pid, self._drain_seconds)
+                why = "was asked to end at once" if self._kill else f"did not drain within {self._drain_seconds:g} s"
+                logger.warning("slot %d (process %d) %s: killing it", slot, process.pid, why)
                 process.kill()
             process.wait()
         for child in self._children.values():
             self._forget(child)
+        return [slot for slot, process in running.items() if process.returncode]
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:

@@ -50,6 +50,7 @@ class Worker:
         self.pace = Pace(whole_fetches=self.session.promise.saves_first or self.session.journal is not None)
         self._assigned: set[TopicPartition] = set()
         self._astray = False
+        self._interrupt: Exception | None = None
         self._clock = around.clock
         self._stopping = stopping
 
@@ -66,10 +67,11 @@ class Worker:
                 except LogError as error:
                     self._astray = True
                     self.session.recover(error)
-                except Stop as stop:
-                    logger.info("%s: stopped by its function: %s", self.processor.id, stop)
-                    self._stopping.set()
             self._drain()
+            if isinstance(self._interrupt, Stop):
+                logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
+            elif self._interrupt is not None:
+                raise self._interrupt
         finally:
             self.session.end()
             self.consumer.close()
@@ -90,7 +92,8 @@ class Worker:
             if plan.interrupt is not None:
                 self.session.commit()
                 self.session.give_back(intake, self.tasks.positions | plan.tried)
-                raise plan.interrupt
+                self._interrupt = plan.interrupt
+                self._stopping.set()
             if self.session.due:
                 self.session.commit()
         if not records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,14 @@ class RunningCommand:
     @property
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def await_text(self, pattern: str) -> None:
+        """Waits until the output has a match of the regular expression; fails with the output if there is none."""
+        deadline = time.monotonic() + WAIT
+        while not re.search(pattern, self.text):
+            assert self.process.poll() is None or re.search(pattern, self.text), f"it ended:\n{self.text}"
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text}"
+            time.sleep(0.02)
 
     def send(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)

@@ -22,10 +22,13 @@ def settings(broker: Any, tmp_path: Path) -> Callable[..., Settings]:
     """Settings for the session's broker, with short time-outs and a schema directory of the test's own."""
 
     def make(**changed: Any) -> Settings:
-        values = {"session_timeout_ms": 10_000, "transaction_timeout_ms": 6_000, **changed}
-        return Settings.load(
-            bootstrap_servers=broker.bootstrap_servers, schema_directory=tmp_path / "schemas", **values
-        )
+        values = {
+            "bootstrap_servers": broker.bootstrap_servers,
+            "schema_directory": tmp_path / "schemas",
+            "session_timeout_ms": 10_000,
+            "transaction_timeout_ms": 6_000,
+        }
+        return Settings.load(**(values | changed))
 
     return make
 

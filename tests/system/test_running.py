@@ -397,7 +397,7 @@ def test_run_creates_topics_on_request_as_declared(app: App, cluster: Cluster, o
     declared = "partitions=3, config={'retention.ms': 86400000}"
     app.file.write_text(app.file.read_text().replace('.in")', f'.in", {declared})'))
     with app.run("--create-topics", *options) as running:
-        wait_until(lambda: "copy: holds" in running.text, "it runs")
+        running.await_text("copy: holds")
         values = app.feed(5, 3)
         app.await_outputs(15, running)
     assert {topic: len(cluster.partitions(topic)) for topic in (app.source, app.target)} == {app.source: 3, app.target: 3}

@@ -10,7 +10,9 @@ import kstreams_py
 from kstreams_py import errors
 from kstreams_py.errors import KStreamsError
 
-LINE = re.compile(r"^(?P<branch>[ │├└─]*)(?P<name>[A-Z]\w+)(?:\s{2,}(?P<text>.*?)(?:\s+\(exit status (?P<status>\d)\))?)?$")
+LINE = re.compile(
+    r"^(?P<branch>[ │├└─]*)(?P<name>[A-Z]\w+)(?:\s{2,}(?P<text>.*?)(?:\s+\(exit status (?P<status>\d)\))?)?$"
+)
 
 
 def drawn() -> dict[str, tuple[str | None, int | None]]:

@@ -18,7 +18,9 @@ def output(topic: str) -> Output:
 def test_counters_tell_outputs_from_dead_letters() -> None:
     counters = Counters()
     letters = [Failure((Read("a", i),), b"", ValueError()) for i in range(2)]
-    counters.stepped(Plan(outputs=[output("x"), output("dead"), output("dead"), output("y")], failures=letters, letters=2, records=7))
+    counters.stepped(
+        Plan(outputs=[output("x"), output("dead"), output("dead"), output("y")], failures=letters, letters=2, records=7)
+    )
     counters.stepped(Plan(records=1))
     counters.committed()
     counters.committed()

@@ -13,7 +13,7 @@ from tests.unit.fakes import Read
 def test_topic_partition_is_a_tuple_that_reads_as_kafka_writes_it() -> None:
     tp = TopicPartition("flights", 3)
     assert (tuple(tp), str(tp)) == (("flights", 3), "flights[3]")
-    assert sorted([TopicPartition("b", 0), TopicPartition("a", 1), TopicPartition("a", 0)])[0] == ("a", 0)
+    assert min([TopicPartition("b", 0), TopicPartition("a", 1), TopicPartition("a", 0)]) == ("a", 0)
 
 
 def test_out_keeps_what_is_not_given_and_shows_so() -> None:

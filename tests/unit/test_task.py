@@ -106,6 +106,14 @@ def fail(error: BaseException) -> Callable[..., Any]:
     return function
 
 
+def same(value: Any) -> Any:
+    return value
+
+
+def wrapped(value: Any) -> Out:
+    return Out(value)
+
+
 # The kinds.
 
 
@@ -245,7 +253,12 @@ def test_sinks_are_called_and_what_they_return_is_ignored(batch: bool) -> None:
         return {"anything": first}
 
     a, b = Read("a", 0, b"1"), Read("b", 0, b"2")
-    for inputs, alts, function, messages in [("a", False, one, [a]), ("ab", False, two, [a, b]), ("ab", True, one, [b, a])]:
+    cases: list[tuple[str, bool, Callable[..., Any], list[Message]]] = [
+        ("a", False, one, [a]),
+        ("ab", False, two, [a, b]),
+        ("ab", True, one, [b, a]),
+    ]
+    for inputs, alts, function, messages in cases:
         bench = Bench(errors="dead")
         bench.graph.sink(*inputs, id="p", alts=alts, batch=batch)(function)
         plan = plan_of(bench.tasks(), *messages)
@@ -285,8 +298,7 @@ def test_step_of_a_join_covers_all_its_inputs() -> None:
 
 def test_generator_outputs_are_all_of_one_step() -> None:
     def split(value: bytes) -> Iterator[Any]:
-        for each in value.split():
-            yield each
+        yield from value.split()
         yield None
         yield Out(b"last", key=b"k")
 
@@ -347,11 +359,11 @@ def test_out_is_encoded_by_the_serdes_of_its_topic() -> None:
 def test_headers_of_the_step_that_wrote_the_input_are_not_carried() -> None:
     own: Headers = [("ks-hash", b"0" * 16), ("ks-type", b"dead-letter"), ("ks-proc", b"g.q"), ("ks-error", b"E")]
     m = Read("a", 0, headers=[*own[:2], ("h", b"1"), *own[2:], ("h", b"2")])
-    for tasks in (Bench().map(lambda value: value), Bench().map(lambda value: Out(value))):
+    for tasks in (Bench().map(same), Bench().map(wrapped)):
         assert plan_of(tasks, m).outputs == [output("x", b"v", m, headers=[("h", b"1"), ("h", b"2")])]
 
 
-@pytest.mark.parametrize("function", [lambda value: value, lambda value: Out(value)], ids=["value", "Out"])
+@pytest.mark.parametrize("function", [same, wrapped])
 def test_timestamp_of_a_record_that_has_none_is_left_to_the_producer(function: Callable[..., Any]) -> None:
     m = Read("a", 0, timestamp=None)
     assert plan_of(Bench().map(function), m).outputs == [output("x", b"v", m, timestamp=0)]
@@ -468,12 +480,12 @@ def test_exception_of_the_function_is_a_failure_and_the_others_go_on(kind: str) 
             raise error
         return values[0]
 
+    steps: Sequence[tuple[Read, ...]]
     a, b = reads("a", b"1", b"2", b"3"), reads("b", b"", b"", b"")
     if kind == "map":
-        plan, steps = plan_of(Bench().map(lambda value: raising(value)), *a), [(m,) for m in a]
+        plan, steps = plan_of(Bench().map(raising), *a), [(m,) for m in a]
     else:
-        plan = plan_of(Bench().join(lambda first, second: raising(first)), *a, *b)
-        steps = list(zip(a, b, strict=True))
+        plan, steps = plan_of(Bench().join(raising), *a, *b), [*zip(a, b, strict=True)]
     assert plan.outputs == [output("x", b"1", *steps[0]), output("x", b"3", *steps[2])]
     assert [(f.inputs, f.delivery_hash, f.error) for f in plan.failures] == [(steps[1], digest(*steps[1]), error)]
     assert (plan.records, plan.positions[A0]) == (3, 3)
@@ -580,9 +592,9 @@ def test_interrupt_ends_the_plan_before_its_step(kind: str, error: Exception) ->
     bench = Bench(errors="dead", unhandled_exceptions=(OSError, LookupError))
     a, b = reads("a", b"1", b"2", b"3", b"4"), reads("b", *[b""] * 4)
     if kind == "map":
-        tasks, messages = bench.map(lambda value: third(value)), a
+        tasks, messages = bench.map(third), a
     else:
-        tasks, messages = bench.join(lambda first, second: third(first)), a + b
+        tasks, messages = bench.join(third), a + b
     plan = plan_of(tasks, *messages)
     assert plan.interrupt is error
     assert ([o[1] for o in plan.outputs], plan.failures, plan.records) == ([b"1", b"2"], [], 2)
@@ -662,7 +674,7 @@ def test_waiting_is_the_input_that_is_ahead_by_the_limit() -> None:
     tasks.add([Read("a", BUFFER_LIMIT - 1)])
     assert tasks.waiting == {A0, B1}
     tasks.add([Read("b", 0)])
-    assert (tasks.waiting, tasks.ready) == ({B1}, True)
+    assert (set(tasks.waiting), tasks.ready) == ({B1}, True)
 
 
 def test_take_gives_at_most_the_limit_and_the_rest_later_in_order() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
-from kstreams_py.errors import Abortable, Fenced, LogError, OutcomeUnknown, Replaced, Retriable
+from kstreams_py.errors import Abortable, Fenced, LogError, OutcomeUnknown, Replaced, Retriable, TopicError
 from kstreams_py.memory_broker import Content, Partition, Stamp, murmur2
 from kstreams_py.memory_clients import MemoryConsumer, MemoryProducer
 from kstreams_py.record import Message, TopicPartition
@@ -285,7 +285,7 @@ def test_requests_are_recorded_in_order_and_any_of_them_can_be_where_a_crash_hap
     clean = memory_log()
     before = len(clean.requests)
     way(clean)
-    expected = ["init_transactions", "produce", "produce", "commit_transaction"]
+    expected = ["init_transactions", "add_partition", "produce", "add_partition", "produce", "commit_transaction"]
     assert clean.requests[before:] == expected
     seen = []
     for nth in range(1, len(expected) + 1):
@@ -299,11 +299,15 @@ def test_requests_are_recorded_in_order_and_any_of_them_can_be_where_a_crash_hap
         (1, False, [], []),
         (1, True, [], []),
         (2, False, [], []),
-        (2, True, [], [b"a"]),
-        (3, False, [], [b"a"]),
+        (2, True, [], []),
+        (3, False, [], []),
         (3, True, [], [b"a"]),
         (4, False, [], [b"a"]),
-        (4, True, [b"a"], [b"a"]),
+        (4, True, [], [b"a"]),
+        (5, False, [], [b"a"]),
+        (5, True, [], [b"a"]),
+        (6, False, [], [b"a"]),
+        (6, True, [b"a"], [b"a"]),
     ]
 
 
@@ -370,20 +374,22 @@ def test_delivery_that_fails_fails_the_whole_transaction() -> None:
 def test_batches_are_known_by_producer_epoch_and_sequence_doubles_dropped_gaps_refused() -> None:
     partition = Partition(OUT0)
 
-    def append(value: bytes, producer_id: int, epoch: int, sequence: int) -> bool:
+    def append(value: bytes, producer_id: int, epoch: int, sequence: int) -> None:
         content = Content(None, value, None, 0)
-        return partition.append([content], Stamp(producer_id, epoch, sequence), transactional=False)
+        partition.append([content], Stamp(producer_id, epoch, sequence), transactional=False)
 
-    assert [append(b"a", 1, 0, 0), append(b"a", 1, 0, 0), append(b"b", 1, 0, 1), append(b"a", 1, 0, 0)] == [
-        True,
-        False,
-        True,
-        False,
-    ]
+    for sequence, value in ((0, b"a"), (0, b"a again"), (1, b"b"), (0, b"a once more")):
+        append(value, 1, 0, sequence)
     with pytest.raises(Abortable, match=r"out\[0\]: out of order: producer 1 sent sequence 3 where 2 was next"):
         append(b"d", 1, 0, 3)
-    assert [append(b"e", 2, 0, 0), append(b"f", 1, 1, 0)] == [True, True]
-    assert [m.value() for m in partition.read(0, "read_committed")] == [b"a", b"b", b"e", b"f"]
+    append(b"of another producer", 2, 0, 0)
+    append(b"of another epoch", 1, 1, 0)
+    assert values(list(partition.read(0, "read_committed"))) == [
+        b"a",
+        b"b",
+        b"of another producer",
+        b"of another epoch",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -443,3 +449,66 @@ def test_member_that_was_replaced_while_its_group_rebalances_ends() -> None:
     newer.poll()
     second.poll()
     assert (first.events, newer.events, second.events) == ([{IN0, IN1}], [{IN0, IN1}], [{IN2}])
+
+
+def test_write_to_a_partition_that_does_not_exist_fails_the_delivery() -> None:
+    log = memory_log()
+    producer = started(log)
+    producer.write([("out", b"a", None, 9, None, None, 0, None)])
+    with pytest.raises(TopicError, match="topic 'out' has 1 partitions, and no 9"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    assert values(log.records("out", "read_uncommitted")) == []
+
+
+def test_plain_commit_that_comes_late_overwrites_a_newer_one() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    member = Member(log, "a")
+    member.poll()
+    log.inject("commit", error=Retriable("no answer"), applied=False, late=5.0)
+    with pytest.raises(Retriable):
+        member.consumer.commit({IN0: 1})
+    member.consumer.commit({IN0: 2})
+    seen = [log.group("group")]
+    clock.advance(5.0)
+    assert [*seen, log.group("group")] == [{IN0: 2}, {IN0: 1}]
+
+
+def test_member_whose_session_timed_out_before_it_was_assigned_anything_is_not_revoked() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    member = Member(log, "a")
+    clock.advance(11.0)
+    member.poll()
+    assert member.events == [{IN0, IN1, IN2}]
+
+
+def test_batch_that_comes_late_is_refused_once_its_transaction_has_ended() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    log.inject("produce", error=Abortable("no answer"), applied=False, late=5.0)
+    producer = started(log)
+    producer.write([output(b"a")])
+    with pytest.raises(Abortable, match="no answer"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    clock.advance(5.0)
+    assert (values(log.records("out", "read_uncommitted")), log.ends([OUT0])) == ([], {OUT0: 1})
+
+
+def test_partition_that_is_added_late_opens_a_transaction_which_the_broker_ends() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    log.inject("add_partition", late=5.0)
+    producer = started(log)
+    producer.write([output(b"a")])
+    producer.commit_transaction()
+    clock.advance(5.0)
+    assert log.ends([OUT0]) == {OUT0: 2}
+    clock.advance(11.0)
+    assert log.ends([OUT0]) == {OUT0: 3}
+    producer.begin_transaction()
+    producer.write([output(b"b")])
+    with pytest.raises(Fenced):
+        producer.commit_transaction()

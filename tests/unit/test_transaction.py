@@ -57,7 +57,7 @@ class Bench:
         self.log.create_topics([(name, 2, -1, {}) for name in topics])
         self.counters = Counters()
         self.consumer = self.log.consumer("g.p", "g.p.0")
-        self.consumer.subscribe(["a", "b"], self._assigned, lambda: self.session.doom())
+        self.consumer.subscribe(["a", "b"], self._assigned, self._revoked)
         self.session = self.session_of(self.consumer)
         self.consumer.consume(1, 0.0)
         self.session.start()
@@ -80,6 +80,9 @@ class Bench:
 
     def _assigned(self, partitions: set[TopicPartition]) -> None:
         self.consumer.assign(dict.fromkeys(partitions, 0))
+
+    def _revoked(self) -> None:
+        self.session.doom()
 
     def did(self) -> list[str]:
         """The requests since the last call."""
@@ -129,6 +132,7 @@ LEGAL = {
     State.FENCED: {State.READY, State.FATAL},
     State.FATAL: set[State](),
 }
+
 
 @pytest.mark.parametrize(("before", "after"), [*product(State, State)])
 def test_transition_is_made_if_it_is_in_the_table_and_refused_if_not(before: State, after: State) -> None:
@@ -227,6 +231,15 @@ def test_at_most_once_positions_of_the_whole_intake_are_saved_before_its_functio
     assert (bench.saved, bench.session.busy) == ({A0: 5, B0: 8}, False)
 
 
+def test_at_most_once_positions_of_what_was_not_run_are_given_back() -> None:
+    intake = Intake([(Read("a", 3), Read("b", 4)), (Read("a", 4), Read("b", 7))])
+    for guarantee, saved in [(AMO, {A0: 4, B0: 5}), (ALO, {}), (EO, {})]:
+        bench = Bench(guarantee)
+        bench.session.prepare(intake)
+        bench.session.give_back(intake, {A0: 4, B0: 5, TopicPartition("a", 1): 9})
+        assert bench.saved == saved
+
+
 def test_at_most_once_output_that_fails_is_lost_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(AMO)
     bench.log.inject("produce", error=Abortable("writing to x: refused"), applied=False)
@@ -257,21 +270,26 @@ def test_at_least_once_positions_that_fail_are_done_again_with_the_outputs() -> 
 
 
 def test_commit_is_due_after_the_interval_or_at_the_record_limit() -> None:
-    bench = Bench()
-    assert not bench.session.due
+    bench, due = Bench(), list[bool]()
+
+    def look() -> None:
+        due.append(bench.session.due)
+
+    look()
     bench.write()
     bench.clock.advance(0.0995)
-    assert not bench.session.due
+    look()
     bench.clock.advance(0.001)
-    assert bench.session.due
+    look()
     bench.session.commit()
-    assert not bench.session.due
+    look()
     bench.session.write(Plan(records=99_999))
-    assert not bench.session.due
+    look()
     bench.session.write(Plan(records=1))
-    assert bench.session.due
+    look()
     bench.session.doom()
-    assert not bench.session.due
+    look()
+    assert due == [False, False, True, False, False, True, False]
 
 
 def test_commit_of_nothing_does_nothing() -> None:
@@ -507,7 +525,7 @@ def test_fenced_with_the_seat_held_renews_and_without_it_ends() -> None:
         error = bench.failed_commit()
         assert type(error) is Fenced
         if seat:
-            with pytest.raises(Replaced, match="another worker has taken the slot of g.p.0 over"):
+            with pytest.raises(Replaced, match=r"another worker has taken the slot of g\.p\.0 over"):
                 bench.session.recover(error)
             assert bench.session.state is State.FATAL
             bench.session.end()
@@ -654,10 +672,12 @@ def test_renewals_are_capped(error: type[LogError]) -> None:
 
 def test_renewals_of_transactions_that_fail_each_time_are_capped() -> None:
     bench = Bench(session_timeout=1e6)
+    for _ in range(RENEWALS_MAX):
+        bench.write()
+        bench.fail(OutcomeUnknown("no answer"))
+    bench.write()
     with pytest.raises(Fatal):
-        for _ in range(RENEWALS_MAX + 1):
-            bench.write()
-            bench.session.recover(OutcomeUnknown("no answer"))
+        bench.session.recover(OutcomeUnknown("no answer"))
     assert (bench.counters.aborts, bench.did().count("init_transactions")) == (RENEWALS_MAX + 1, RENEWALS_MAX)
 
 
