@@ -133,8 +133,8 @@ class MemoryProducer:
 
     def init_transactions(self) -> None:
         assert self._id is not None, "this producer is not transactional"
-        self._producer_id, self._epoch = self._request(
-            "init_transactions", partial(self._network.broker.init_producer, self._id)
+        self._start_sequences(
+            *self._request("init_transactions", partial(self._network.broker.init_producer, self._id))
         )
 
     def begin_transaction(self) -> None:
@@ -165,8 +165,11 @@ class MemoryProducer:
 
     def abort_transaction(self) -> None:
         self._require_open()
+        assert self._id is not None
         self._purge()
         self._request("abort_transaction", self._ending(commits=False))
+        if self._failed and self._ending_needed:
+            self._start_sequences(*self._network.broker.init_producer(self._id))
         self._failed.clear()
         self._open = False
 
@@ -195,6 +198,8 @@ class MemoryProducer:
                 self._failed.append(error)
         self._purge()
         for tp, batch in batches.items():
+            if self._id is not None and self._failed:
+                break  # the transaction can only be aborted
             self._send_batch(tp, batch)
 
     def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> None:
@@ -215,7 +220,14 @@ class MemoryProducer:
                 failure = error
             if self._answered:
                 self._failed.append(failure)
+            if self._id is None and self._producer_id is not None:
+                self._start_sequences(self._network.broker.next_id(), 0)
             return
+
+    def _start_sequences(self, producer_id: int, epoch: int) -> None:
+        """Begins all sequences anew: whether a failed batch was written is not known (KIP-360)."""
+        self._producer_id, self._epoch = producer_id, epoch
+        self._sequences.clear()
 
     def _enlist(self, partition: TopicPartition | None) -> None:
         """Makes a partition (None: positions) part of the transaction, unless it is already."""

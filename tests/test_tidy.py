@@ -18,13 +18,13 @@ RULES = [
     path for path in MODULES if path.parent == PACKAGE and path.name not in ("__init__.py", "__main__.py", "cli.py")
 ]
 ENGINE = sorted((PACKAGE / "engine").glob("*.py"))
-PORTS = sorted((PACKAGE / "ports").glob("*.py"))
+PORTS = sorted((PACKAGE / "ports").rglob("*.py"))
 
 WIRING = {"supervisor.py"}
 """Engine modules that may name ports (with cli.py and demo/)."""
 
 CLIENTS = {
-    "confluent_kafka": {"ports/kafka.py", "ports/registry.py"},
+    "confluent_kafka": {"ports/kafka", "ports/registry.py"},
     "pyspark": {"ports/spark.py"},
     "sqlite3": {"ports/sinks.py"},
     "rich": {"ports/terminal.py", "engine/supervisor.py", "cli.py", "demo"},
@@ -42,9 +42,6 @@ IMPURE = {"time", "random", "secrets", "threading", "socket", "subprocess", "sel
 BANNED_NAMES = {"util", "utils", "common", "helper", "helpers", "base", "core", "manager", "misc"}
 
 MODULE_LINES = 500
-GROWN = {"ports/broker.py": 530, "ports/kafka.py": 550}
-"""Modules over the budget: a ratchet, to be lowered, never raised."""
-
 FUNCTION_LINES = 70
 PARAMETERS = 7
 
@@ -83,7 +80,8 @@ def test_engine_imports_no_port_but_where_it_wires(path: Path) -> None:
 @pytest.mark.parametrize("path", PORTS, ids=place)
 def test_ports_import_neither_each_other_nor_the_engine(path: Path) -> None:
     forbidden = ("kstreams_py.ports", "kstreams_py.engine", "kstreams_py.cli", "kstreams_py.demo")
-    assert not [n for n in imports(path) if n.startswith(forbidden)]
+    own = f"kstreams_py.ports.{path.parent.name}"  # a port of several files is a package
+    assert not [n for n in imports(path) if n.startswith(forbidden) and not n.startswith(own)]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=place)
@@ -92,7 +90,7 @@ def test_client_libraries_are_imported_only_in_their_places(path: Path) -> None:
     misplaced = {
         library
         for library in {n.split(".")[0] for n in imports(path)} & set(CLIENTS)
-        if where not in CLIENTS[library] and where.split("/")[0] not in CLIENTS[library]
+        if where not in CLIENTS[library] and not {where.split("/")[0], where.rpartition("/")[0]} & CLIENTS[library]
     }
     assert not misplaced
 
@@ -105,7 +103,7 @@ def test_modules_are_named_by_what_they_hold(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=place)
 def test_modules_and_functions_keep_their_budgets(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= GROWN.get(place(path), MODULE_LINES)
+    assert len(text.splitlines()) <= MODULE_LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, node.name

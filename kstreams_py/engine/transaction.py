@@ -119,6 +119,8 @@ class Session:
         self._opened_at = 0.0
         self._renewals = 0
         self._journaled = 0
+        self._chosen: dict[int, Choices] = {}
+        """What the journal's newest records say, which may not be readable yet: markers follow the commit's answer."""
 
     # The way through: prepare, write, commit.
 
@@ -192,6 +194,7 @@ class Session:
     def doom(self) -> None:
         """The partitions are being taken away: what is open can no longer be committed."""
         self._positions = {}
+        self._chosen = {}
         if self.state is State.OPEN:
             self._move(State.ABORTABLE)
 
@@ -298,8 +301,8 @@ class Session:
 
     def journaled(self, partition: int) -> Choices:
         """The choices that an alts task saved last; those already delivered are for the caller to leave out."""
-        if self.journal is None:
-            return Choices()
+        if self.journal is None or partition in self._chosen:
+            return self._chosen.get(partition, Choices())
         m = self._log.newest(TopicPartition(self.journal, partition))
         return Choices() if m is None else Choices.decode(m.value() or b"")
 
@@ -313,6 +316,7 @@ class Session:
         self._call(lambda producer: producer.write(records))
         self._call(lambda producer: producer.commit_transaction())
         self._close()
+        self._chosen |= intake.choices
         self._journaled += 1
         if self._journaled % JOURNAL_TRUNCATED_EVERY == 0:
             for partition in intake.choices:

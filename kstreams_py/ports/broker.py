@@ -451,6 +451,8 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         "transaction.state.log.replication.factor": replicas,
         "transaction.state.log.min.isr": in_sync,
         "transaction.state.log.num.partitions": "8",
+        # The default looks every 10 s: a transaction without a worker would block its readers for so much longer.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         # A broker that was killed may not come back before its old session is over.
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "500",

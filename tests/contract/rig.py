@@ -9,7 +9,7 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from kstreams_py.config import Settings
+from kstreams_py.config import ClientSettings, Settings
 from kstreams_py.delivery import PROMISES, Consumer, Durability, Guarantee, Log, Output, Producer
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.record import Message, Positions, TopicPartition
@@ -200,7 +200,7 @@ class KafkaRig(Rig):
                     request_timeout_ms=5_000,
                     session_timeout_ms=6_000,
                     transaction_timeout_ms=6_000,
-                    kafka={"fetch.wait.max.ms": 50},
+                    kafka=ClientSettings({"fetch.wait.max.ms": 50}),
                 )
             )
         )

@@ -346,7 +346,7 @@ def test_graph_that_does_not_import_is_named_with_file_and_line(
         (":graph", ("':graph'", "module:graph")),
         ("copying_graph:nosuch", ("copying_graph", "'nosuch'", "name after the colon")),
         ("no_such_module:graph", ("no_such_module", "start from the directory")),
-        ("no/such/file.py:graph", ("no/such/file.py", "does not exist")),
+        ("no/such/file.py:graph", ("no/such/file.py", "No such file")),
         ("copying_graph.py", ("'copying_graph.py'", "path/to/file.py:graph")),
     ],
 )

@@ -18,12 +18,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.engine import supervisor as supervising
 from kstreams_py.engine.supervisor import RESTARTS_MAX, Supervisor
+from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.errors import WorkersFailed
+from kstreams_py.ports.kafka import KafkaLog
 from tests.system.command import RunningCommand, alive, await_end, clean_environment, command, kstreams
-from tests.system.harness import WAIT, Cluster, wait_until
+from tests.system.harness import WAIT, Cluster, running, wait_until
 
 MakeSettings = Callable[..., Settings]
 
@@ -390,6 +393,24 @@ def test_topics_are_created_on_request_and_checked(app: App, cluster: Cluster) -
         0,
         sorted(f"{topic}: 3 partitions, replication 1" for topic in (app.source, app.target, app.errors)),
     )
+
+
+def test_topics_that_were_just_created_are_there_for_whatever_comes_next(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    """A broker answers a creation before all of it knows the topic; each round is a new chance to be too early."""
+    around = settings()
+    log = KafkaLog(around)
+    for i in range(20):
+        graph = ks.Graph(f"{name}.{i}")
+        inputs = [graph.topic(f"{name}.{i}.{end}", partitions=2) for end in "ab"]
+        graph.alts(*inputs, to=graph.topic(f"{name}.{i}.out"), id="copy")(lambda value: value)
+        create_topics(graph, log)
+        assert set(check_topics(graph, log)) == set(graph.topics)
+        if i % 4 == 0:
+            with running(graph, around):
+                cluster.write(f"{name}.{i}.a", [b"0"], partition=1)
+                cluster.await_committed(f"{name}.{i}.copy", f"{name}.{i}.a", {1: 1})
 
 
 @pytest.mark.parametrize("options", [("--slot", 0), ("--workers", 2)], ids=["one worker", "two workers"])

@@ -20,7 +20,8 @@ from kstreams_py.delivery import PROMISES, Durability, Guarantee
 from kstreams_py.errors import Abortable, Fenced, Replaced
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
-from kstreams_py.ports.kafka import KafkaConsumer, KafkaLog
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.kafka.clients import KafkaConsumer
 from kstreams_py.record import TopicPartition
 from tests.system.harness import Cluster, RunningSlot, running, wait_until
 
@@ -34,7 +35,6 @@ def own_broker() -> Iterator[EmbeddedKafka]:
     forgetful = {
         "transactional.id.expiration.ms": "2000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
         "producer.id.expiration.ms": "2000",
         "producer.id.expiration.check.interval.ms": "500",
     }
@@ -110,10 +110,9 @@ def transactional_ids(broker: EmbeddedKafka, wanted: str) -> list[str]:
 
 
 def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_replacement(
-    own_broker: EmbeddedKafka, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Truth 7: it looks like fencing; the group says that the seat is still ours."""
-    cluster = Cluster(own_broker.bootstrap_servers)
     cluster.create(f"{name}.in", f"{name}.out")
     cluster.write(f"{name}.in", numbered(0, 120))
     graph = ks.Graph(name)
@@ -127,10 +126,7 @@ def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_repla
         return value
 
     caplog.set_level(logging.INFO)
-    short = settings(
-        bootstrap_servers=cluster.bootstrap_servers, transaction_timeout_ms=2_000, commit_interval_ms=1_500
-    )
-    with running(graph, short):
+    with running(graph, settings(transaction_timeout_ms=2_000, commit_interval_ms=1_500)):
         cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 120})
     assert cluster.values(f"{name}.out") == numbered(0, 120)
     assert "the broker timed the transaction out after" in caplog.text

@@ -270,6 +270,13 @@ def test_secrets_do_not_show_in_a_refusal_or_its_traceback(arguments: dict[str, 
     assert not [secret for secret in SECRETS.values() if secret in told]
 
 
+def test_secrets_do_not_show_in_the_refusal_of_settings_made_by_hand() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(kafka={**SECRETS, "acks": 1})
+    assert "acks belongs to the framework" in str(caught.value)
+    assert not [secret for secret in SECRETS.values() if secret in str(caught.value)]
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

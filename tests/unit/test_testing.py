@@ -512,3 +512,32 @@ def test_partition_that_is_added_late_opens_a_transaction_which_the_broker_ends(
     producer.write([output(b"b")])
     with pytest.raises(Fenced):
         producer.commit_transaction()
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_transaction_after_one_with_a_failed_batch_is_complete(applied: bool) -> None:
+    log = memory_log()
+    log.inject("produce", nth=2, error=Abortable("no answer"), applied=applied)
+    producer = started(log)
+    for value in (b"a", b"b", b"c"):
+        producer.write([output(value)])
+    with pytest.raises(Abortable, match="no answer"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.write([output(b"a"), output(b"b"), output(b"c")])
+    producer.commit_transaction()
+    assert values(log.records("out")) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_producer_without_transactions_goes_on_after_a_failed_batch(applied: bool) -> None:
+    log = memory_log()
+    log.inject("produce", error=Abortable("no answer"), applied=applied)
+    producer = started(log, Guarantee.AT_LEAST_ONCE)
+    producer.write([output(b"a")])
+    with pytest.raises(Abortable, match="no answer"):
+        producer.flush()
+    producer.write([output(b"a"), output(b"b")])
+    producer.flush()
+    assert values(log.records("out")) == [b"a"] * applied + [b"a", b"b"]

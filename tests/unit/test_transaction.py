@@ -85,9 +85,9 @@ class Bench:
         self.session.doom()
 
     def did(self) -> list[str]:
-        """The requests since the last call."""
+        """The requests since the last call, but those that the client makes on its own behalf."""
         seen, self._seen = getattr(self, "_seen", 0), len(self.log.requests)
-        return list(self.log.requests[seen:])
+        return [request for request in self.log.requests[seen:] if request not in ("add_partition", "add_offsets")]
 
     @property
     def visible(self) -> list[bytes | None]:

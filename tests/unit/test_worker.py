@@ -240,6 +240,19 @@ def test_markers_behind_the_last_record_are_committed_with_it_or_after_an_idle_w
     assert plant.saved == {A0: 4, A1: 4}
 
 
+def test_markers_alone_are_not_committed_while_records_may_be_on_their_way() -> None:
+    plant = Plant()
+    writer = plant.log.producer(PROMISES[EO], Durability.COMMITTED, "other")
+    writer.init_transactions()
+    writer.begin_transaction()
+    writer.write([("a", b"v", None, 0, None, None, 0, None)])
+    writer.abort_transaction()
+    worker = plant.started()
+    for _ in range(3):
+        worker.turn()  # an answer without records, at once
+    assert plant.saved == {}
+
+
 # How much it takes at once.
 
 
@@ -327,12 +340,13 @@ def test_drain_commits_what_is_done_and_takes_no_more() -> None:
         return value
 
     plant = Plant(function=function)
-    plant.feed("a", *numbers(0, 300))
+    plant.feed("a", *numbers(0, 800))
     worker = plant.worker()
+    fetch_always(worker, 700)
     plant.run(worker)
-    assert (plant.out(), plant.saved) == (numbers(0, 100), {A0: 100})
+    assert (plant.out(), plant.saved) == (numbers(0, Pace.TAKE_MAX), {A0: Pace.TAKE_MAX})
     plant.run()
-    assert plant.out() == numbers(0, 300)
+    assert plant.out() == numbers(0, 800)
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
@@ -575,6 +589,36 @@ def test_rebalance_in_mid_transaction_moves_the_work_to_the_other_worker_once() 
     assert plant.saved | {A0: 5, A1: 5} == plant.saved
 
 
+def test_rebalance_that_leaves_no_partition_commits_nothing_of_what_was_open() -> None:
+    plant = Plant(partitions=1)
+    plant.feed("a", "1", "2")
+    loser, winner = plant.worker(1), plant.worker(0)  # a range begins with the lowest seat
+
+    def hook(number: int) -> None:
+        if number == 2:
+            assert loser.session.state is State.OPEN
+            winner.session.start()
+            winner.consumer.subscribe(["a"], winner._on_assigned, winner._on_revoked)
+        if number >= 2:
+            turn(winner)
+
+    plant.run(loser, hook=hook, idle=5)
+    assert (plant.out(), loser.counters.commits, winner.counters.commits) == (["1", "2"], 0, 1)
+
+
+def test_partitions_that_were_taken_away_are_no_longer_counted_as_held() -> None:
+    plant = Plant()
+    first, second = plant.started(), plant.worker(1)
+    turn(first)
+    assert set(first.tasks.positions) == {A0, A1}
+    second.session.start()
+    second.consumer.subscribe(["a"], second._on_assigned, second._on_revoked)
+    third = plant.log.consumer("g.p", "g.p.2")
+    third.subscribe(["a"], lambda _: None, lambda: None)
+    turn(first)  # the new generation waits for the second
+    assert (first.tasks.positions, first._assigned) == ({}, set())
+
+
 def test_worker_without_a_partition_waits(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     plant = Plant(partitions=1)
@@ -783,6 +827,19 @@ def test_exactly_once_alts_rewinds_to_its_choices_after_a_failure_in_the_same_pr
     by_topic(worker, "b", "a")
     plant.run(worker, hook=lambda number: by_topic(worker, "a", "b") if worker.counters.aborts else None)
     assert (calls, plant.out()) == ([b"b0", b"a0"] * 2, ["b0", "a0"])
+
+
+def test_alts_choices_are_committed_before_the_function_is_called() -> None:
+    journaled: list[int] = []
+
+    def function(value: bytes) -> bytes:
+        journaled.append(len(plant.log.records(plant.journal or "")))
+        return value
+
+    plant = Plant("alts", function, partitions=1)
+    plant.feed("a", "a0", "a1")
+    plant.run(hook=lambda number: plant.feed("b", "b0") if number == 3 else None)
+    assert journaled == [1, 1, 2]
 
 
 def test_alts_journal_holds_the_choices_of_every_intake() -> None:

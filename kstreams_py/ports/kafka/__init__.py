@@ -1,0 +1,216 @@
+"""Kafka through confluent-kafka: the Log on a real cluster; client errors become the LogErrors of errors.py."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import admin as ck_admin
+
+from kstreams_py.config import Settings
+from kstreams_py.delivery import Durability, Promise, TopicInfo
+from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError
+from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.errors import REFUSED, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.record import Message, Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class KafkaLog:
+    """delivery.Log on a real cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._limit = settings.request_timeout_ms / 1000
+        self._common = {
+            "bootstrap.servers": settings.bootstrap_servers,
+            "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
+            "log_level": 6,
+            "log.connection.close": True,
+            **settings.kafka,
+        }
+        self._client_log = ClientLog("admin")
+        self._admin_client: ck_admin.AdminClient | None = None
+        self._reader: ck.Consumer | None = None
+
+    def consumer(self, group: str, seat: str) -> KafkaConsumer:
+        return KafkaConsumer(
+            {
+                # measured: the client's default back-off of 1 s throttles a reader sevenfold
+                "fetch.queue.backoff.ms": 5,
+                "fetch.message.max.bytes": 4 << 20,
+                "queued.min.messages": 500_000,
+                "queued.max.messages.kbytes": 64 << 10,
+                "heartbeat.interval.ms": min(3_000, self._settings.session_timeout_ms // 3),
+                **self._of_consumers(),
+                "group.id": group,
+                "group.instance.id": seat,
+                "session.timeout.ms": self._settings.session_timeout_ms,
+                "partition.assignment.strategy": "range",
+            },
+            self._limit,
+            self._settings.auto_offset_reset,
+        )
+
+    def _of_consumers(self) -> dict[str, Any]:
+        return {
+            **self._common,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+        }
+
+    def producer(self, promise: Promise, durability: Durability, transactional_id: str) -> KafkaProducer:
+        settings: dict[str, Any] = {
+            "linger.ms": 20,
+            # topics are checked at the start: one that is gone must fail its transaction before the call times out
+            "topic.metadata.propagation.max.ms": 3_000,
+            "queue.buffering.max.messages": 500_000,
+            "queue.buffering.max.kbytes": 256 << 10,
+            **self._common,
+            "client.id": transactional_id,
+            "partitioner": "murmur2_random",
+            "delivery.report.only.error": True,
+            "acks": durability.acks,
+            "enable.idempotence": promise.retries and durability is Durability.COMMITTED,
+        }
+        if promise.transactional:
+            settings["transactional.id"] = transactional_id
+            settings["transaction.timeout.ms"] = self._settings.transaction_timeout_ms
+        if not promise.retries:
+            settings["retries"] = 0
+        return KafkaProducer(settings, self._limit)
+
+    @property
+    def _admin(self) -> ck_admin.AdminClient:
+        if self._admin_client is None:
+            configuration = {**self._common, "error_cb": self._client_log.on_error}
+            self._admin_client = made(ck_admin.AdminClient, configuration, self._client_log)
+        return self._admin_client
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        if not names:
+            return {}
+        found: dict[str, TopicInfo] = {}
+        described = self._admin.describe_topics(ck.TopicCollection(sorted(names)), request_timeout=self._limit)
+        existing = {}
+        for name, future in described.items():
+            try:
+                existing[name] = future.result()
+            except ck.KafkaException as error:
+                if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
+                    raise self._unavailable(error.args[0]) from None
+        if not existing:
+            return {}
+        resources = [ck_admin.ConfigResource(ck_admin.ResourceType.TOPIC, name) for name in existing]
+        for resource, future in self._admin.describe_configs(resources, request_timeout=self._limit).items():
+            topic = existing[resource.name]
+            found[resource.name] = TopicInfo(
+                name=resource.name,
+                topic_id=str(topic.topic_id),
+                partitions=len(topic.partitions),
+                replication=len(topic.partitions[0].replicas),
+                settings={name: entry.value for name, entry in self._result(future).items()},
+            )
+        return found
+
+    def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
+        wanted = [
+            ck_admin.NewTopic(name, partitions, replication, config=dict(settings))
+            for name, partitions, replication, settings in topics
+        ]
+        if not wanted:
+            return
+        for name, future in self._admin.create_topics(wanted, request_timeout=self._limit).items():
+            try:
+                future.result()
+            except ck.KafkaException as error:
+                code = error.args[0].code()
+                if code in UNREACHABLE or code in REFUSED:
+                    raise self._unavailable(error.args[0]) from None
+                if code != E.TOPIC_ALREADY_EXISTS:
+                    raise TopicError(f"topic {name!r} cannot be created: {error.args[0].str()}") from None
+        names, deadline = {topic.topic for topic in wanted}, time.monotonic() + self._limit
+        while len(self.topics(names)) < len(names):  # the brokers learn of them one after the other
+            if time.monotonic() > deadline:
+                raise TopicError(
+                    f"topics {', '.join(sorted(names))} were created and cannot be seen: see the broker's log"
+                )
+            time.sleep(0.02)
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        if not partitions:
+            return {}
+        futures = self._admin.list_offsets(
+            {ck.TopicPartition(*tp): ck_admin.OffsetSpec.latest() for tp in partitions},
+            isolation_level=ck.IsolationLevel.READ_COMMITTED,
+            request_timeout=self._limit,
+        )
+        return {TopicPartition(p.topic, p.partition): self._result(future).offset for p, future in futures.items()}
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        if self._reader is None:
+            self._reader = ck.Consumer(
+                {**self._of_consumers(), "group.id": "unused"}, logger=ClientLog("reader").logger
+            )
+        low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+        window = 4  # a record and its marker are the usual tail
+        while True:
+            start = max(low, stable - window)
+            last = self._last_between(partition, start, stable)
+            if last is not None or start == low:
+                return last
+            window *= 8
+
+    def _last_between(self, partition: TopicPartition, start: int, stable: int) -> Message | None:
+        assert self._reader is not None
+        last: Message | None = None
+        if start >= stable:
+            return None
+        self._reader.assign([ck.TopicPartition(*partition, start)])
+        deadline = time.monotonic() + self._limit
+        try:
+            while time.monotonic() < deadline:
+                for m in self._reader.consume(1000, 0.05):
+                    if m.error() is None:
+                        last = m  # type: ignore[assignment]
+                    elif m.error().code() == E._PARTITION_EOF:  # type: ignore[union-attr]
+                        return last
+                if last is not None and last.offset() + 1 >= stable:
+                    return last
+        finally:
+            self._reader.unassign()
+        raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
+
+    def truncate(self, partition: TopicPartition, before: int) -> None:
+        for future in self._admin.delete_records([ck.TopicPartition(*partition, before)]).values():
+            self._result(future)
+
+    def _result(self, future: Any) -> Any:
+        try:
+            return future.result(self._limit)
+        except ck.KafkaException as error:
+            raise self._unavailable(error.args[0]) from None
+
+    def _unavailable(self, error: ck.KafkaError) -> Exception:
+        """A failed admin call, as the message a person needs."""
+        self._admin.poll(0)
+        cause = self._client_log.error
+        address = self._settings.bootstrap_servers
+        if cause is not None and cause.code() in REFUSED:
+            return BrokerUnavailable(
+                f"the broker at {address} refuses the credentials ({cause.str()}): correct security.protocol, sasl.* "
+                "or ssl.* under [kafka] or in KSTREAMS_KAFKA__*"
+            )
+        if error.code() in UNREACHABLE:
+            return BrokerUnavailable(
+                f"no Kafka broker answers at {address}: start one (`kstreams broker start`) or correct "
+                "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
+            )
+        return log_error(error, f"asking the broker at {address}")

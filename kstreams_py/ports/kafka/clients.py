@@ -1,0 +1,282 @@
+"""The clients of confluent-kafka as delivery.Producer and delivery.Consumer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py import delivery
+from kstreams_py.errors import (
+    Abortable,
+    BrokerUnavailable,
+    Fenced,
+    InputLost,
+    LogError,
+    OutcomeUnknown,
+    RecordTooLarge,
+    Replaced,
+    Retriable,
+    TopicError,
+)
+from kstreams_py.ports.kafka.errors import FENCED, REFUSED, SEAT_LOST, TOO_LARGE, ClientLog, E, log_error, made
+from kstreams_py.record import Message, Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
+ABORT_FLUSH_SECONDS: Final = 5.0
+"""How long an abort waits for what is on its way; a new producer does without."""
+
+
+class KafkaProducer:
+    """delivery.Producer on a real cluster."""
+
+    def __init__(self, settings: Mapping[str, Any], limit: float) -> None:
+        self._log = ClientLog("producer")
+        self._failed: list[tuple[ck.KafkaError, str]] = []
+        self._limit = limit
+        configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
+        self._producer = made(ck.Producer, configuration, self._log)
+
+    def _delivered(self, error: ck.KafkaError | None, message: Any) -> None:
+        if error is not None and len(self._failed) < 100:
+            self._failed.append((error, message.topic()))
+
+    @property
+    def tainted(self) -> bool:
+        try:
+            self._poll(0)  # serves the log
+        except LogError:
+            return True
+        return self._log.tainted
+
+    def write(self, outputs: Sequence[delivery.Output]) -> None:
+        produce: Callable[..., None] = self._producer.produce
+        done = 0
+        deadline = time.monotonic() + self._limit
+        while True:
+            try:
+                for output in outputs if not done else outputs[done:]:
+                    produce(*output)
+                    done += 1
+                return
+            except BufferError:
+                self._poll(0.02)
+                if time.monotonic() > deadline:
+                    raise Abortable(f"the producer's queue stayed full for {self._limit:g} s") from None
+            except ck.KafkaException as error:
+                raise self._refused(error.args[0], outputs[done]) from None
+
+    @staticmethod
+    def _refused(error: ck.KafkaError, output: delivery.Output) -> Exception:
+        if error.code() in TOO_LARGE:
+            return too_large(output[0], len(output[1] or b""))
+        return log_error(error, f"writing to {output[0]}")
+
+    def init_transactions(self) -> None:
+        self._call(self._producer.init_transactions, "starting the producer")
+
+    def begin_transaction(self) -> None:
+        self._failed.clear()
+        try:
+            self._producer.begin_transaction()
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], "beginning a transaction") from None
+
+    def send_offsets(self, positions: Positions, consumer: delivery.Consumer) -> None:
+        assert isinstance(consumer, KafkaConsumer)
+        metadata = consumer.group_metadata()
+        self._call(
+            lambda limit: self._producer.send_offsets_to_transaction(_partitions(positions), metadata, limit),
+            "adding positions to the transaction",
+        )
+
+    def commit_transaction(self) -> None:
+        try:
+            self._call(self._producer.commit_transaction, "committing the transaction")
+        except Retriable as error:
+            raise OutcomeUnknown(str(error)) from None
+
+    def abort_transaction(self) -> None:
+        # librdkafka #4849: an abort must not race what is on its way, and what is purged in flight leaves a gap in the
+        # sequence numbers, at which the next transaction of the same epoch would fail
+        left = self._producer.flush(min(self._limit, ABORT_FLUSH_SECONDS))
+        self._failed.clear()
+        if left:
+            raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
+        try:
+            self._call(self._producer.abort_transaction, "aborting the transaction")
+        except (Retriable, Abortable) as error:
+            raise OutcomeUnknown(str(error)) from None
+
+    def flush(self) -> None:
+        left = self._producer.flush(self._limit)
+        failed = self._raise_mistakes()
+        if failed:
+            raise Abortable(f"writing to {failed[0][1]}: {failed[0][0].str()}")
+        if left:
+            raise Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
+
+    def _raise_mistakes(self) -> list[tuple[ck.KafkaError, str]]:
+        """The deliveries that failed since the last call. Raises what a new attempt cannot mend, if there is one."""
+        failed, self._failed = self._failed, []
+        for error, topic in failed:
+            if error.code() in TOO_LARGE:
+                raise too_large(topic)
+            if error.code() == E.UNKNOWN_TOPIC_OR_PART:
+                raise TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
+        return failed
+
+    def drop(self) -> None:
+        self._producer.purge(blocking=False)
+        del self._producer
+
+    def _poll(self, timeout: float) -> None:
+        """Serves log and reports; where the client has failed for good, it raises here, whatever is asked of it."""
+        try:
+            self._producer.poll(timeout)
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], "serving the producer") from None
+
+    def _call(self, call: Callable[[float], object], doing: str) -> None:
+        try:
+            call(self._limit)
+        except ck.KafkaException as error:
+            leaf = log_error(error.args[0], doing)
+            if not isinstance(leaf, Fenced):
+                self._poll(0)  # serves the reports of deliveries that failed
+                self._raise_mistakes()
+            raise leaf from None
+
+
+def too_large(topic: str, size: int = 0) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"a record for topic {topic!r} {f'({size} bytes) ' if size else ''}is larger than it takes: raise the topic's "
+        "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record (or KSTREAMS_KAFKA__BATCH_SIZE) "
+        "smaller"
+    )
+
+
+def _partitions(positions: Positions) -> list[ck.TopicPartition]:
+    return [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in positions.items()]
+
+
+class KafkaConsumer:
+    """delivery.Consumer on a real cluster: a static member of a classic group."""
+
+    def __init__(self, settings: Mapping[str, Any], limit: float, start: str) -> None:
+        self.ends: Positions = {}
+        self._log = ClientLog("consumer")
+        self._limit = limit
+        self._start = start
+        self._seat = settings["group.instance.id"]
+        self._assigned: set[TopicPartition] = set()
+        self._paused: frozenset[TopicPartition] = frozenset()
+        self._consumer = made(ck.Consumer, {**settings, "error_cb": self._log.on_error}, self._log)
+
+    def subscribe(
+        self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
+    ) -> None:
+        def on_assign(_: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            assigned({TopicPartition(p.topic, p.partition) for p in partitions})
+
+        def on_revoke(_: ck.Consumer, __: list[ck.TopicPartition]) -> None:
+            self._assigned = set()
+            revoked()
+
+        self._consumer.subscribe(list(topics), on_assign=on_assign, on_revoke=on_revoke, on_lost=on_revoke)
+
+    def assign(self, positions: Positions) -> None:
+        self._assigned = set(positions)
+        self._paused = frozenset()
+        self.ends.clear()
+        self._consumer.assign(_partitions(positions))
+
+    def consume(self, limit: int, timeout: float) -> Sequence[Message]:
+        try:
+            found = self._consumer.consume(1, timeout) if timeout else []
+            if (found or not timeout) and len(found) < limit:
+                found += self._consumer.consume(limit - len(found), 0)
+        except ck.KafkaException as error:
+            raise self._log_error(error.args[0], "reading") from None
+        if (seen := self._log.error) is not None:
+            self._raise_if_serious(seen)
+            self._log.error = None
+        messages: list[Any] = [m for m in found if m.error() is None]
+        if len(messages) < len(found):
+            for m in found:
+                if m.error() is not None:
+                    self._event(m)
+        return messages
+
+    def _event(self, m: Any) -> None:
+        error: ck.KafkaError = m.error()
+        if error.code() == E._PARTITION_EOF:
+            self.ends[TopicPartition(m.topic(), m.partition())] = m.offset()
+        elif error.code() in (E._AUTO_OFFSET_RESET, E.OFFSET_OUT_OF_RANGE):
+            raise InputLost(
+                f"{m.topic()}[{m.partition()}]: the records at the committed position were deleted before they were "
+                f"read ({error.str()}): set the group's position on purpose (kafka-consumer-groups --reset-offsets)"
+            )
+        elif error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_PARTITION, E._UNKNOWN_TOPIC):
+            raise TopicError(f"topic {m.topic()!r} does not exist (any more): run `kstreams topics create`")
+        else:
+            self._raise_if_serious(error)
+
+    def _raise_if_serious(self, error: ck.KafkaError) -> None:
+        if error.code() in REFUSED:
+            raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}")
+        if error.fatal() or error.code() in FENCED | {E._FATAL}:
+            raise self._log_error(error, "reading")
+        logger.info("reading: %s (%s); the client retries", error.str(), error.name())
+
+    def committed(self, partitions: Collection[TopicPartition]) -> Positions:
+        try:
+            found = self._consumer.committed([ck.TopicPartition(*tp) for tp in partitions], self._limit)
+            for p in found:
+                if p.error is not None:
+                    raise self._log_error(p.error, f"reading the committed position of {p.topic}[{p.partition}]")
+            positions = {TopicPartition(p.topic, p.partition): p.offset for p in found}
+            starts: Positions = {}
+            for tp in [tp for tp, offset in positions.items() if offset < 0]:
+                low, stable = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), self._limit)
+                starts[tp] = low if self._start == "earliest" else stable
+        except ck.KafkaException as error:
+            raise self._log_error(error.args[0], "reading committed positions") from None
+        if starts and self._start == "latest":
+            self.commit(starts)  # or a crash before the first commit would skip what came meanwhile
+        return positions | starts
+
+    def commit(self, positions: Positions) -> None:
+        try:
+            for p in self._consumer.commit(offsets=_partitions(positions), asynchronous=False) or []:
+                if p.error is not None:
+                    raise self._log_error(p.error, f"committing the position of {p.topic}[{p.partition}]")
+        except ck.KafkaException as error:
+            raise self._log_error(error.args[0], "committing positions") from None
+
+    def hold_seat(self) -> None:
+        if self._assigned:
+            self.commit(self.committed(self._assigned))
+
+    def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
+        """As for a producer, but that the group's word on a seat is final."""
+        self._consumer.consume(1, 0)  # serves the log: after a fatal error, only there is its reason told again
+        if error.code() == E.FENCED_INSTANCE_ID or SEAT_LOST in error.str() or self._log.fenced:
+            return Replaced(f"another worker has taken the slot of {self._seat} over; this one ends")
+        return log_error(error, doing)
+
+    def group_metadata(self) -> object:
+        return self._consumer.consumer_group_metadata()
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        wanted = frozenset(partitions)
+        if wanted != self._paused:
+            self._consumer.pause([ck.TopicPartition(*tp) for tp in wanted - self._paused])
+            self._consumer.resume([ck.TopicPartition(*tp) for tp in self._paused - wanted])
+            self._paused = wanted
+
+    def close(self) -> None:
+        del self._consumer  # its close() calls back, and deadlocks in the middle of a rebalance; this does neither

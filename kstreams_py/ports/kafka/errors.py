@@ -1,0 +1,104 @@
+"""What a client says of a failure, as the LogErrors of errors.py; and its log, which says the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import (
+    Abortable,
+    Fatal,
+    Fenced,
+    LogError,
+    OutcomeUnknown,
+    Retriable,
+    SettingsError,
+)
+
+logger = logging.getLogger(__name__)
+C = TypeVar("C")
+E = ck.KafkaError  # codes that begin with an underscore are the client's own
+
+FENCED: Final = {
+    E._FENCED,
+    E.FENCED_INSTANCE_ID,
+    E.PRODUCER_FENCED,
+    E.INVALID_PRODUCER_EPOCH,
+}
+_SPENT: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE, E.INVALID_TXN_STATE}
+"""The broker has forgotten this producer (idle beyond transactional.id.expiration.ms), or the client its state."""
+
+_REBALANCED: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS}
+
+UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
+_PASSING: Final = {
+    E._TIMED_OUT_QUEUE,
+    E._WAIT_COORD,
+    E.COORDINATOR_LOAD_IN_PROGRESS,
+    E.COORDINATOR_NOT_AVAILABLE,
+    E.NOT_COORDINATOR,
+    E.CONCURRENT_TRANSACTIONS,
+    E.UNSTABLE_OFFSET_COMMIT,
+    E.REQUEST_TIMED_OUT,
+    E.NETWORK_EXCEPTION,
+    E.LEADER_NOT_AVAILABLE,
+    E.NOT_LEADER_FOR_PARTITION,
+}
+REFUSED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
+
+SEAT_LOST: Final = "fenced by other consumer"
+"""The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
+
+TOO_LARGE: Final = {E.MSG_SIZE_TOO_LARGE, E.INVALID_MSG_SIZE, E.RECORD_LIST_TOO_LARGE}
+
+
+def log_error(error: ck.KafkaError, doing: str) -> LogError:
+    """The leaf of LogError that says what a failed call's caller must do next."""
+    text = f"{doing}: {error.str()} ({error.name()})"
+    if error.code() in FENCED:
+        return Fenced(text)
+    if error.code() in _SPENT:
+        return OutcomeUnknown(text)
+    if error.fatal():
+        return Fatal(text)
+    if error.txn_requires_abort() or error.code() in _REBALANCED:
+        return Abortable(text)
+    if error.retriable() or error.code() in UNREACHABLE | _PASSING:
+        return Retriable(text)
+    return Fatal(text)
+
+
+class ClientLog(logging.Handler):
+    """A client's log and errors, watched for what its calls do not say."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.DEBUG)
+        self.tainted = False
+        self.fenced = False
+        self.error: ck.KafkaError | None = None
+        self.logger = logging.Logger(name, logging.DEBUG)
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "REQTMOUT" in text or ("FAIL" in text and "in state UP" in text):
+            self.tainted = True
+        if SEAT_LOST in text:
+            self.fenced = True
+        logger.debug("%s", text)
+
+    def on_error(self, error: ck.KafkaError) -> None:
+        if self.error is None or not (self.error.fatal() or self.error.code() == E._FATAL):
+            self.error = error
+
+
+def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:
+    """A client of these settings. Raises SettingsError for those that librdkafka refuses, without their values."""
+    try:
+        return client(settings, logger=log.logger)  # type: ignore[call-arg]
+    except ck.KafkaException as error:
+        why = error.args[0].str()
+        raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {why}") from None
