@@ -38,6 +38,8 @@ app.add_typer(topics_app, name="topics")
 app.add_typer(broker_app, name="broker")
 app.add_typer(demo_app, name="demo")
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 Target = Annotated[str, typer.Argument(help="module:graph, or path/to/file.py:graph")]
 Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", "-b", help="host:port,... of the cluster")]
 Config = Annotated[
@@ -47,8 +49,8 @@ Config = Annotated[
 
 def main() -> None:
     """Runs the command; a KStreamsError becomes one message and its exit status."""
-    _log_to_stderr()
     try:
+        _log_to_stderr()
         app()
     except KStreamsError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
@@ -68,6 +70,8 @@ def _exit(status: int) -> None:
 
 def _log_to_stderr() -> None:
     level = os.environ.get("KSTREAMS_LOG_LEVEL", "INFO").upper()
+    if level not in LEVELS:
+        raise SettingsError(f"KSTREAMS_LOG_LEVEL={level} is no level: use {', '.join(LEVELS)}")
     if sys.stderr.isatty():
         handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False)
         logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
@@ -80,8 +84,8 @@ def slots_of(text: str) -> list[int]:
     found: list[int] = []
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            found += range(int(first), int(last if dash else first) + 1)
     except ValueError:
         found = []
     if not found or len(set(found)) < len(found):

@@ -43,6 +43,8 @@ OWNED: Final[Mapping[str, str]] = {
     "enable.partition.eof": "the ends of partitions are found by it",
     "partitioner": "keys must land where Java's clients put them",
     "delivery.report.only.error": "failed deliveries are counted by it",
+    "client.id": "it is the transactional id, so that the broker's log names graph, processor and slot",
+    "log.connection.close": "lost connections are seen in the client's log",
     "log.level": "time-outs of transactional requests are seen in the client's log",
     "log.queue": "time-outs of transactional requests are seen in the client's log",
 }
@@ -129,7 +131,9 @@ class Settings(BaseSettings):
     )  # fmt: skip
 
     bootstrap_servers: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9092"
-    schema_registry_url: Annotated[SecretUrl, BeforeValidator(SecretUrl)] | None = None
+    schema_registry_url: (
+        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact_url, return_type=str)] | None
+    ) = None
     schema_directory: Path = user_data_path("kstreams_py") / "schemas"
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     commit_interval_ms: Milliseconds = 100

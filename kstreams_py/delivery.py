@@ -224,8 +224,13 @@ class Log(Protocol):
 
     def consumer(self, group: str, seat: str) -> Consumer: ...
 
-    def producer(self, promise: Promise, durability: Durability, transactional_id: str) -> Producer:
-        """`transactional_id` names the producer; it is used as such where the promise is transactional."""
+    def producer(
+        self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None
+    ) -> Producer:
+        """`transactional_id` names the producer; it is used as such where the promise is transactional.
+
+        No batch of records is larger than `batch_bytes`, unless one record is.
+        """
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         """Those of the topics that exist."""

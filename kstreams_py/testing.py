@@ -62,7 +62,13 @@ class MemoryLog:
     def consumer(self, group: str, seat: str) -> MemoryConsumer:
         return MemoryConsumer(self._network, group, seat)
 
-    def producer(self, promise: Promise, durability: Durability, transactional_id: str) -> MemoryProducer:
+    def producer(
+        self,
+        promise: Promise,
+        durability: Durability,
+        transactional_id: str,
+        batch_bytes: int | None = None,  # noqa: ARG002, records travel one by one here
+    ) -> MemoryProducer:
         return MemoryProducer(self._network, promise, durability, transactional_id)
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:

@@ -70,7 +70,10 @@ class Slot:
         try:
             worker.run()
         except BaseException as error:
-            logger.error("%s: %s: %s", worker.processor.id, type(error).__name__, error)
+            if self._failures:  # the first is raised by `run`, and told by whoever called that
+                logger.error("%s: %s: %s", worker.processor.id, type(error).__name__, error)
+            else:
+                logger.info("%s: ended by %s", worker.processor.id, type(error).__name__)
             self._failures.append(error)
         self._stopping.set()
 

@@ -110,9 +110,10 @@ class Supervisor:
             undone = self._end()
             self._listen(0)
             show(self._reports())
-        if undone and not self._kill:
-            slots = ", ".join(map(str, undone))
-            raise WorkersFailed(f"slot {slots} did not drain: what was not committed is done again at the next start")
+        if undone:
+            slots, why = ", ".join(map(str, undone)), "was ended at once" if self._kill else "did not drain"
+            status = 130 if self._kill else max(1, *undone.values())  # 130: as a shell has it for Ctrl-C
+            raise WorkersFailed(f"slot {slots} {why}: what was not committed is done again at the next start", status)
 
     def _keep(self, child: _Child) -> None:
         process = child.process
@@ -193,8 +194,8 @@ class Supervisor:
     def _reports(self) -> list[Report]:
         return [report for child in self._children.values() for report in child.reports.values()]
 
-    def _end(self) -> list[int]:
-        """SIGTERM to all, a bound for draining, then SIGKILL; the slots that did not drain."""
+    def _end(self) -> dict[int, int]:
+        """SIGTERM to all, a bound for draining, then SIGKILL; the exit status of each slot that did not drain."""
         running = {slot: child.process for slot, child in self._children.items() if child.process is not None}
         for process in running.values():
             process.terminate()
@@ -209,7 +210,7 @@ class Supervisor:
             process.wait()
         for child in self._children.values():
             self._forget(child)
-        return [slot for slot, process in running.items() if process.returncode]
+        return {slot: process.returncode for slot, process in running.items() if process.returncode}
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:
@@ -239,7 +240,7 @@ def load(target: str) -> Graph:
         module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except KStreamsError as error:
         raise type(error)(f"{place}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = [
             f
             for f in traceback.extract_tb(error.__traceback__)[1:]

@@ -99,7 +99,8 @@ class Session:
         around: Surroundings,
         *,
         transactional_id: str,
-        journal: str | None,
+        journal: str | None = None,
+        batch_bytes: int | None = None,
         counters: Counters,
     ) -> None:
         self.promise = PROMISES[processor.guarantee]
@@ -109,6 +110,7 @@ class Session:
         self._consumer = consumer
         self._processor = processor
         self._id = transactional_id
+        self._batch_bytes = batch_bytes
         self._settings = around.settings
         self._counters = counters
         self._clock = around.clock
@@ -283,7 +285,8 @@ class Session:
                 self._sleep(min(0.1 * 2**self._renewals, 5.0))
             self._renewals += 1
             try:
-                self._producer = self._log.producer(self.promise, self._processor.durability, self._id)
+                durability = self._processor.durability
+                self._producer = self._log.producer(self.promise, durability, self._id, self._batch_bytes)
                 if self.promise.transactional:
                     self._retrying(self._producer.init_transactions)
             except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:

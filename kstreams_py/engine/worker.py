@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from threading import Event
 from typing import Final
 
+from kstreams_py.delivery import TopicInfo
 from kstreams_py.engine.transaction import Session, Surroundings
 from kstreams_py.errors import LogError, Stop
 from kstreams_py.metrics import Counters
@@ -14,6 +16,8 @@ from kstreams_py.task import Tasks
 from kstreams_py.topology import Graph, Processor
 
 logger = logging.getLogger(__name__)
+
+BATCH_OVERHEAD: Final = 200
 
 IDLE_WAIT: Final = 0.25
 """Seconds that an idle worker waits for a record before it looks whether it should stop."""
@@ -28,7 +32,9 @@ class Worker:
 
     def __init__(self, graph: Graph, processor: Processor, slot: int, around: Surroundings, stopping: Event) -> None:
         name = f"{graph.name}.{processor.id}"
-        topics = around.log.topics([topic.name for topic in processor.inputs])
+        letters = graph.topics[processor.errors] if processor.errors else None
+        written = [*processor.outputs, letters] if letters else processor.outputs
+        topics = around.log.topics([topic.name for topic in (*processor.inputs, *written)])
         self.processor = processor
         self.counters = Counters()
         self.consumer = around.log.consumer(name, f"{name}.{slot}")
@@ -37,7 +43,7 @@ class Worker:
             name=name,
             registry=around.registry,
             topic_ids={topic: info.topic_id for topic, info in topics.items()},
-            dead_letters=graph.topics[processor.errors] if processor.errors else None,
+            dead_letters=letters,
         )
         self.session = Session(
             processor,
@@ -45,6 +51,7 @@ class Worker:
             around,
             transactional_id=f"{name}.{slot}",
             journal=graph.journal(processor),
+            batch_bytes=_batch_bytes(topics[topic.name] for topic in written if topic.name in topics),
             counters=self.counters,
         )
         self.pace = Pace(whole_fetches=self.session.promise.saves_first or self.session.journal is not None)
@@ -125,6 +132,12 @@ class Worker:
         self._assigned = set()
         self.tasks.clear()
         self.session.doom()
+
+
+def _batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
+    """What a batch may have so that each topic takes it, less Kafka's own bytes in it; None if none has a limit."""
+    limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
+    return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
 
 
 class Pace:

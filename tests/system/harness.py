@@ -60,10 +60,8 @@ class Cluster:
         headers: Any = None,
         timestamp: int = 0,
     ) -> None:
-        """Plain writes, in order, each topic-partition one idempotent producer."""
-        producer = ck.Producer(
-            {"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5}
-        )
+        """Plain writes, in order. Not idempotent: a producer id is half a second's wait, one request at a time none."""
+        producer = ck.Producer({"bootstrap.servers": self.bootstrap_servers, "acks": "all", "max.in.flight": 1})
         place = {} if partition is None else {"partition": partition}
         for i, value in enumerate(values):
             key = keys[i] if keys is not None else None
@@ -95,17 +93,19 @@ class Cluster:
                 "isolation.level": isolation,
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
             }
         )
         found: list[Any] = []
         try:
             partitions = self.partitions(topic)
-            consumer.assign([ck.TopicPartition(topic, p, ck.OFFSET_BEGINNING) for p in partitions])
+            starts = [consumer.get_watermark_offsets(ck.TopicPartition(topic, p), 10)[0] for p in partitions]
+            consumer.assign([ck.TopicPartition(topic, p, low) for p, low in zip(partitions, starts, strict=True)])
             left = set(partitions)
             deadline = time.monotonic() + 30
             while left:
                 assert time.monotonic() < deadline, f"{topic} could not be read to its end"
-                for m in consumer.consume(10_000, 0.1):
+                for m in consumer.consume(10_000, 0.02):
                     if m.error() is None:
                         found.append(m)
                     elif m.error().code() == ck.KafkaError._PARTITION_EOF:

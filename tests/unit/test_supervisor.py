@@ -277,7 +277,9 @@ def test_second_stop_kills_at_once(
     script = "report(0, 0); drained(); os.kill(os.getppid(), signal.SIGUSR1)\nwhile True: drained()"
     workers = Workers(tmp_path, script, drain_seconds=3_600.0)
     on_signal(workers.supervisor.stop)
-    workers.run()
+    with pytest.raises(WorkersFailed, match="slot 0 was ended at once: ") as caught:
+        workers.run()
+    assert caught.value.exit_status == 130
     assert gone(workers.pids[0])
     assert f"slot 0 (process {workers.pids[0]}) was asked to end at once: killing it" in caplog.text
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kstreams_py.delivery import Choices, Output, hash_prefix, joined_hash, pack_offset
-from kstreams_py.errors import DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
+from kstreams_py.errors import Abortable, DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
 from kstreams_py.record import Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Json, String, bind
 from kstreams_py.task import BUFFER_LIMIT, Intake, Plan, Tasks
@@ -578,8 +578,68 @@ def test_result_that_does_not_encode_is_a_dead_letter() -> None:
 
 
 @pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (Out(b"w", key=3), "TypeError: 3 (int) is not bytes"),
+        (Out(b"w", headers=[("h", "text")]), "TypeError: header ('h', 'text') is not a name and bytes"),
+        (Out(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
+        (Out(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),
+        (Out(b"w", headers=None), "TypeError: 'NoneType' object is not iterable"),
+        (Out(b"w", timestamp=-1), "ValueError: timestamp -1 is not a whole number of milliseconds since 1970"),
+        (Out(b"w", timestamp=1 << 63), f"ValueError: timestamp {1 << 63} is not a whole number"),
+        (Out(b"w", timestamp=1.5), "ValueError: timestamp 1.5 is not a whole number"),
+    ],
+)
+def test_out_that_no_record_can_have_is_a_dead_letter(out: Out, message: str) -> None:
+    plan = plan_of(Bench(errors="dead").map(lambda value: out), Read("a", 0))
+    assert ([o[0] for o in plan.outputs], plan.positions) == (["dead"], {A0: 1})
+    assert str(plan.failures[0]).startswith(message)
+
+
+class Shouting:
+    """A user's own serde; `result` is what it makes of a value."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+
+    def serialize(self, value: Any, /) -> Any:
+        return value.encode() if self.result is None else self.result(value)
+
+    def deserialize(self, data: bytes, /) -> str:
+        return data.decode().upper()
+
+
+@pytest.mark.parametrize(
+    ("serde", "made"),
+    [(Shouting(), b"LOW"), (Shouting(lambda value: None if value else b""), None), (Shouting(str), "a dead letter")],
+)
+def test_serde_of_the_user_makes_bytes_or_none_or_a_dead_letter(serde: Shouting, made: Any) -> None:
+    graph = Graph("g", errors="dead")
+    graph.map(graph.topic("a", value=serde), to=graph.topic("x", value=serde), id="p")(same)
+    tasks = Tasks(graph.processors[0], name="g.p", registry=MemoryRegistry(), topic_ids={"a": "id-a"},
+                  dead_letters=graph.topics["dead"])  # fmt: skip
+    tasks.assign({A0: 0}, {})
+    m = Read("a", 0, b"low")
+    plan = plan_of(tasks, m)
+    if made == "a dead letter":
+        assert ([o[0] for o in plan.outputs], [str(failure.error) for failure in plan.failures]) == (
+            ["dead"], ["Shouting.serialize returned a str: return bytes or None"],
+        )  # fmt: skip
+    else:
+        assert plan.outputs == [output("x", made, m)]
+
+
+@pytest.mark.parametrize(
     "error",
-    [Stop("enough"), MemoryError("full"), SchemaError("unfit"), RecordTooLarge("big"), GraphError("no"), KeyError("k")],
+    [
+        Stop("enough"),
+        MemoryError("full"),
+        SchemaError("unfit"),
+        RecordTooLarge("big"),
+        GraphError("no"),
+        KeyError("k"),
+        Abortable("the framework's own"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("kind", ["map", "join"])
@@ -600,6 +660,15 @@ def test_interrupt_ends_the_plan_before_its_step(kind: str, error: Exception) ->
     assert ([o[1] for o in plan.outputs], plan.failures, plan.records) == ([b"1", b"2"], [], 2)
     assert plan.positions == {A0: 2} if kind == "map" else {A0: 2, B0: 2}
     assert tasks.positions == START | plan.positions
+    tried = {A0: 3} if kind == "map" else {A0: 3, B0: 3}
+    assert plan.tried == ({} if isinstance(error, Stop) else tried)
+
+
+@pytest.mark.parametrize(("error", "tried"), [(Stop(), {}), (MemoryError(), {A0: 2})])
+def test_interrupt_of_a_batch_has_tried_all_of_it_unless_it_was_asked_to_stop(
+    error: Exception, tried: Positions
+) -> None:
+    assert plan_of(Bench().map(fail(error), batch=True), *reads("a", b"1", b"2")) == Plan(interrupt=error, tried=tried)
 
 
 def test_interrupt_at_the_first_record_commits_nothing() -> None:

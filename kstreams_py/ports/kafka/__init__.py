@@ -20,6 +20,10 @@ from kstreams_py.record import Message, Positions, TopicPartition
 logger = logging.getLogger(__name__)
 
 
+BATCH_BYTES = 1_000_000
+"""The client's own limit of a batch; a topic with a lower max.message.bytes refuses batches larger than that."""
+
+
 class KafkaLog:
     """delivery.Log on a real cluster."""
 
@@ -66,8 +70,11 @@ class KafkaLog:
             "enable.partition.eof": True,
         }
 
-    def producer(self, promise: Promise, durability: Durability, transactional_id: str) -> KafkaProducer:
+    def producer(
+        self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None
+    ) -> KafkaProducer:
         settings: dict[str, Any] = {
+            "batch.size": min(batch_bytes or BATCH_BYTES, BATCH_BYTES),
             "linger.ms": 20,
             # topics are checked at the start: one that is gone must fail its transaction before the call times out
             "topic.metadata.propagation.max.ms": 3_000,
@@ -210,7 +217,8 @@ class KafkaLog:
             )
         if error.code() in UNREACHABLE:
             return BrokerUnavailable(
-                f"no Kafka broker answers at {address}: start one (`kstreams broker start`) or correct "
-                "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
+                f"no Kafka broker answers at {address}: start one (`kstreams broker start`), correct "
+                "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
+                "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*"
             )
         return log_error(error, f"asking the broker at {address}")

@@ -67,6 +67,9 @@ class KafkaProducer:
                 if time.monotonic() > deadline:
                     raise Abortable(f"the producer's queue stayed full for {self._limit:g} s") from None
             except ck.KafkaException as error:
+                self._poll(0)  # serves the reports: a delivery that failed before may be why
+                if failed := self._raise_mistakes():
+                    raise Abortable(f"writing to {failed[0][1]}: {failed[0][0].str()}") from None
                 raise self._refused(error.args[0], outputs[done]) from None
 
     @staticmethod
