@@ -1,8 +1,9 @@
-"""Bad input through the real command: one message that names the thing and the remedy, an exit status, nothing moved."""
+"""Bad input through the real command: one message with the thing and the remedy, an exit status, nothing moved."""
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sqlite3
 import subprocess
@@ -18,7 +19,7 @@ from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.ports.registry import FileRegistry
 from tests.system.command import Finished, command, contents, kstreams
-from tests.system.harness import Cluster, wait_until
+from tests.system.harness import Cluster
 
 MakeSettings = Callable[..., Settings]
 
@@ -78,6 +79,13 @@ class Place:
             "run", target or f"{self.file}:graph", *options, environment={**self.environment, **changed},
             cwd=self.directory,
         )  # fmt: skip
+
+    def refuses(self, status: int, *words: str) -> None:
+        """One worker and two refuse to start, and nothing has moved."""
+        before = self.contents()
+        for mode in MODES.values():
+            refused(self.run(*mode), status, *words)
+        assert self.contents() == before
 
     def contents(self) -> dict[str, Any]:
         return contents(self.cluster, self.topics)
@@ -245,17 +253,12 @@ MISFITS = {
 }
 
 
-@each_mode
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_topic_with_other_settings_than_declared_is_named(
-    place: Place, mode: tuple[object, ...], misfit: str
-) -> None:
+def test_topic_with_other_settings_than_declared_is_named(place: Place, misfit: str) -> None:
     declared, words = MISFITS[misfit]
     place.create()
     place.write(DECLARED.replace(", partitions=2", ""), declared=declared)
-    before = place.contents()
-    refused(place.run(*mode), MISTAKE, place.target, *words)
-    assert place.contents() == before
+    place.refuses(MISTAKE, place.target, *words)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +270,7 @@ def test_topic_with_other_settings_than_declared_is_named(
     ],
     ids=["value", "name", "replication"],
 )
-def test_topic_that_cannot_be_created_as_declared_is_named(
-    place: Place, declared: str, words: tuple[str, ...]
-) -> None:
+def test_topic_that_cannot_be_created_as_declared_is_named(place: Place, declared: str, words: tuple[str, ...]) -> None:
     place.write(DECLARED, declared=declared)
     done = kstreams("topics", "create", f"{place.file}:graph", environment=place.environment)
     refused(done, MISTAKE, place.target, *words)
@@ -286,20 +287,16 @@ def copy(*values):
 """
 
 
-@each_mode
-def test_join_of_inputs_with_unequal_partitions_is_named(place: Place, mode: tuple[object, ...]) -> None:
+def test_join_of_inputs_with_unequal_partitions_is_named(place: Place) -> None:
     other = f"{place.name}.other"
     place.create(partitions=2)
     place.cluster.create(other, partitions=3)
     place.write(TWO_INPUTS, kind="join")
-    before = place.contents()
-    refused(place.run(*mode), MISTAKE, place.source, other, "2 partitions", "with 3", "same number")
-    assert place.contents() == before
+    place.refuses(MISTAKE, place.source, other, "2 partitions", "with 3", "same number")
 
 
-@each_mode
 @pytest.mark.parametrize("journal", ["compacted", "ageing", "narrow"])
-def test_journal_that_would_lose_choices_is_named(place: Place, mode: tuple[object, ...], journal: str) -> None:
+def test_journal_that_would_lose_choices_is_named(place: Place, journal: str) -> None:
     topic = f"__ks.{place.name}.copy.journal"
     place.create(partitions=2)
     place.cluster.create(f"{place.name}.other", partitions=2)
@@ -307,10 +304,27 @@ def test_journal_that_would_lose_choices_is_named(place: Place, mode: tuple[obje
     changed = {"compacted": {"cleanup_policy": "compact"}, "ageing": {"retention_ms": "1000"}, "narrow": {}}[journal]
     place.cluster.create(topic, partitions=1 if journal == "narrow" else 2, **{**keeps, **changed})
     place.write(TWO_INPUTS, kind="alts")
-    before = place.contents()
     words = {"compacted": "cleanup.policy", "ageing": "retention.ms", "narrow": "1 partitions"}[journal]
-    refused(place.run(*mode), MISTAKE, topic, words, "--alter")
-    assert place.contents() == before
+    place.refuses(MISTAKE, topic, words, "--alter")
+
+
+@pytest.mark.parametrize("gone", ["in", "out"])
+def test_topic_deleted_while_the_worker_runs_is_named_and_nothing_is_half_committed(place: Place, gone: str) -> None:
+    place.create()
+    with command(place.directory, "run", f"{place.file}:graph", "--slot", 0, environment=place.environment) as running:
+        place.cluster.await_committed(f"{place.name}.copy", place.source, {0: 3})
+        topic = f"{place.name}.{gone}"
+        for future in place.cluster.admin.delete_topics([topic]).values():
+            future.result()
+        if gone == "out":
+            place.cluster.write(place.source, [b"3"])
+        assert running.wait() == MISTAKE, running.text
+    told = re.findall("^error: TopicError: (.*)$", running.text, re.MULTILINE)
+    assert [topic in line and "kstreams topics create" in line for line in told] == [True], running.text
+    if gone == "out":
+        assert place.cluster.committed(f"{place.name}.copy", place.source) == {0: 3}
+    else:
+        assert place.cluster.values(place.target) == [b"0", b"1", b"2"]
 
 
 # The graph.
@@ -368,7 +382,6 @@ def copy(value):
 """
 
 
-@each_mode
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -379,17 +392,13 @@ def copy(value):
     ],
     ids=["missing", "no JSON", "no Avro", "unknown type"],
 )
-def test_schema_file_that_does_not_parse_is_named(
-    place: Place, mode: tuple[object, ...], content: str | None, words: tuple[str, ...]
-) -> None:
+def test_schema_file_that_does_not_parse_is_named(place: Place, content: str | None, words: tuple[str, ...]) -> None:
     file = place.directory / "value.avsc"
     if content is not None:
         file.write_text(content)
     place.create()
     place.write(SCHEMA_GRAPH, value=repr(str(file)), result="None")
-    before = place.contents()
-    refused(place.run(*mode), MISTAKE, str(file), *words)
-    assert place.contents() == before
+    place.refuses(MISTAKE, str(file), *words)
 
 
 NUMBER = {"type": "record", "name": "V", "fields": [{"name": "n", "type": "int"}]}
@@ -418,6 +427,16 @@ def test_mistake_found_while_running_is_told_once(place: Place, mode: tuple[obje
     assert done.err.count("larger than it takes") == 1, done.err
 
 
+def test_schema_directory_that_cannot_be_written_is_named(place: Place) -> None:
+    place.create()
+    place.write(SCHEMA_GRAPH, value=NUMBER, result="{'n': 1}")
+    file = place.directory / "no-directory"
+    file.touch()
+    before = place.contents()
+    refused(place.run("--slot", 0, KSTREAMS_SCHEMA_DIRECTORY=str(file)), UNAVAILABLE, str(file))
+    assert place.contents() == before
+
+
 # Records that are too large.
 
 LARGE_GRAPH = """
@@ -438,35 +457,40 @@ SIDES = {"client": (2_000_000, {}), "broker": (50_000, {"max_message_bytes": "10
 each_side = pytest.mark.parametrize("side", SIDES)
 
 
-@each_mode
 @each_side
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_output_that_is_too_large_stops_before_its_position_is_committed(
-    place: Place, mode: tuple[object, ...], side: str, guarantee: str
-) -> None:
+def test_output_that_is_too_large_stops_and_nothing_is_visible(place: Place, side: str) -> None:
     size, config = SIDES[side]
     place.create(**config)
-    place.write(LARGE_GRAPH, size=size, pause=0, guarantee=guarantee)
+    place.write(LARGE_GRAPH, size=size, pause=0, guarantee="exactly_once")
+    place.refuses(MISTAKE, place.target, "max.message.bytes", "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES", "smaller")
+
+
+@each_side
+def test_at_least_once_output_that_is_too_large_stops_before_its_position_is_committed(place: Place, side: str) -> None:
+    size, config = SIDES[side]
+    place.create(**config)
+    place.write(LARGE_GRAPH, size=size, pause=0, guarantee="at_least_once")
+    refused(place.run("--slot", 0), MISTAKE, place.target, "max.message.bytes")
+    assert place.cluster.committed(f"{place.name}.copy", place.source) == {}
+
+
+def test_output_that_is_too_large_is_written_with_the_remedy_of_the_message(place: Place) -> None:
+    place.create(max_message_bytes="3000000")
+    place.write(LARGE_GRAPH, size=2_000_000, pause=0, guarantee="exactly_once")
+    refused(place.run("--slot", 0), MISTAKE, "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES")
+    place.copies(b"0", b"x" * 2_000_000, b"2", KSTREAMS_KAFKA__MESSAGE_MAX_BYTES="3000000")
+
+
+def test_dead_letter_that_is_too_large_stops_and_names_its_topic(place: Place) -> None:
+    place.create()
+    letters = f"{place.name}.errors"
+    place.cluster.create(letters, max_message_bytes="500")
+    place.topics[letters] = ""
+    place.write(LARGE_GRAPH.replace("errors=None", 'errors="{name}.errors"'), size="None", pause=0,
+                guarantee="exactly_once")  # fmt: skip
     before = place.contents()
-    message = refused(place.run(*mode), MISTAKE, place.target, "max.message.bytes", "smaller")
-    assert "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES" in message
-    if guarantee == "exactly_once":
-        assert place.contents() == before
-    else:
-        assert place.cluster.committed(f"{place.name}.copy", place.source) == {}
-    # the remedy of the message
-    place.cluster.create(f"{place.name}.large", max_message_bytes="3000000")
-    place.write(
-        LARGE_GRAPH.replace('"{name}.out"', '"{name}.large"').replace("ks.Graph({name!r}", "ks.Graph('{name}.mended'"),
-        size=size, pause=0, guarantee=guarantee,
-    )  # fmt: skip
-    with command(
-        place.directory, "run", f"{place.file}:graph", "--slot", 0,
-        environment={**place.environment, "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES": "3000000"},
-    ) as running:  # fmt: skip
-        wait_until(lambda: running.process.poll() is not None or place.cluster.values(f"{place.name}.large"), "outputs")
-        assert running.process.poll() is None, running.text
-    assert place.cluster.values(f"{place.name}.large") == [b"0", b"x" * size, b"2"]
+    refused(place.run("--slot", 0), MISTAKE, letters, "max.message.bytes")
+    assert place.contents() == before
 
 
 @pytest.mark.parametrize("records", [3, 2_000], ids=["few", "many"])
@@ -558,9 +582,7 @@ def test_full_disk_under_a_sink_stops_and_with_room_again_every_row_is_there_onc
     assert stopped_at < 200
     refused(place.run("--slot", 0, **disk.environment), UNAVAILABLE, str(file))
     disk.make_room()
-    with command(
-        place.directory, "run", f"{place.file}:graph", "--slot", 0, environment=place.environment
-    ) as running:
+    with command(place.directory, "run", f"{place.file}:graph", "--slot", 0, environment=place.environment) as running:
         place.cluster.await_committed(f"{place.name}.copy", place.source, {0: 200})
         running.process.terminate()
         assert running.wait() == 0, running.text

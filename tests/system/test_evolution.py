@@ -97,8 +97,8 @@ def test_version_that_the_reader_cannot_resolve_is_a_dead_letter_and_is_read_onc
     source, target, dead = (f"{name}.{end}" for end in ("in", "out", "errors"))
     cluster.create(source, target, dead)
     first = ks.Avro(FIRST).bind(registry, f"{source}-value").serialize({"tail": "N1", "delay": 1})
-    with_seats = ks.Avro(STRICT).bind(FileRegistry(around.schema_directory), "elsewhere").serialize(
-        {"tail": "N2", "seats": 100}
+    with_seats = (
+        ks.Avro(STRICT).bind(FileRegistry(around.schema_directory), "elsewhere").serialize({"tail": "N2", "seats": 100})
     )
     cluster.write(source, [first, with_seats, first])
 

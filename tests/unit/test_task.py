@@ -18,6 +18,7 @@ from tests.unit.fakes import MemoryRegistry, Read
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 B0, B1, C0 = TopicPartition("b", 0), TopicPartition("b", 1), TopicPartition("c", 0)
 START = dict.fromkeys((A0, A1, B0, B1, C0), 0)
+UNTYPED: Any = Out
 KINDS = ("map", "fork", "join", "join_fork", "alts", "alts_fork", "sink", "alts_sink")
 
 
@@ -580,14 +581,14 @@ def test_result_that_does_not_encode_is_a_dead_letter() -> None:
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (Out(b"w", key=3), "TypeError: 3 (int) is not bytes"),
-        (Out(b"w", headers=[("h", "text")]), "TypeError: header ('h', 'text') is not a name and bytes"),
-        (Out(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
-        (Out(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),
-        (Out(b"w", headers=None), "TypeError: 'NoneType' object is not iterable"),
-        (Out(b"w", timestamp=-1), "ValueError: timestamp -1 is not a whole number of milliseconds since 1970"),
-        (Out(b"w", timestamp=1 << 63), f"ValueError: timestamp {1 << 63} is not a whole number"),
-        (Out(b"w", timestamp=1.5), "ValueError: timestamp 1.5 is not a whole number"),
+        (UNTYPED(b"w", key=3), "TypeError: 3 (int) is not bytes"),
+        (UNTYPED(b"w", headers=[("h", "text")]), "TypeError: header ('h', 'text') is not a name and bytes"),
+        (UNTYPED(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
+        (UNTYPED(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),
+        (UNTYPED(b"w", headers=None), "TypeError: 'NoneType' object is not iterable"),
+        (UNTYPED(b"w", timestamp=-1), "ValueError: timestamp -1 is not a whole number of milliseconds since 1970"),
+        (UNTYPED(b"w", timestamp=1 << 63), f"ValueError: timestamp {1 << 63} is not a whole number"),
+        (UNTYPED(b"w", timestamp=1.5), "ValueError: timestamp 1.5 is not a whole number"),
     ],
 )
 def test_out_that_no_record_can_have_is_a_dead_letter(out: Out, message: str) -> None:

@@ -741,6 +741,28 @@ def test_alts_choices_are_committed_before_the_functions_run() -> None:
     assert bench.session.journaled(1) == Choices()
 
 
+def test_alts_choices_are_known_before_the_log_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The marker of a committed record may come to its partition after the answer to the commit."""
+    bench = Bench(alts=True)
+    bench.session.prepare(choosing(("a", 3)))
+    monkeypatch.setattr(bench.log, "newest", lambda partition: None)
+    bench.fail(Abortable("why"))
+    assert bench.session.journaled(0) == Choices((("a", 3),))
+
+
+def test_alts_choices_of_a_task_that_was_elsewhere_meanwhile_are_read_anew() -> None:
+    bench = Bench(alts=True)
+    bench.session.prepare(choosing(("a", 3)))
+    bench.session.doom()
+    other = bench.log.producer(PROMISES[EO], Durability.COMMITTED, "g.p.1")
+    other.init_transactions()
+    other.begin_transaction()
+    newer = Choices((("b", 9),))
+    other.write([(bench.journal or "", newer.encode(), None, 0, None, None, 0, None)])
+    other.commit_transaction()
+    assert bench.session.journaled(0) == newer
+
+
 def test_alts_choices_do_not_commit_before_what_was_open() -> None:
     bench = Bench(alts=True)
     bench.write()
