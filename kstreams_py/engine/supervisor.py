@@ -210,7 +210,8 @@ class Supervisor:
             process.wait()
         for child in self._children.values():
             self._forget(child)
-        return {slot: process.returncode for slot, process in running.items() if process.returncode}
+        drained = (0, -signal.SIGTERM)  # a process that has not begun yet dies of the signal
+        return {slot: process.returncode for slot, process in running.items() if process.returncode not in drained}
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:

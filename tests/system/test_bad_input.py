@@ -80,11 +80,11 @@ class Place:
             cwd=self.directory,
         )  # fmt: skip
 
-    def refuses(self, status: int, *words: str) -> None:
-        """One worker and two refuse to start, and nothing has moved."""
+    def refuses(self, status: int, *words: str, **changed: str) -> None:
+        """One worker and two end with this message, and nothing has moved."""
         before = self.contents()
         for mode in MODES.values():
-            refused(self.run(*mode), status, *words)
+            refused(self.run(*mode, **changed), status, *words)
         assert self.contents() == before
 
     def contents(self) -> dict[str, Any]:
@@ -453,6 +453,9 @@ def copy(value):
     return value
 """
 
+SHORT = {"KSTREAMS_TRANSACTION_TIMEOUT_MS": "2000"}
+"""So long the client retries what follows a record that the broker refused, before it says so."""
+
 SIDES = {"client": (2_000_000, {}), "broker": (50_000, {"max_message_bytes": "10000"})}
 each_side = pytest.mark.parametrize("side", SIDES)
 
@@ -462,7 +465,8 @@ def test_output_that_is_too_large_stops_and_nothing_is_visible(place: Place, sid
     size, config = SIDES[side]
     place.create(**config)
     place.write(LARGE_GRAPH, size=size, pause=0, guarantee="exactly_once")
-    place.refuses(MISTAKE, place.target, "max.message.bytes", "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES", "smaller")
+    words = ("max.message.bytes", "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES", "smaller")
+    place.refuses(MISTAKE, place.target, *words, **SHORT)
 
 
 @each_side
@@ -470,7 +474,7 @@ def test_at_least_once_output_that_is_too_large_stops_before_its_position_is_com
     size, config = SIDES[side]
     place.create(**config)
     place.write(LARGE_GRAPH, size=size, pause=0, guarantee="at_least_once")
-    refused(place.run("--slot", 0), MISTAKE, place.target, "max.message.bytes")
+    refused(place.run("--slot", 0, **SHORT), MISTAKE, place.target, "max.message.bytes")
     assert place.cluster.committed(f"{place.name}.copy", place.source) == {}
 
 
@@ -502,7 +506,7 @@ def test_output_refused_by_the_broker_in_mid_transaction_stops_with_the_same_mes
     place.cluster.write(place.source, [str(i).encode() for i in range(3, records)])
     place.write(LARGE_GRAPH, size=50_000, pause=1.0 if records == 3 else 0.001, guarantee="exactly_once")
     before = place.contents()
-    done = place.run("--slot", 0, KSTREAMS_COMMIT_INTERVAL_MS="3000")
+    done = place.run("--slot", 0, KSTREAMS_COMMIT_INTERVAL_MS="1900", **SHORT)
     refused(done, MISTAKE, place.target, "max.message.bytes")
     assert place.contents() == before
 

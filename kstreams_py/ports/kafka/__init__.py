@@ -34,6 +34,8 @@ class KafkaLog:
             "bootstrap.servers": settings.bootstrap_servers,
             "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
             "log_level": 6,
+            # topics are checked at the start: one that is gone is told before a call times out
+            "topic.metadata.propagation.max.ms": 3_000,
             "log.connection.close": True,
             **settings.kafka,
         }
@@ -49,6 +51,8 @@ class KafkaLog:
                 "fetch.message.max.bytes": 4 << 20,
                 "queued.min.messages": 500_000,
                 "queued.max.messages.kbytes": 64 << 10,
+                # a topic that was deleted, or that got more partitions, is seen so soon; the default is five minutes
+                "topic.metadata.refresh.interval.ms": 10_000,
                 "heartbeat.interval.ms": min(3_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
                 "group.id": group,
@@ -76,8 +80,6 @@ class KafkaLog:
         settings: dict[str, Any] = {
             "batch.size": min(batch_bytes or BATCH_BYTES, BATCH_BYTES),
             "linger.ms": 20,
-            # topics are checked at the start: one that is gone must fail its transaction before the call times out
-            "topic.metadata.propagation.max.ms": 3_000,
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 256 << 10,
             **self._common,
