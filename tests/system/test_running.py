@@ -110,7 +110,12 @@ class App:
 
 @pytest.fixture
 def app(tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettings) -> App:
-    return App(tmp_path, name, cluster, settings(drain_timeout_ms=5_000))
+    return App(
+        tmp_path,
+        name,
+        cluster,
+        settings(drain_timeout_ms=5_000, session_timeout_ms=6_000, transaction_timeout_ms=5_000),
+    )
 
 
 # Slots and signals.
@@ -523,7 +528,8 @@ def test_settings_of_a_file_reach_the_workers(app: App, tmp_path: Path) -> None:
         f'bootstrap_servers = "{app.cluster.bootstrap_servers}"\nschema_directory = "{tmp_path / "schemas"}"\n'
         'commit_interval_ms = 1234\n[kafka]\ndebug = "conf"\nsocket.timeout.ms = 4321\n'
     )
-    app.file.write_text(app.file.read_text() + "\nprint('interval', ks.Settings.load().commit_interval_ms)\n")
+    says = "\nprint('interval', ks.Settings.load().commit_interval_ms, flush=True)\n"
+    app.file.write_text(app.file.read_text() + says)
     app.environment = {"KSTREAMS_LOG_LEVEL": "DEBUG"}
     with app.run("--workers", 1, "--config", file, KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS="4322") as running:
         app.await_outputs(3, running)
