@@ -68,8 +68,11 @@ class Intake:
 
     def positions(self) -> Positions:
         """Where the inputs stand after this intake."""
-        messages: Iterable[Message] = (m for step in self.steps for m in (step if isinstance(step, tuple) else (step,)))
-        return {TopicPartition(m.topic(), m.partition()): m.offset() + 1 for m in messages}
+        reached: dict[tuple[str, int], int] = {}
+        for step in self.steps:
+            for m in step if isinstance(step, tuple) else (step,):
+                reached[m.topic(), m.partition()] = m.offset()
+        return {TopicPartition(*tp): offset + 1 for tp, offset in reached.items()}
 
 
 @dataclass(slots=True)

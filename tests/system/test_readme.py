@@ -84,3 +84,12 @@ def test_readme_names_only_commands_that_exist() -> None:
             [sys.executable, "-m", "kstreams_py", *line.split(), "--help"], capture_output=True, check=False, timeout=60
         )
         assert helped.returncode == 0, line
+
+
+def test_examples_are_the_blocks_of_readme() -> None:
+    blocks = re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    examples = {
+        path.name: path.read_text(encoding="utf-8").split('"""\n\n', 1)[1]
+        for path in (README.parent / "examples").glob("*.py")
+    }
+    assert examples == dict(blocks)
