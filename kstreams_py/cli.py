@@ -157,7 +157,10 @@ def graph(
     if output is None:
         print(drawn)
     else:
-        output.write_text(drawn, encoding="utf-8")
+        try:
+            output.write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"--output {output} cannot be written: {error.strerror}: choose another file") from None
 
 
 @app.command("jars")

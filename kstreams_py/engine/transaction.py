@@ -118,7 +118,7 @@ class Session:
         self._producer: Producer | None = None
         self._positions: Positions = {}
         self._records = 0
-        self._opened_at = 0.0
+        self._opened_at: float | None = None
         self._renewals = 0
         self._journaled = 0
         self._chosen: dict[int, Choices] = {}
@@ -154,8 +154,7 @@ class Session:
     def due(self) -> bool:
         """The transaction is old or large enough to be committed."""
         return self.state is State.OPEN and (
-            self._clock() - self._opened_at >= self._settings.commit_interval_ms / 1000
-            or self._records >= self._settings.commit_records
+            self._age >= self._settings.commit_interval_ms / 1000 or self._records >= self._settings.commit_records
         )
 
     def reached(self, ends: Positions) -> None:
@@ -225,7 +224,7 @@ class Session:
 
         Raises Replaced if another worker holds the seat, Fatal when there is no way back.
         """
-        age = self._clock() - self._opened_at if self._opened_at else 0.0
+        age = self._age
         self._fail(error)
         self._positions = {}
         self._counters.aborted()
@@ -242,7 +241,7 @@ class Session:
         """Whether the producer can be used again."""
         if self._producer is None:
             return False
-        if self.promise.transactional and self._opened_at:
+        if self.promise.transactional and self._opened_at is not None:
             try:
                 self._producer.abort_transaction()
             except LogError as error:
@@ -342,9 +341,14 @@ class Session:
         self._opened_at = self._clock()
         self._move(State.OPEN)
 
+    @property
+    def _age(self) -> float:
+        """Seconds since what is open was begun."""
+        return 0.0 if self._opened_at is None else self._clock() - self._opened_at
+
     def _close(self) -> None:
         self._records = 0
-        self._opened_at = 0.0
+        self._opened_at = None
         if self.state is not State.READY:
             self._move(State.READY)
 
