@@ -28,6 +28,9 @@ MISTAKE, UNAVAILABLE = 2, 3
 """Exit statuses: correct what the message names; mend what does not answer."""
 
 MODES = {"one worker": ("--slot", 0), "two workers": ("--workers", 2)}
+SHORT = {"KSTREAMS_TRANSACTION_TIMEOUT_MS": "2000"}
+"""So long the client goes on with records that the broker refuses, or what follows one, before it says so."""
+
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 PASSWORD = "open sesame 1e5"
@@ -319,7 +322,8 @@ def test_topic_deleted_while_the_worker_runs_is_named_and_nothing_is_half_commit
         workers = {}
         for gone, place in places.items():
             run = ("run", f"{place.file}:graph", "--slot", 0)
-            workers[gone] = stack.enter_context(command(place.directory, *run, environment=place.environment))
+            environment = {**place.environment, **SHORT}
+            workers[gone] = stack.enter_context(command(place.directory, *run, environment=environment))
         for place in places.values():
             cluster.await_committed(f"{place.name}.copy", place.source, {0: 3})
         for future in cluster.admin.delete_topics([f"{name}-{gone}.{gone}" for gone in places]).values():
@@ -463,9 +467,6 @@ def copy(value):
     time.sleep({pause})
     return value
 """
-
-SHORT = {"KSTREAMS_TRANSACTION_TIMEOUT_MS": "2000"}
-"""So long the client retries what follows a record that the broker refused, before it says so."""
 
 SIDES = {"client": (2_000_000, {}), "broker": (50_000, {"max_message_bytes": "10000"})}
 each_side = pytest.mark.parametrize("side", SIDES)
