@@ -37,6 +37,18 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT
         time.sleep(0.02)
 
 
+def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
+    """Where a partition begins; the leader of one that was just created may not know yet that it is."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(partition, 10)[0])
+        except ck.KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
 class Cluster:
     """A broker as a test sees it: plain clients, nothing of the framework."""
 
@@ -99,7 +111,7 @@ class Cluster:
         found: list[Any] = []
         try:
             partitions = self.partitions(topic)
-            starts = [consumer.get_watermark_offsets(ck.TopicPartition(topic, p), 10)[0] for p in partitions]
+            starts = [first_offset(consumer, ck.TopicPartition(topic, p)) for p in partitions]
             consumer.assign([ck.TopicPartition(topic, p, low) for p, low in zip(partitions, starts, strict=True)])
             left = set(partitions)
             deadline = time.monotonic() + 30
