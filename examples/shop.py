@@ -2,14 +2,14 @@
 
 import kstreams_py as ks
 
-graph = ks.Graph("shop", errors="shop.errors")                # dead letters, in the same transaction
+graph = ks.Graph("shop", errors="shop.errors")  # dead letters, in the same transaction
 
 orders = graph.topic("shop.orders", key=ks.String(), value=ks.Json())
 priced = graph.topic("shop.priced", key=ks.String(), value=ks.Json())
 refused = graph.topic("shop.refused", key=ks.String(), value=ks.Json())
 
 
-@graph.map(orders, to=[priced, refused])                      # two outputs: a fork
+@graph.map(orders, to=[priced, refused])  # two outputs: a fork
 def price(order):
     if order["quantity"] < 1:
         return {refused: order}
@@ -17,5 +17,5 @@ def price(order):
 
 
 @graph.sink(priced)
-def announce(order, step):                                    # asks for `step`: gets the delivery hash
+def announce(order, step):  # asks for `step`: gets the delivery hash
     print(step.delivery_hash.hex(), step.key, order["total"])

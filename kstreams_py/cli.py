@@ -53,8 +53,9 @@ def main() -> None:
         _log_to_stderr()
         app()
     except KStreamsError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
-        print(error, file=sys.stderr)
+        if not supervisor.told(error):
+            Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
+            print(error, file=sys.stderr)
         _exit(error.exit_status)
     except Exception:  # a function's own, let through: where it happened matters
         traceback.print_exc()

@@ -35,7 +35,7 @@ from kstreams_py.topology import Graph
 logger = logging.getLogger(__name__)
 
 REPORT_FD: Final = "KSTREAMS_REPORT_FD"
-"""In a worker's environment: the file descriptor for its reports, one line of JSON each."""
+"""In a worker's environment: the file descriptor for its reports, one line of JSON each, and for why it ends."""
 
 FINAL: Final = frozenset({2, 4, 5})
 """Exit statuses of errors.py that a restart cannot mend."""
@@ -59,10 +59,15 @@ class _Child:
     start_at: float = 0.0
     started_at: float = 0.0
     committed: bool = False
+    error: str = ""
+    """Why it ended, in its own words."""
     reports: dict[str, Report] = field(default_factory=dict)
     """The newest by processor, with the counts of this slot's earlier processes in them."""
     past: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """The counts of those earlier processes alone."""
+
+    def why(self, status: int) -> str:
+        return self.error or (signal.Signals(-status).name if status < 0 else f"status {status}")
 
 
 class Supervisor:
@@ -131,17 +136,18 @@ class Supervisor:
             logger.info("slot %d ended by itself: stopping the others", child.slot)
             self._stopping = True
         elif status in FINAL:
-            raise WorkersFailed(f"slot {child.slot} ended with status {status}; see its message above", status)
+            raise WorkersFailed(f"slot {child.slot} ended by {child.why(status)}", status)
         elif child.restarts >= RESTARTS_MAX:
             raise WorkersFailed(
-                f"slot {child.slot} died {child.restarts + 1} times in a row; see its messages above",
+                f"slot {child.slot} died {child.restarts + 1} times in a row, at last by {child.why(status)}",
                 status if status > 0 else 1,
             )
         else:
             child.start_at = time.monotonic() + BACKOFF[min(child.restarts, len(BACKOFF) - 1)]
             child.restarts += 1
-            how = signal.Signals(-status).name if status < 0 else f"status {status}"
-            logger.warning("slot %d ended by %s: restarting it (%d in a row)", child.slot, how, child.restarts)
+            logger.warning(
+                "slot %d ended by %s: restarting it (%d in a row)", child.slot, child.why(status), child.restarts
+            )
 
     def _start(self, child: _Child) -> None:
         reading, writing = os.pipe()
@@ -158,6 +164,7 @@ class Supervisor:
             os.close(writing)
         child.started_at = time.monotonic()
         child.committed = False
+        child.error = ""
         child.past = {processor: report.counters for processor, report in child.reports.items()}
         self._selector.register(reading, selectors.EVENT_READ, child)
 
@@ -186,7 +193,11 @@ class Supervisor:
             self._close(fd)
         *lines, child.buffer = (child.buffer + data).split(b"\n")
         for line in lines:
-            report = Report(**json.loads(line))
+            said = json.loads(line)
+            if "error" in said:
+                child.error = said["error"]
+                continue
+            report = Report(**said)
             child.reports[report.processor] = report.after(child.past.get(report.processor, {}))
             child.committed |= report.counters["commits"] > 0
         return bool(lines)
@@ -210,6 +221,8 @@ class Supervisor:
             process.wait()
         for child in self._children.values():
             self._forget(child)
+            if child.slot in running and child.error:
+                logger.warning("slot %d ended by %s", child.slot, child.error)
         drained = (0, -signal.SIGTERM)  # a process that has not begun yet dies of the signal
         return {slot: process.returncode for slot, process in running.items() if process.returncode not in drained}
 
@@ -225,6 +238,18 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
         os.write(int(fd), data)
 
     return write
+
+
+def told(error: KStreamsError) -> bool:
+    """Whether there is a supervisor that was told why this worker ends; it is then for it to tell the user."""
+    fd = os.environ.get(REPORT_FD)
+    if fd is None:
+        return False
+    try:
+        os.write(int(fd), json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def worker_command(target: str) -> Callable[[int], list[str]]:

@@ -69,6 +69,9 @@ _STATE_OF: Final = {
     Fatal: State.FATAL,
 }
 
+ABORTS_WARNED: Final = 3
+"""Transactions given up in a row from which on each is a warning."""
+
 RENEWALS_MAX: Final = 10
 """New producers in a row without a commit between them, until the worker gives up."""
 
@@ -120,6 +123,7 @@ class Session:
         self._records = 0
         self._opened_at: float | None = None
         self._renewals = 0
+        self._aborts = 0
         self._journaled = 0
         self._chosen: dict[int, Choices] = {}
         """What the journal's newest records say, which may not be readable yet: markers follow the commit's answer."""
@@ -183,7 +187,7 @@ class Session:
             self._call(lambda producer: producer.flush())
             self._retrying(lambda: self._consumer.commit(self._positions))
         self._counters.committed()
-        self._renewals = 0
+        self._renewals = self._aborts = 0
         self._positions = {}
         self._close()
 
@@ -232,7 +236,9 @@ class Session:
             self._ask_for_seat(age)
         if self.state is State.FATAL:
             raise error
-        logger.info("%s: %s; going back to the committed positions", self._processor.id, error)
+        self._aborts += 1
+        level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO
+        logger.log(level, "%s: %s; going back to the committed positions", self._processor.id, error)
         if self.state in (State.ABORTABLE, State.RETRIABLE) and self._abort():
             return
         self._renew()

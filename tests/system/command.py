@@ -27,8 +27,8 @@ class Finished:
 
     @property
     def mistakes(self) -> list[str]:
-        """The lines that tell a person what is wrong; the supervisor's pointer to a worker's line is none."""
-        return [line for line in self.err.splitlines() if line.startswith("error: ") and "see its message" not in line]
+        """The lines that tell a person what is wrong."""
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -28,6 +28,7 @@ from kstreams_py.engine.supervisor import (
     run_slot,
     run_slots,
     target_of,
+    told,
     worker_command,
 )
 from kstreams_py.errors import GraphError, SchemaError, TopicError, WorkersFailed
@@ -46,6 +47,8 @@ def write(text):
 def report(commits, records, processor="p"):
     write('{"processor": "%s", "slot": %d, "counters": {"commits": %d, "records_in": %d}, "lag": null}\\n'
           % (processor, slot, commits, records))
+def tell(why):
+    write('{"error": "%s"}\\n' % why)
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def drained():
@@ -159,17 +162,26 @@ def test_worker_that_keeps_dying_is_restarted_with_back_off_and_then_given_up(mo
             supervisor._keep(child)
             assert supervisor.pids == {}, f"restart {number} came too early"
         clock.advance(BACKOFF[number])
-    with pytest.raises(WorkersFailed, match=f"slot 0 died {RESTARTS_MAX + 1} times in a row; see its messages above"):
+    with pytest.raises(WorkersFailed, match=rf"slot 0 died {RESTARTS_MAX + 1} times in a row, at last by status 1$"):
         supervisor._keep(child)
 
 
-@pytest.mark.parametrize(("script", "status"), [("sys.exit(1)", 1), ("sys.exit(3)", 3), ("die()", 1)])
+@pytest.mark.parametrize(
+    ("script", "status", "why"),
+    [
+        ("sys.exit(1)", 1, "status 1"),
+        ("sys.exit(3)", 3, "status 3"),
+        ("die()", 1, "SIGKILL"),
+        ("tell('a' * born); sys.exit(3)", 3, "aaa"),
+        ("born < 3 and tell('a'); die()", 1, "SIGKILL"),
+    ],
+)
 def test_worker_that_was_given_up_ends_all_with_its_status(
-    script: str, status: int, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+    script: str, status: int, why: str, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RESTARTS_MAX", 2)
     workers = Workers(tmp_path, script)
-    with pytest.raises(WorkersFailed, match="slot 0 died 3 times in a row; see its messages above") as caught:
+    with pytest.raises(WorkersFailed, match=rf"slot 0 died 3 times in a row, at last by {why}$") as caught:
         workers.run()
     assert (caught.value.exit_status, workers.births) == (status, {0: 3})
 
@@ -213,10 +225,19 @@ def test_worker_with_a_final_status_is_not_restarted_and_the_others_drain(status
         if len(counts) == 2 and 0 in (pids := workers.supervisor.pids):
             os.kill(pids[0], signal.SIGTERM)
 
-    with pytest.raises(WorkersFailed, match=f"slot 0 ended with status {status}; see its message above") as caught:
+    with pytest.raises(WorkersFailed, match=rf"^slot 0 ended by status {status}$") as caught:
         workers.run(until)
     assert (caught.value.exit_status, workers.births) == (status, {0: 1, 1: 1})
     assert (tmp_path / "1.drained").exists()
+
+
+def test_what_a_worker_says_when_it_ends_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Both make the same mistake: the first is raised, the other's is in the log."""
+    workers = Workers(tmp_path, "drained() if slot else None; tell('SchemaError: of %d' % slot); sys.exit(2)", [0, 1])
+    with pytest.raises(WorkersFailed, match=r"^slot 0 ended by SchemaError: of 0$") as caught:
+        workers.run()
+    assert caught.value.exit_status == 2
+    assert [record.getMessage() for record in caplog.records] == ["slot 1 ended by SchemaError: of 1"]
 
 
 def test_worker_that_ends_by_itself_ends_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -340,6 +361,20 @@ def test_reports_may_come_in_pieces_and_several_at_once(tmp_path: Path) -> None:
     os.set_blocking(reading, False)
     assert not supervisor._read(reading, child)
     os.close(reading)
+    os.close(writing)
+
+
+def test_worker_tells_its_supervisor_why_it_ends_and_the_user_if_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(REPORT_FD, raising=False)
+    assert not told(TopicError("no\nsuch topic"))
+    reading, writing = os.pipe()
+    monkeypatch.setenv(REPORT_FD, str(writing))
+    assert told(TopicError("no\nsuch topic"))
+    assert os.read(reading, 10_000) == b'{"error": "TopicError: no\\nsuch topic"}\n'
+    os.close(reading)
+    assert not told(TopicError("no\nsuch topic"))
     os.close(writing)
 
 

@@ -646,6 +646,19 @@ def test_retriable_in_vain_aborts_the_transaction() -> None:
     assert (bench.visible, bench.saved) == ([], {})
 
 
+def test_transactions_given_up_in_a_row_are_warned_of_until_one_is_committed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench()
+    for commits in (False, False, False, False, True, False):
+        bench.write()
+        if commits:
+            bench.session.commit()
+        else:
+            bench.fail(Abortable("no"))
+    levels = [record.levelname for record in caplog.records if "going back" in record.getMessage()]
+    assert levels == ["INFO", "INFO", "WARNING", "WARNING", "INFO"]
+
+
 def test_other_errors_of_a_call_are_not_repeated() -> None:
     bench = Bench()
     bench.write()
