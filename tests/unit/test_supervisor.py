@@ -233,9 +233,14 @@ def test_worker_with_a_final_status_is_not_restarted_and_the_others_drain(status
 
 def test_what_a_worker_says_when_it_ends_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Both make the same mistake: the first is raised, the other's is in the log."""
-    workers = Workers(tmp_path, "drained() if slot else None; tell('SchemaError: of %d' % slot); sys.exit(2)", [0, 1])
+    workers = Workers(tmp_path, "report(0, 0); drained(); tell('SchemaError: of %d' % slot); sys.exit(2)", [0, 1])
+
+    def until(counts: Counts) -> None:
+        if len(counts) == 2 and 0 in (pids := workers.supervisor.pids):
+            os.kill(pids[0], signal.SIGTERM)
+
     with pytest.raises(WorkersFailed, match=r"^slot 0 ended by SchemaError: of 0$") as caught:
-        workers.run()
+        workers.run(until)
     assert caught.value.exit_status == 2
     assert [record.getMessage() for record in caplog.records] == ["slot 1 ended by SchemaError: of 1"]
 

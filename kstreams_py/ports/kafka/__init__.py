@@ -34,6 +34,8 @@ class KafkaLog:
             "bootstrap.servers": settings.bootstrap_servers,
             "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
             "log_level": 6,
+            # topics are checked at the start: one that is gone is told before a call times out
+            "topic.metadata.propagation.max.ms": min(3_000, settings.transaction_timeout_ms // 3),
             "log.connection.close": True,
             **settings.kafka,
         }

@@ -128,12 +128,12 @@ class KafkaProducer:
         for error, topic in failed:
             if error.code() in TOO_LARGE:
                 raise too_large(topic)
-            if error.code() == E.UNKNOWN_TOPIC_OR_PART or (error.code() == E._MSG_TIMED_OUT and self._gone(topic)):
-                raise TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
+            if error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._MSG_TIMED_OUT) and self._gone(topic):
+                raise TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
         return failed
 
     def _gone(self, topic: str) -> bool:
-        """Whether the cluster knows no such topic: the client retries what is for a deleted one until it times out."""
+        """Whether the cluster has no such topic: what is for a deleted one may be retried by the client to its end."""
         try:
             found = self._producer.list_topics(topic, self._limit).topics[topic]
         except ck.KafkaException:
