@@ -134,7 +134,7 @@ _CHOICES_SCHEMA: Final = parse_schema(
 )
 
 
-# The log, as the engine needs it. Implementations: ports/kafka/ on a real cluster, testing.py in memory. Every call
+# The log, as the engine needs it. Implementations: ports/kafka/ on a real cluster, testing/ in memory. Every call
 # has a finite time limit of its own (settings), and raises the LogError whose name says what its caller must do.
 
 

@@ -85,6 +85,16 @@ def test_ports_import_neither_each_other_nor_the_engine(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=place)
+def test_what_is_for_tests_is_imported_by_nothing_else_and_touches_nothing_outside(path: Path) -> None:
+    if path.parent.name == "testing":
+        assert not [
+            n for n in imports(path) if n.startswith(("kstreams_py.ports", "kstreams_py.cli", "kstreams_py.demo"))
+        ]
+    else:
+        assert not [n for n in imports(path) if n.startswith("kstreams_py.testing")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=place)
 def test_client_libraries_are_imported_only_in_their_places(path: Path) -> None:
     where = place(path)
     misplaced = {

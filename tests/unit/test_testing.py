@@ -1,4 +1,4 @@
-"""testing.py: what only the log in memory has: its clock, faults on request, sequences, records that linger."""
+"""testing/: what only the log in memory has: its clock, faults on request, sequences, records that linger."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
 from kstreams_py.errors import Abortable, Fenced, LogError, OutcomeUnknown, Replaced, Retriable, TopicError
-from kstreams_py.memory_broker import Content, Partition, Stamp, murmur2
-from kstreams_py.memory_clients import MemoryConsumer, MemoryProducer
 from kstreams_py.record import Message, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog
+from kstreams_py.testing.memory_broker import Content, Partition, Stamp, murmur2
+from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
 
 IN0, IN1, IN2 = (TopicPartition("in", number) for number in range(3))
 OUT0 = TopicPartition("out", 0)

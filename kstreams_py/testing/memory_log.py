@@ -1,7 +1,7 @@
-"""For users' tests too: MemoryLog, ManualClock, faults on request.
+"""MemoryLog: a delivery.Log without a cluster, on a clock that only the test moves, with faults on request.
 
-`MemoryLog` is a Log (delivery.py) without a cluster: deterministic, for one thread, on a clock that the test moves. It
-keeps Kafka's rules (memory_broker.py) and passes the contract suite that the real one passes (tests/contract/)::
+It is deterministic and for one thread; it keeps Kafka's rules (memory_broker.py) and passes the contract suite that the
+real one passes (tests/contract/)::
 
     log = MemoryLog()
     log.create_topics([("in", 1, -1, {}), ("out", 1, -1, {})])
@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kstreams_py.delivery import Durability, Promise, TopicInfo
-from kstreams_py.memory_broker import Broker, Content, Isolation
-from kstreams_py.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
+from kstreams_py.testing.memory_broker import Broker, Content, Isolation
+from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network
 
 
 class ManualClock:

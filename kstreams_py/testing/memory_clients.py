@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 
 from kstreams_py.delivery import Consumer, Durability, Output, Promise
 from kstreams_py.errors import Abortable, KStreamsError, LogError, OutcomeUnknown, Retriable, TopicError
-from kstreams_py.memory_broker import Broker, Content, Membership, Stamp
 from kstreams_py.record import Message, Positions, TopicPartition
+from kstreams_py.testing.memory_broker import Broker, Content, Membership, Stamp
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
 """Bytes that the client takes for a record at most, whatever its topic takes (message.max.bytes)."""
