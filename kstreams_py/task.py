@@ -7,53 +7,24 @@ carries out. Nothing here reads a clock, waits or writes.
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
+from kstreams_py.dead_letter import Failure, Inputs, dead_letter
 from kstreams_py.delivery import Choices, Output, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, Stop
 from kstreams_py.record import HASH_HEADER, KEEP, Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Avro, Bytes, Json, Registry, Serde, String, bind
 from kstreams_py.topology import Processor, Topic
 
-Inputs = tuple[Message, ...]
-
 OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
 
 BUFFER_LIMIT: Final = 10_000
 """Records of one partition that may wait for another input's before their partition is paused."""
-
-_TRACEBACK_LIMIT: Final = 16_000
-_MESSAGE_LIMIT: Final = 4_000
-
-
-def said(error: BaseException) -> str:
-    """What an exception says, in UTF-8 and not for ever, whatever its own `__str__` does."""
-    try:
-        return _utf8(str(error))[:_MESSAGE_LIMIT]
-    except Exception:
-        return f"<{type(error).__name__}, whose __str__ raised>"
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A step whose function (or serde) raised: what was read, its hash, the exception."""
-
-    inputs: Inputs
-    delivery_hash: bytes
-    error: Exception
-
-    def __str__(self) -> str:
-        read = ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
-        return f"{type(self.error).__name__}: {said(self.error)} (reading {read}, delivery {self.delivery_hash.hex()})"
 
 
 @dataclass(slots=True)
@@ -69,9 +40,9 @@ class Intake:
     def positions(self) -> Positions:
         """Where the inputs stand after this intake."""
         reached: dict[tuple[str, int], int] = {}
-        for step in self.steps:
-            for m in step if isinstance(step, tuple) else (step,):
-                reached[m.topic(), m.partition()] = m.offset()
+        steps: Any = self.steps
+        for m in chain.from_iterable(steps) if steps and isinstance(steps[0], tuple) else steps:
+            reached[m.topic(), m.partition()] = m.offset()
         return {TopicPartition(*tp): offset + 1 for tp, offset in reached.items()}
 
 
@@ -121,9 +92,13 @@ class Tasks:
         self._decode_key = {t.name: _decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
         self._encode = {t.name: _encoder(t.value, registry, f"{t.name}-value") for t in processor.outputs}
         self._encode_key = {t.name: _encoder(t.key, registry, f"{t.name}-key") for t in processor.outputs}
+        self._emit: Callable[[Message, Any, bytes], Output] | None = None
+        """One output as `_output` would make it, for results that are plain values for the one topic there is."""
+        if len(self._to) == 1 and not processor.generator:
+            self._emit = _emitter(self._to[0], *self._encode[self._to[0]], hashed=processor.hash_header)
         self._dead_letters = dead_letters
         if dead_letters is not None:
-            self._encode_dead = _encoder(dead_letters.value, registry, f"{dead_letters.name}-value")
+            self._encode_dead = _encoder(dead_letters.value, registry, f"{dead_letters.name}-value")[0]
         self._run: Callable[[Any, Plan], None] = (
             self._run_batch if processor.batch else self._run_joined if self._joins else self._run_records
         )
@@ -251,25 +226,21 @@ class Tasks:
     def _run_records(self, messages: Sequence[Message], plan: Plan) -> None:
         """One record a step. The hot loop: nothing is computed here that is neither asked for nor sent."""
         processor = self.processor
-        function, wants_step, alts, sink = (
-            processor.function,
-            processor.wants_step,
-            processor.kind.is_alts,
-            not self._to,
-        )
-        direct = self._to[0] if len(self._to) == 1 and not processor.generator else None
-        encode, identity = self._encode[direct] if direct else (None, False)
+        function, wants_step, alts = processor.function, processor.wants_step, processor.kind.is_alts
+        sink, emit, hashed = not self._to, self._emit, wants_step or (processor.hash_header and bool(self._to))
         topic = processor.inputs[0].name
         prefixes, decode, reached = self._prefixes.get(topic, {}), self._decode[topic], dict[int, int]()
         reached_by_topic = {topic: reached}
         append = plan.outputs.append
+        digest = b""
         for m in messages:
             if alts and m.topic() != topic:
                 topic = m.topic()
                 prefixes, decode = self._prefixes[topic], self._decode[topic]
                 reached = reached_by_topic.setdefault(topic, {})
             partition, offset = m.partition(), m.offset()
-            digest = prefixes[partition] + pack_offset(offset)
+            if hashed:
+                digest = prefixes[partition] + pack_offset(offset)
             try:
                 value = m.value()
                 if decode is not None and value is not None:
@@ -277,16 +248,12 @@ class Tasks:
                 result = function(value, Step((m,), digest, self._decode_key[topic])) if wants_step else function(value)
                 if result is None or sink:
                     pass
-                elif direct is not None and type(result) is not Out:
-                    data = result if identity and type(result) is bytes else encode(result)  # type: ignore[misc]
-                    headers = [(HASH_HEADER, digest)] if (carried := m.headers()) is None else _carry(carried, digest)
-                    at = m.timestamp()[1]
-                    at = at if at > 0 else 0  # noqa: FURB136, a call costs more
-                    append((direct, data, m.key(), -1, None, None, at, headers))
+                elif emit is not None and type(result) is not Out:
+                    append(emit(m, result, digest))
                 else:
                     plan.outputs += self._outputs(result, (m,), digest)
             except Exception as error:
-                if not self._handle(Failure((m,), digest, error), plan):
+                if not self._handle((m,), error, plan):
                     plan.records = next(i for i, seen in enumerate(messages) if seen is m)
                     break
             reached[partition] = offset
@@ -308,7 +275,7 @@ class Tasks:
                 if self._to:
                     plan.outputs += self._outputs(result, inputs, digest)
             except Exception as error:
-                if not self._handle(Failure(inputs, digest, error), plan):
+                if not self._handle(inputs, error, plan):
                     break
             plan.records += 1
             for m in inputs:
@@ -319,33 +286,47 @@ class Tasks:
 
         If the function raises, no step can be told from the others: all of them are dead letters, each with its hash.
         """
-        batch: list[tuple[Inputs, bytes]] = []
-        rows: list[list[Any]] = []
-        for step in steps:
-            inputs = step if isinstance(step, tuple) else (step,)
-            digest = self._hash(inputs)
-            try:
-                rows.append([self._value(m) for m in inputs])
-                batch.append((inputs, digest))
-            except Exception as error:
-                self._handle(Failure(inputs, digest, error), plan)
-        for (inputs, digest), result in zip(batch, self._call_batch(batch, rows), strict=True):
+        batch, columns = self._columns(steps, plan)
+        emit, append, one, hashed = self._emit, plan.outputs.append, not self._joins, self.processor.hash_header
+        digest = b""
+        for step, result in zip(batch, self._call_batch(batch, columns), strict=True):
             try:
                 if isinstance(result, Exception):
                     raise result
-                if self._to:
-                    plan.outputs += self._outputs(result, inputs, digest)
+                if result is None or not self._to:
+                    continue
+                if emit is not None and one and type(result) is not Out:
+                    if hashed:
+                        digest = self._prefixes[step.topic()][step.partition()] + pack_offset(step.offset())
+                    append(emit(step, result, digest))
+                else:
+                    inputs = (step,) if one else step
+                    plan.outputs += self._outputs(result, inputs, self._hash(inputs))
             except Exception as error:
-                self._handle(Failure(inputs, digest, error), plan)
+                self._handle((step,) if one else step, error, plan)
         plan.positions, plan.records = Intake(steps).positions(), len(steps)
 
-    def _call_batch(self, batch: Sequence[tuple[Inputs, bytes]], rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
-        """One result per row; the function's exception, if it raised, for each."""
+    def _columns(self, steps: Sequence[Any], plan: Plan) -> tuple[Sequence[Any], list[list[Any]]]:
+        """The steps whose values could be decoded, and these values in a list for each input."""
+        if not self._joins and not any(self._decode.values()):
+            return steps, [[m.value() for m in steps]]
+        batch, rows = [], []
+        for step in steps:
+            inputs = step if self._joins else (step,)
+            try:
+                rows.append([self._value(m) for m in inputs])
+                batch.append(step)
+            except Exception as error:
+                self._handle(inputs, error, plan)
+        return batch, [list(column) for column in zip(*rows, strict=True)]
+
+    def _call_batch(self, batch: Sequence[Any], columns: list[list[Any]]) -> Sequence[Any]:
+        """One result per step; the function's exception, if it raised, for each."""
         if not batch:
             return []
-        columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
         if self.processor.wants_step:
-            columns.append([Step(inputs, digest, self._decode_key[inputs[0].topic()]) for inputs, digest in batch])
+            of_step = [step if self._joins else (step,) for step in batch]
+            columns.append([Step(i, self._hash(i), self._decode_key[i[0].topic()]) for i in of_step])
         try:
             results = self.processor.function(*columns)
             if results is None:
@@ -402,57 +383,50 @@ class Tasks:
         out = value if isinstance(value, Out) else Out(value)
         data = None if out.value is None else self._encode[topic][0](out.value)
         key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_key[topic][0](out.key)
-        headers = _carry((lead.headers() or []) if out.headers is KEEP else _headers(out.headers), digest)
+        headers = _carry((lead.headers() or []) if out.headers is KEEP else _headers(out.headers))
+        if self.processor.hash_header:
+            headers.append((HASH_HEADER, digest))
         latest = max(m.timestamp()[1] for m in inputs)
         timestamp = latest if out.timestamp is KEEP else _timestamp(out.timestamp)
         return (topic, data, key, -1, None, None, max(timestamp, 0), headers)
 
-    def _handle(self, failure: Failure, plan: Plan) -> bool:
+    def _handle(self, inputs: Inputs, error: Exception, plan: Plan) -> bool:
         """Writes a dead letter; False if the exception is one that stops the worker instead."""
-        error = failure.error
         if isinstance(error, self._stops) or (isinstance(error, KStreamsError) and not isinstance(error, DecodeError)):
             plan.interrupt = error
-            plan.tried = {} if isinstance(error, Stop) else Intake([failure.inputs]).positions()
+            plan.tried = {} if isinstance(error, Stop) else Intake([inputs]).positions()
             return False
+        failure = Failure(inputs, self._hash(inputs), error)
         plan.failures.append(failure)
         if self._dead_letters is not None:
-            plan.outputs.append(self._dead_letter(failure, self._dead_letters.name))
+            plan.outputs.append(dead_letter(failure, self.name, self._dead_letters.name, self._encode_dead))
             plan.letters += 1
         return True
 
-    def _dead_letter(self, failure: Failure, topic: str) -> Output:
-        error, lead = failure.error, failure.inputs[0]
-        letter = {
-            "processor": self.name,
-            "delivery_hash": failure.delivery_hash,
-            "exception_class": f"{type(error).__module__}.{type(error).__qualname__}",
-            "exception_message": said(error),
-            "traceback": _utf8("".join(traceback.format_exception(error)))[-_TRACEBACK_LIMIT:],
-            "inputs": [
-                {
-                    "topic": m.topic(),
-                    "partition": m.partition(),
-                    "offset": m.offset(),
-                    "timestamp": m.timestamp()[1],
-                    "key": m.key(),
-                    "value": m.value(),
-                    "headers": [{"name": name, "value": value} for name, value in m.headers() or []],
-                }
-                for m in failure.inputs
-            ],
-        }
-        headers: Headers = [
-            (HASH_HEADER, failure.delivery_hash),
-            ("ks-type", b"dead-letter"),
-            ("ks-proc", self.name.encode()),
-            ("ks-error", type(error).__name__.encode()),
-        ]
-        return (topic, self._encode_dead[0](letter), lead.key(), -1, None, None, max(lead.timestamp()[1], 0), headers)
+
+def _emitter(
+    topic: str, encode: Callable[[Any], bytes | None], identity: bool, *, hashed: bool
+) -> Callable[[Message, Any, bytes], Output]:
+    """Makes the output of one record and its result; called for each record, so nothing is looked up in it."""
+
+    def emit(m: Message, result: Any, digest: bytes) -> Output:
+        headers: Headers | None
+        if (carried := m.headers()) is None:
+            headers = [(HASH_HEADER, digest)] if hashed else None
+        else:
+            headers = _carry(carried)
+            if hashed:
+                headers.append((HASH_HEADER, digest))
+        at = m.timestamp()[1]
+        data = result if identity and type(result) is bytes else encode(result)
+        return (topic, data, m.key(), -1, None, None, at if at > 0 else 0, headers)  # noqa: FURB136, a call costs more
+
+    return emit
 
 
-def _carry(headers: Headers, digest: bytes) -> Headers:
-    """The input's headers for the output: without those of the step that wrote the input, with this step's hash."""
-    return [header for header in headers if header[0] not in OWN_HEADERS] + [(HASH_HEADER, digest)]
+def _carry(headers: Headers) -> list[tuple[str, bytes | None]]:
+    """The input's headers for the output: without those of the step that wrote the input."""
+    return [header for header in headers if header[0] not in OWN_HEADERS]
 
 
 def _decoder(serde: Serde) -> Callable[[bytes], Any] | None:

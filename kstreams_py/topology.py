@@ -6,7 +6,6 @@ remedy. `Graph.validate` is for what only the whole shows. What is declared neve
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from kstreams_py.delivery import PROMISES, Durability, Guarantee
 from kstreams_py.errors import GraphError
+from kstreams_py.function import is_generator, wants_step
 from kstreams_py.serde import Avro, Bytes, Serde
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -100,6 +100,7 @@ class Processor:
     durability: Durability
     errors: str | None
     unhandled_exceptions: tuple[type[BaseException], ...]
+    hash_header: bool
 
 
 End = Topic | str
@@ -115,13 +116,15 @@ class Options(TypedDict, total=False):
     durability: Durability | str
     errors: str | None
     unhandled_exceptions: Classes
+    hash_header: bool
 
 
 class Graph:
     """Topics and the processors between them.
 
-    `guarantee`, `durability`, `errors` (the topic of dead letters) and `unhandled_exceptions` (classes that stop the
-    worker instead of making a dead letter) hold for each processor that is not given its own. Raises GraphError.
+    `guarantee`, `durability`, `errors` (the topic of dead letters), `unhandled_exceptions` (classes that stop the
+    worker instead of making a dead letter) and `hash_header` (outputs carry the delivery hash; dead letters always do)
+    hold for each processor that is not given its own. Raises GraphError.
     """
 
     def __init__(
@@ -132,13 +135,18 @@ class Graph:
         guarantee: Guarantee | str = Guarantee.EXACTLY_ONCE,
         durability: Durability | str = Durability.COMMITTED,
         unhandled_exceptions: Classes = (),
+        hash_header: bool = True,
     ) -> None:
         self.name = name
         self._topics: dict[str, Topic] = {}
         self._letters: dict[str, Topic | None] = {}
         self._processors: dict[str, Processor] = {}
         self._options = Options(
-            guarantee=guarantee, durability=durability, errors=errors, unhandled_exceptions=unhandled_exceptions
+            guarantee=guarantee,
+            durability=durability,
+            errors=errors,
+            unhandled_exceptions=unhandled_exceptions,
+            hash_header=hash_header,
         )
         what = f"graph {name!r}"
         if not _GRAPH_NAME.match(name):
@@ -222,13 +230,14 @@ class Graph:
                 inputs=reads,
                 outputs=writes,
                 function=function,
-                wants_step=_wants_step(what, function, 1 if kind.is_alts else len(reads), batch=batch),
+                wants_step=wants_step(what, function, 1 if kind.is_alts else len(reads), batch=batch),
                 batch=batch,
-                generator=_is_generator(what, function, batch=batch, sink=not writes),
+                generator=is_generator(what, function, batch=batch, sink=not writes),
                 guarantee=_chosen(what, Guarantee, "guarantee", chosen["guarantee"]),
                 durability=_chosen(what, Durability, "durability", chosen["durability"]),
                 errors=chosen["errors"],
                 unhandled_exceptions=_exceptions(what, chosen["unhandled_exceptions"]),
+                hash_header=chosen["hash_header"],
             )
             self._add(what, processor)
             return function
@@ -343,6 +352,7 @@ class Graph:
         for processor in self.processors:
             words = [processor.kind, processor.guarantee, processor.durability]
             words += [name for name in ("batch", "generator", "wants_step") if getattr(processor, name)]
+            words += [] if processor.hash_header else ["no hash header"]
             rows = {
                 "reads": ", ".join(map(str, processor.inputs)),
                 "writes": ", ".join(map(str, processor.outputs)),
@@ -444,44 +454,6 @@ def _check_ends(what: str, reads: Sequence[Topic], writes: Sequence[Topic] | Non
             raise GraphError(f"{what} {role} {twice[0].name!r} twice: name it once")
     if both := [topic for topic in writes or () if topic in reads]:
         raise GraphError(f"{what} reads and writes {both[0].name!r}, an endless loop: write to another topic")
-
-
-def _wants_step(what: str, function: Callable[..., Any], values: int, *, batch: bool) -> bool:
-    """Whether the function asks for the step; GraphError if it cannot be called with this many values."""
-    if not callable(function):
-        raise GraphError(f"{what}: {function!r} is no function: give one that takes a record's value")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return False  # a builtin that does not say what it takes: values alone
-    value, step = ("values", "steps") if batch else ("value", "step")
-    arguments = [value] if values == 1 else [f"{value}_{i}" for i in range(1, values + 1)]
-    wants = step in signature.parameters
-    positional = [p.name for p in signature.parameters.values() if p.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    try:
-        signature.bind(*arguments, *([step] if wants else []))
-        fits = not wants or positional[values : values + 1] == [step]
-    except TypeError:
-        fits = False
-    if not fits:
-        name, listed = getattr(function, "__name__", "function"), ", ".join(arguments)
-        raise GraphError(
-            f"{what}: its function is {name}{signature}: write {name}({listed}) or {name}({listed}, {step})"
-        )
-    return wants
-
-
-def _is_generator(what: str, function: Callable[..., Any], *, batch: bool, sink: bool) -> bool:
-    """Whether the function yields its results; GraphError for a function that cannot be run as it is."""
-    bodies = (function, type(function).__call__)
-    if any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies):
-        raise GraphError(f"{what}: its function is async, and steps run one after the other: write a plain function")
-    generator = any(inspect.isgeneratorfunction(body) for body in bodies)
-    if generator and batch:
-        raise GraphError(f"{what} is a batch and yields: return a list of one result per record")
-    if generator and sink:
-        raise GraphError(f"{what} is a sink and yields, so that its body would never run: write a plain function")
-    return generator
 
 
 def _check_letter_loops(processors: Iterable[Processor]) -> None:

@@ -62,26 +62,45 @@ class Worker:
         self._stopping = stopping
 
     def run(self) -> None:
-        """Fences, joins the group, then turns until it is told to stop; what is done by then is committed."""
+        """Starts, then steps until it is told to stop; what is done by then is committed."""
         try:
-            self.session.start()
-            self.consumer.subscribe([t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked)
+            self.start()
             while not self._stopping.is_set():
-                try:
-                    if self._astray:
-                        self.rewind()
-                    self.turn()
-                except LogError as error:
-                    self._astray = True
-                    self.session.recover(error)
-            self._drain()
-            if isinstance(self._interrupt, Stop):
-                logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
-            elif self._interrupt is not None:
-                raise self._interrupt
+                self.step()
+            self.finish()
         finally:
-            self.session.end()
-            self.consumer.close()
+            self.close()
+
+    def start(self) -> None:
+        """Fences what held this slot before, then joins the group."""
+        self.session.start()
+        self.consumer.subscribe([t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked)
+
+    def step(self) -> None:
+        """One turn, or the way back of one that failed: what the error's name says, then the committed positions."""
+        try:
+            if self._astray:
+                self.rewind()
+            self.turn()
+        except LogError as error:
+            self._astray = True
+            self.session.recover(error)
+
+    def finish(self) -> None:
+        """Commits what is done; raises what stopped the worker, unless that was Stop."""
+        try:
+            self.session.commit()
+        except LogError as error:
+            logger.warning("%s: what was open is not committed and will be done again: %s", self.processor.id, error)
+        if isinstance(self._interrupt, Stop):
+            logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
+        elif self._interrupt is not None:
+            raise self._interrupt
+
+    def close(self) -> None:
+        """Lets producer and seat go; nothing more is committed."""
+        self.session.end()
+        self.consumer.close()
 
     def turn(self) -> None:
         """Fetch, then take, prepare, run, write; commit when it is due, or at once when the input is dry."""
@@ -116,12 +135,6 @@ class Worker:
         self.tasks.assign(positions, choices)
         self.consumer.assign(positions)
         self._astray = False
-
-    def _drain(self) -> None:
-        try:
-            self.session.commit()
-        except LogError as error:
-            logger.warning("%s: what was open is not committed and will be done again: %s", self.processor.id, error)
 
     def _on_assigned(self, partitions: set[TopicPartition]) -> None:
         logger.info("%s: holds %s", self.processor.id, ", ".join(sorted(map(str, partitions))) or "no partition")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kstreams_py.dead_letter import Failure
 from kstreams_py.delivery import Output
 from kstreams_py.metrics import Counters, Report, lag, totals
 from kstreams_py.record import TopicPartition
-from kstreams_py.task import Failure, Plan
+from kstreams_py.task import Plan
 from tests.unit.fakes import Read
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)

@@ -540,6 +540,7 @@ def test_one_slot_runs_here_and_reports_to_whoever_started_it(
     if how == "orphaned":
         os.close(reading)
     settings = Settings()
+    monkeypatch.setattr(module, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None))
     run_slot(THE_GRAPH, 3, settings, create=True)
     assert FakeSlot.made == {"graph": THE_GRAPH, "slot": 3, "log": wired, "settings": settings, "create": True,
                              "stopped": how == "orphaned"}  # fmt: skip

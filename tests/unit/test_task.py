@@ -370,6 +370,45 @@ def test_timestamp_of_a_record_that_has_none_is_left_to_the_producer(function: C
     assert plan_of(Bench().map(function), m).outputs == [output("x", b"v", m, timestamp=0)]
 
 
+def in_batch(values: list[bytes], steps: list[Step]) -> list[Any]:
+    return [value + step.delivery_hash for value, step in zip(values, steps, strict=True)]
+
+
+@pytest.mark.parametrize("how", ["map", "step", "batch", "alts", "fork", "out", "join"])
+def test_without_the_header_outputs_are_the_same_but_for_it(how: str) -> None:
+    """The hash itself is still there for the function, and in dead letters."""
+
+    def plan(*, hash_header: bool) -> Plan:
+        bench = Bench(errors="dead", hash_header=hash_header)
+        made: Mapping[str, Callable[[], Tasks]] = {
+            "map": lambda: bench.map(lambda value: value + b""),
+            "step": lambda: bench.map(lambda value, step: value + step.delivery_hash),
+            "batch": lambda: bench.map(in_batch, batch=True),
+            "alts": lambda: bench.alts(lambda value, step: value + step.delivery_hash),
+            "fork": lambda: bench.fork(lambda value: {"x": value + b"", "y": value + b""}),
+            "out": lambda: bench.map(lambda value: Out(value + b"")),
+            "join": lambda: bench.join(lambda a, b, step: a + b + step.delivery_hash),
+        }
+        carried: Headers = [("ks-hash", b"0" * 16), ("mine", b"1")]
+        return plan_of(
+            made[how](),
+            Read("a", 0, b"1", headers=carried),
+            Read("a", 1, b"2"),
+            *([] if how == "batch" else [Read("a", 2, None)]),  # a batch has one dead letter for all
+            *(reads("b", b"3", b"4", b"5") if how in ("join", "alts") else []),
+        )
+
+    def without_hash(output: Output) -> Output:
+        headers = [h for h in output[7] or [] if h[0] != "ks-hash"]
+        return (*output[:7], headers) if output[0] != "dead" else output  # type: ignore[return-value]
+
+    off, on = plan(hash_header=False), plan(hash_header=True)
+    assert [(*o[:7], o[7] or []) for o in off.outputs] == [without_hash(o) for o in on.outputs]
+    assert (off.positions, off.letters, off.records) == (on.positions, on.letters, on.records)
+    assert {o[0] for o in off.outputs} >= {"x"} | ({"dead"} if how != "batch" else set())
+    assert all(any(h[0] == "ks-hash" for h in o[7] or []) for o in on.outputs)
+
+
 # Batches.
 
 

@@ -84,6 +84,7 @@ def test_map_declares_the_whole_processor_and_returns_the_function_unchanged() -
             durability=Durability.COMMITTED,
             errors="letters",
             unhandled_exceptions=(KeyError,),
+            hash_header=True,
         ),
     )
 
@@ -98,6 +99,7 @@ def test_processor_options_win_over_those_of_the_graph() -> None:
         durability=Durability.LEADER,
         errors="others",
         unhandled_exceptions=(ValueError, OSError),
+        hash_header=False,
     )(lambda values, steps: None)
     graph.map(a, to=b, errors=None)(one)
     mine, other = graph.processors
@@ -108,6 +110,7 @@ def test_processor_options_win_over_those_of_the_graph() -> None:
         (ValueError, OSError),
     )
     assert (other.errors, other.unhandled_exceptions) == (None, (KeyError,))
+    assert (mine.hash_header, other.hash_header) == (False, True)
     assert list(graph.topics) == ["a", "b", "c", "letters", "others"]
 
 
@@ -300,7 +303,7 @@ LETTERS = (
     "or not at all: graph.topics has it"
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
-OPTIONS = "id, batch, guarantee, durability, errors, unhandled_exceptions"
+OPTIONS = "id, batch, guarantee, durability, errors, unhandled_exceptions, hash_header"
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )
@@ -652,7 +655,7 @@ def test_describe_tells_everything_in_the_order_of_declaration() -> None:
     jfk = graph.topic("jfk", value=Plain())
     flights, departed = graph.topic("flights"), graph.topic("departed")
     graph.alts(ewr, jfk, to=flights, id="merge")(asks)
-    graph.map(flights, to=[departed], id="split", unhandled_exceptions=())(many)
+    graph.map(flights, to=[departed], id="split", unhandled_exceptions=(), hash_header=False)(many)
     graph.sink(departed, id="store", batch=True, guarantee="at_most_once", durability="none", errors=None)(one)
     assert (
         graph.describe()
@@ -673,7 +676,7 @@ processors
     dead letters  flights.errors
     stops on      KeyError, OSError
     journal       __ks.flights.merge.journal
-  split: map, exactly_once, committed, generator
+  split: map, exactly_once, committed, generator, no hash header
     reads         flights
     writes        departed
     dead letters  flights.errors

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kstreams_py.config import Settings
+from kstreams_py.dead_letter import Failure
 from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee
 from kstreams_py.engine import transaction
 from kstreams_py.engine.transaction import CALLS_MAX, RENEWALS_MAX, TRANSITIONS, Session, State, Surroundings
@@ -28,7 +29,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
-from kstreams_py.task import Failure, Intake, Plan
+from kstreams_py.task import Intake, Plan
 from kstreams_py.testing import ManualClock, MemoryLog
 from kstreams_py.topology import Graph
 from tests.unit.fakes import MemoryRegistry, Read
