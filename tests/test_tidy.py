@@ -151,14 +151,23 @@ def test_no_registry_host_and_no_path_of_a_machine_is_in_any_tracked_file() -> N
     assert not offenders
 
 
-def test_tests_named_in_architecture_exist() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(test_\w+)`", text))
+@pytest.mark.parametrize("document", [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+def test_tests_named_in_a_document_exist(document: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", document.read_text(encoding="utf-8")))
     defined = {
         node.name
         for path in (ROOT / "tests").rglob("test_*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef)
     } | {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
-    assert named
     assert not named - defined
+
+
+def test_every_truth_in_the_document_has_problem_answer_rest_and_tests() -> None:
+    text = (ROOT / "docs" / "exactly-once.md").read_text(encoding="utf-8")
+    truths = re.split(r"^## ", text, flags=re.MULTILINE)[1:-1]
+    assert len(truths) == 11
+    for truth in truths:
+        parts = re.findall(r"^\*\*(\w+)\.\*\* (.)", truth, flags=re.MULTILINE)
+        assert [part for part, _ in parts] == ["Problem", "Answer", "Remains", "Tests"], truth
+        assert re.search(r"`test_\w+`", truth.partition("**Tests.**")[2]), truth

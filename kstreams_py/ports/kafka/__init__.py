@@ -198,14 +198,17 @@ class KafkaLog:
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
-        for future in self._admin.delete_records([ck.TopicPartition(*partition, before)]).values():
+        deleted = self._admin.delete_records([ck.TopicPartition(*partition, before)], request_timeout=self._limit)
+        for future in deleted.values():
             self._result(future)
 
     def _result(self, future: Any) -> Any:
         try:
-            return future.result(self._limit)
+            return future.result(self._limit + 1)  # the request's own limit comes first, and says why
         except ck.KafkaException as error:
             raise self._unavailable(error.args[0]) from None
+        except TimeoutError:
+            raise Retriable(f"no answer from {self._settings.bootstrap_servers} within {self._limit:g} s") from None
 
     def _unavailable(self, error: ck.KafkaError) -> Exception:
         """A failed admin call, as the message a person needs."""
