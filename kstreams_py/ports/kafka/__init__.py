@@ -48,6 +48,8 @@ class KafkaLog:
             {
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold
                 "fetch.queue.backoff.ms": 5,
+                # a fetch from idle partitions holds up the records of those that were assigned after it was sent
+                "fetch.wait.max.ms": 100,
                 "fetch.message.max.bytes": 4 << 20,
                 "queued.min.messages": 500_000,
                 "queued.max.messages.kbytes": 64 << 10,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -28,6 +29,10 @@ from kstreams_py.record import Message, Positions, TopicPartition
 logger = logging.getLogger(__name__)
 ABORT_FLUSH_SECONDS: Final = 5.0
 """How long an abort waits for what is on its way; a new producer does without."""
+
+
+CONNECT_SECONDS: Final = 1.0
+"""How long a new producer waits for its first connection before it goes on all the same."""
 
 
 class KafkaProducer:
@@ -79,6 +84,9 @@ class KafkaProducer:
         return log_error(error, f"writing to {output[0]}")
 
     def init_transactions(self) -> None:
+        with suppress(ck.KafkaException):
+            # measured: a client that is not connected yet looks for its coordinator again after 500 ms, not at once
+            self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
         self._call(self._producer.init_transactions, "starting the producer")
 
     def begin_transaction(self) -> None:
