@@ -165,7 +165,10 @@ class Consumer(Protocol):
         """Commits positions outside of a transaction, and waits for it."""
 
     def hold_seat(self) -> None:
-        """Raises Replaced if another member has taken this member's seat (its group.instance.id) in the group."""
+        """Raises Replaced if another member has taken this member's seat (its group.instance.id) in the group.
+
+        It asks and commits nothing: a plain commit may come late, and would put the group back.
+        """
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Stops fetching these, and resumes all others."""

@@ -137,7 +137,9 @@ class Session:
     def prepare(self, intake: Intake) -> None:
         """Saves what the guarantee wants saved before the functions run: positions, or the choices of alts."""
         if self.promise.saves_first:
-            self._retrying(lambda: self._consumer.commit(intake.positions()))
+            positions = intake.positions()
+            self._retrying(lambda: self._consumer.commit(positions))
+            self._positions = {tp: reached for tp, reached in self._positions.items() if tp not in positions}
         elif self.journal is not None and intake.choices:
             if self.busy:
                 self.commit()
@@ -148,7 +150,8 @@ class Session:
         for failure in plan.failures:
             logger.warning("%s: dead letter: %s", self._processor.id, failure)
         self._open()
-        self._positions.update(plan.positions)
+        if not self.promise.saves_first:
+            self._positions.update(plan.positions)
         self._records += plan.records
         if plan.outputs:
             self._call(lambda producer: producer.write(plan.outputs))
@@ -183,6 +186,8 @@ class Session:
                 self._call(lambda producer: producer.flush())
             except Abortable as lost:
                 logger.warning("%s: at most once: %s", self._processor.id, lost)
+            if self._positions:
+                self._retrying(lambda: self._consumer.commit(self._positions))
         else:
             self._call(lambda producer: producer.flush())
             self._retrying(lambda: self._consumer.commit(self._positions))

@@ -3,7 +3,8 @@
 Nothing here reads a clock or waits: time is an argument, and every request is answered at once. The clients that speak
 to it, and what a test may do to them, are in testing.py. It follows Apache Kafka with a client that speaks EndTxn v1:
 
-- a transaction opens with its first partition or group, and ends with one marker in each of its partitions;
+- a transaction opens with its first partition or group, and ends with one marker in each of its partitions, which may
+  follow the answer to its commit after a while;
 - a transactional id has one epoch that counts, the newest; a time-out raises it as a new producer does;
 - a batch is known by producer id, epoch and sequence per partition: doubles are dropped, gaps are refused;
 - a group rebalances in two phases: all members join anew (or their sessions time out), then a new generation is dealt;
@@ -216,12 +217,18 @@ class Topic:
 
 @dataclass(slots=True)
 class TransactionalId:
-    """A transactional id: the epoch that counts, and its open transaction (since when; None: none is open)."""
+    """A transactional id: the epoch that counts, and its open transaction (since when; None: none is open).
+
+    `partitions` may be written in it, and `positions` be added. Once its end is decided (`commits`), the markers follow at `ends_at`; until then its records are still open.
+    """
 
     producer_id: int
     epoch: int = -1
     since: float | None = None
     partitions: set[TopicPartition] = field(default_factory=set)
+    positions: bool = False
+    commits: bool | None = None
+    ends_at: float | None = None
 
 
 class Membership(NamedTuple):
@@ -302,13 +309,17 @@ class Group:
 
     def check(self, membership: Membership) -> None:
         """Raises Replaced if another member holds the seat, Abortable if this one is not of the generation."""
-        if self._held(membership.seat, membership.member) is None:
-            raise Abortable(f"group {self.name}: {membership.seat} is no member (any more)")
+        self.check_seat(membership.seat, membership.member)
         if membership.generation != self.generation:
             raise Abortable(
                 f"group {self.name}: {membership.seat} is of generation {membership.generation}, and "
                 f"{self.generation} is the newest"
             )
+
+    def check_seat(self, seat: str, member: int) -> None:
+        """Raises Replaced if another member holds the seat, Abortable if nobody does."""
+        if self._held(seat, member) is None:
+            raise Abortable(f"group {self.name}: {seat} is no member (any more)")
 
     def expire(self, before: float) -> None:
         """Frees the seats of members that were not heard of since."""
@@ -333,12 +344,14 @@ class Group:
 class Broker:
     """All topics, transactional ids and groups, and the requests that touch more than one of them."""
 
-    def __init__(self, *, transaction_timeout: float, session_timeout: float) -> None:
+    def __init__(self, *, transaction_timeout: float, session_timeout: float, marker_delay: float = 0.0) -> None:
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
         self._transactional: dict[str, TransactionalId] = {}
         self._transaction_timeout = transaction_timeout
         self._session_timeout = session_timeout
+        self._marker_delay = marker_delay
+        self._now = 0.0
         self._ids = 0
 
     def next_id(self) -> int:
@@ -347,10 +360,13 @@ class Broker:
         return self._ids
 
     def pass_time(self, now: float) -> None:
-        """Aborts transactions that are open for too long, and frees the seats of silent members."""
+        """Writes markers, aborts transactions that are open for too long, and frees the seats of silent members."""
+        self._now = now
         for held in self._transactional.values():
+            if held.ends_at is not None and held.ends_at <= now:
+                self._write_markers(held)
             if held.since is not None and now - held.since > self._transaction_timeout:
-                self._end(held, commits=False)
+                self._abort(held)
                 held.epoch += 1
         for group in self.groups.values():
             group.expire(now - self._session_timeout)
@@ -382,14 +398,20 @@ class Broker:
     def init_producer(self, transactional_id: str) -> tuple[int, int]:
         """A producer id and its new epoch; what the older one left open is aborted."""
         held = self._transactional.setdefault(transactional_id, TransactionalId(self.next_id()))
-        self._end(held, commits=False)
+        self._abort(held)
         held.epoch += 1
         return held.producer_id, held.epoch
 
     def enlist(self, transactional_id: str, epoch: int, partition: TopicPartition | None, now: float) -> None:
-        """Opens a transaction unless one is open, and adds a partition (None: positions) to it. Raises Fenced."""
+        """Opens a transaction unless one is open, and adds a partition (None: positions) to it. Raises Fenced.
+
+        The markers of the one before come first: a client is kept waiting for them (CONCURRENT_TRANSACTIONS).
+        """
         held = self._of_epoch(transactional_id, epoch)
-        if partition is not None:
+        self._write_markers(held)
+        if partition is None:
+            held.positions = True
+        else:
             held.partitions.add(self.partition(partition).name)
         if held.since is None:
             held.since = now
@@ -408,24 +430,34 @@ class Broker:
         log.append(batch, stamp, transactional=transactional_id is not None)
 
     def add_positions(self, transactional_id: str, epoch: int, positions: Positions, membership: Membership) -> None:
-        """Makes positions of a group pending in a transaction. Raises Fenced, Abortable."""
+        """Makes positions of a group pending in a transaction. Raises Fenced, Abortable.
+
+        Of a producer that says nothing of a member, nothing is asked: so a zombie could commit.
+        """
         held = self._of_epoch(transactional_id, epoch)
+        if not held.positions:
+            raise Abortable(f"{transactional_id}: positions are not part of an open transaction")
         group = self.group(membership.group)
-        try:
-            group.check(membership)
-        except Replaced as replaced:
-            raise Fenced(str(replaced)) from None
+        if membership.seat:
+            try:
+                group.check(membership)
+            except Replaced as replaced:
+                raise Fenced(str(replaced)) from None
         group.pending.setdefault(held.producer_id, {}).update(positions)
 
     def end_transaction(self, transactional_id: str, epoch: int, *, commits: bool) -> None:
-        """Commits or aborts whatever is open. Raises Fenced, OutcomeUnknown if nothing is.
+        """Commits or aborts whatever is open. Raises Fenced, OutcomeUnknown if nothing is, unless it says so again.
 
         EndTxn v1 does not say which transaction it means: a late one ends another of its epoch (KAFKA-17754).
         """
         held = self._of_epoch(transactional_id, epoch)
         if held.since is None:
+            if held.commits is commits:
+                return
             raise OutcomeUnknown(f"{transactional_id}: no transaction is open")
-        self._end(held, commits=commits)
+        held.since, held.commits, held.ends_at = None, commits, self._now + self._marker_delay
+        if not self._marker_delay:
+            self._write_markers(held)
 
     def _of_epoch(self, transactional_id: str, epoch: int) -> TransactionalId:
         held = self._transactional[transactional_id]
@@ -433,14 +465,25 @@ class Broker:
             raise Fenced(f"{transactional_id}: epoch {epoch} is over, {held.epoch} counts")
         return held
 
-    def _end(self, held: TransactionalId, *, commits: bool) -> None:
+    def _abort(self, held: TransactionalId) -> None:
+        """Aborts what is open; what was committed or aborted already gets its markers."""
+        if held.since is not None:
+            held.since, held.commits, held.ends_at = None, False, self._now
+        self._write_markers(held)
+        held.commits = None
+
+    def _write_markers(self, held: TransactionalId) -> None:
+        """Ends a transaction in its partitions and its groups, if its end is decided."""
+        if held.ends_at is None:
+            return
+        commits = held.commits is True
         for partition in sorted(held.partitions):
             self.partition(partition).end_transaction(Marker(held.producer_id, commits))
         for group in self.groups.values():
             positions = group.pending.pop(held.producer_id, {})
             if commits:
                 group.positions.update(positions)
-        held.since = None
+        held.ends_at, held.positions = None, False
         held.partitions.clear()
 
     # Positions.
@@ -451,4 +494,4 @@ class Broker:
         for positions in found.pending.values():
             if waiting := sorted(set(partitions) & set(positions)):
                 raise Retriable(f"group {group}: the position of {waiting[0]} is pending in a transaction")
-        return {tp: found.positions.get(tp, self.partition(tp).start) for tp in partitions}
+        return {tp: found.positions.get(tp, self.partition(tp).start) for tp in sorted(partitions)}

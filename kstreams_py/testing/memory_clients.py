@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from random import Random
+from typing import Final, TypeVar, Union
 
 from kstreams_py.delivery import Consumer, Durability, Output, Promise
-from kstreams_py.errors import Abortable, KStreamsError, LogError, OutcomeUnknown, Retriable, TopicError
+from kstreams_py.errors import Abortable, KStreamsError, OutcomeUnknown, Retriable, TopicError
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Membership, Stamp
 
@@ -19,47 +20,60 @@ CLIENT_MESSAGE_MAX: Final = 1_000_000
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong with the nth request of a name from now on; see MemoryLog.inject."""
+    """What befalls a request: it is carried out (`applied`) or lost on its way, and raises `error` in its caller.
 
-    request: str
-    nth: int
-    error: BaseException | None
-    applied: bool
-    late: float | None
+    With `late` seconds, it reaches the broker (once more) that much later, and its producer is tainted.
+    """
+
+    error: BaseException | None = None
+    applied: bool = True
+    late: float | None = None
+
+    def __post_init__(self) -> None:
+        assert self.applied or self.error is not None, "a lost request has no answer: give an error"
+
+
+Client = Union["MemoryProducer", "MemoryConsumer", None]
 
 
 class Network:
     """What is between clients and broker: requests that arrive, get lost or come late, and the time that passes."""
 
-    def __init__(self, broker: Broker, clock: Callable[[], float], linger: float) -> None:
+    def __init__(self, broker: Broker, clock: Callable[[], float], linger: float, chance: Random | None = None) -> None:
         self.broker = broker
         self.clock = clock
         self.linger = linger
+        self.chance = chance
         self.requests: list[str] = []
-        self._faults: list[Fault] = []
-        self._late: list[tuple[float, Callable[[], object]]] = []
+        self.watcher: Callable[[str, object], Fault | None] = lambda name, client: None
         self.lingering: list[MemoryProducer] = []
+        self._faults: list[tuple[str, int, Fault]] = []
+        self._late: list[tuple[float, Callable[[], object]]] = []
 
-    def inject(self, fault: Fault) -> None:
-        """Lets the request that the fault names go wrong."""
-        self._faults.append(fault)
+    def inject(self, request: str, nth: int, fault: Fault) -> None:
+        """Lets the nth request of a name ("" for any) from now on go wrong."""
+        self._faults.append((request, nth, fault))
 
-    def request(self, name: str, action: Callable[[], T], client: MemoryProducer | None = None) -> T:
+    def request(self, name: str, action: Callable[[], T], client: Client = None) -> T:
         """Carries a client's request out, or lets it go wrong."""
+        fault = self.watcher(name, client)
         self.pass_time()
-        return self.transport(name, action, client)
+        return self._carry(name, action, client, fault)
 
-    def transport(self, name: str, action: Callable[[], T], client: MemoryProducer | None = None) -> T:
+    def transport(self, name: str, action: Callable[[], T], client: Client) -> T:
         """As `request`, without a look at the clock."""
+        return self._carry(name, action, client, self.watcher(name, client))
+
+    def _carry(self, name: str, action: Callable[[], T], client: Client, fault: Fault | None) -> T:
         self.requests.append(name)
-        fault = self._due(name)
+        fault = self._due(name) or fault
         if fault is None:
             return action()
         if fault.late is not None:
             self._late.append((self.clock() + fault.late, action))
-            if client is not None:
+            if isinstance(client, MemoryProducer):
                 client.taint()
         if fault.applied:
             answer = action()
@@ -74,20 +88,22 @@ class Network:
         arriving = [action for at, action in self._late if at <= now]
         self._late = [(at, action) for at, action in self._late if at > now]
         for action in arriving:
-            with suppress(LogError):
+            with suppress(KStreamsError):
                 action()
         for producer in list(self.lingering):
             producer.send_if_due()
         self.broker.pass_time(now)
 
     def _due(self, name: str) -> Fault | None:
-        due = None
-        for fault in self._faults:
-            if fault.request in ("", name):
-                fault.nth -= 1
-                if fault.nth == 0:
-                    due = fault
-        self._faults = [fault for fault in self._faults if fault.nth > 0]
+        due, left = None, []
+        for request, nth, fault in self._faults:
+            if request not in ("", name):
+                left.append((request, nth, fault))
+            elif nth > 1:
+                left.append((request, nth - 1, fault))
+            else:
+                due = fault
+        self._faults = left
         return due
 
 
@@ -282,7 +298,7 @@ class MemoryConsumer:
         self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
     ) -> None:
         self._topics, self._on_assigned, self._on_revoked = tuple(topics), assigned, revoked
-        self._member = self._network.request(
+        self._member = self._request(
             "subscribe", lambda: self._group.join(self._seat, self._topics, self._network.clock())
         )
 
@@ -293,16 +309,20 @@ class MemoryConsumer:
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         del timeout  # nothing can come while the only thread waits
-        return self._network.request("consume", lambda: self._consume(limit))
+        return self._request("consume", lambda: self._consume(limit))
 
     def _consume(self, limit: int) -> list[Message]:
         if self._topics:
             self._keep_seat()
+        order, chance = list(self._positions), self._network.chance
+        if chance is not None:  # whatever came first, as much as has come
+            order = chance.sample(sorted(order), chance.randint(0, len(order)))
+            limit = chance.choice((1, 3, limit))
         found: list[Message] = []
-        for tp in list(self._positions):
+        for tp in order:
             if tp not in self._paused:
                 found += self._fetch(tp, limit - len(found))
-            if len(found) == limit:
+            if len(found) >= limit:
                 break
         return found
 
@@ -341,7 +361,7 @@ class MemoryConsumer:
         return found
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
-        return self._network.request("committed", lambda: self._network.broker.committed(self._group.name, partitions))
+        return self._request("committed", lambda: self._network.broker.committed(self._group.name, partitions))
 
     def commit(self, positions: Positions) -> None:
         metadata = self.group_metadata()
@@ -350,11 +370,10 @@ class MemoryConsumer:
             self._group.check(metadata)
             self._group.positions.update(positions)
 
-        self._network.request("commit", commit)
+        self._request("commit", commit)
 
     def hold_seat(self) -> None:
-        if self._positions:
-            self.commit(self.committed(self._positions))
+        self._request("hold_seat", lambda: self._group.check_seat(self._seat, self._member))
 
     def group_metadata(self) -> Membership:
         """What goes with a commit, as this member knows it now."""
@@ -365,3 +384,6 @@ class MemoryConsumer:
 
     def close(self) -> None:
         self._positions = {}
+
+    def _request(self, name: str, action: Callable[[], T]) -> T:
+        return self._network.request(name, action, self)

@@ -17,6 +17,7 @@ lingering records, late requests) comes with the next call after the clock was m
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from random import Random
 
 from kstreams_py.delivery import Durability, Promise, TopicInfo
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
@@ -42,7 +43,9 @@ class MemoryLog:
     """delivery.Log in memory.
 
     `transaction_timeout` and `session_timeout` are in seconds of the clock. With `linger` (seconds), what producers
-    write stays with them for so long, or until a flush or a commit, and a producer that is dropped loses it.
+    write stays with them for so long, or until a flush or a commit, and a producer that is dropped loses it. With
+    `marker_delay` (seconds), a transaction's records and positions show that much after the answer to its commit. With
+    `chance` (seeded), a consumer gets what happens to have come: of any partition first, little or nothing at times.
     """
 
     def __init__(
@@ -52,10 +55,14 @@ class MemoryLog:
         transaction_timeout: float = 10.0,
         session_timeout: float = 10.0,
         linger: float = 0.0,
+        marker_delay: float = 0.0,
+        chance: Random | None = None,
     ) -> None:
         self.clock: Callable[[], float] = clock or ManualClock()
-        self._broker = Broker(transaction_timeout=transaction_timeout, session_timeout=session_timeout)
-        self._network = Network(self._broker, self.clock, linger)
+        self._broker = Broker(
+            transaction_timeout=transaction_timeout, session_timeout=session_timeout, marker_delay=marker_delay
+        )
+        self._network = Network(self._broker, self.clock, linger, chance)
 
     # delivery.Log
 
@@ -132,6 +139,14 @@ class MemoryLog:
         """The names of all requests so far, in order: each is a place where something can break."""
         return self._network.requests
 
+    def watch(self, watcher: Callable[[str, object], Fault | None]) -> None:
+        """Calls `watcher` before each request with its name and its producer or consumer (None: the log itself).
+
+        It may move the clock, let other workers run meanwhile, return what befalls this very request, or raise: then
+        the request is never made.
+        """
+        self._network.watcher = watcher
+
     def inject(
         self,
         request: str,
@@ -150,5 +165,4 @@ class MemoryLog:
         transaction an "add_partition" of each partition and an "add_offsets" before its first positions. A Retriable
         error of "produce" or "add_partition" makes the client try again, if that is its promise; others fail the batch.
         """
-        assert applied or error is not None, "a lost request has no answer: give an error"
-        self._network.inject(Fault(request, nth, error, applied, late))
+        self._network.inject(request, nth, Fault(error, applied, late))

@@ -562,10 +562,10 @@ def test_fenced_without_an_answer_about_the_seat_does_not_take_the_id_back() -> 
     error = bench.failed_commit()
     bench.did()
     for nth in range(1, CALLS_MAX + 1):
-        bench.log.inject("committed", nth=nth, error=Retriable("no answer"), applied=False)
+        bench.log.inject("hold_seat", nth=nth, error=Retriable("no answer"), applied=False)
     with pytest.raises(Retriable, match="no answer"):
         bench.session.recover(error)
-    assert (bench.session.state, bench.did()) == (State.FATAL, ["committed"] * CALLS_MAX)
+    assert (bench.session.state, bench.did()) == (State.FATAL, ["hold_seat"] * CALLS_MAX)
 
 
 # Truth 8: a producer that the broker has forgotten.

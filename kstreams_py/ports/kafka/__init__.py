@@ -34,6 +34,8 @@ class KafkaLog:
             "bootstrap.servers": settings.bootstrap_servers,
             "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
             "log_level": 6,
+            # what was deleted, got more partitions or another leader is seen so soon; the default is five minutes
+            "topic.metadata.refresh.interval.ms": 10_000,
             # topics are checked at the start: one that is gone is told before a call times out
             "topic.metadata.propagation.max.ms": min(3_000, settings.transaction_timeout_ms // 3),
             "log.connection.close": True,
@@ -53,8 +55,6 @@ class KafkaLog:
                 "fetch.message.max.bytes": 4 << 20,
                 "queued.min.messages": 500_000,
                 "queued.max.messages.kbytes": 64 << 10,
-                # a topic that was deleted, or that got more partitions, is seen so soon; the default is five minutes
-                "topic.metadata.refresh.interval.ms": 10_000,
                 "heartbeat.interval.ms": min(3_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
                 "group.id": group,
@@ -64,7 +64,14 @@ class KafkaLog:
             },
             self._limit,
             self._settings.auto_offset_reset,
+            self._holder,
         )
+
+    def _holder(self, group: str, seat: str) -> str | None:
+        """The member that has a seat of a group."""
+        described = self._admin.describe_consumer_groups([group], request_timeout=self._limit)[group]
+        members = self._result(described).members
+        return {m.group_instance_id: m.member_id for m in members}.get(seat)
 
     def _of_consumers(self) -> dict[str, Any]:
         return {

@@ -183,17 +183,29 @@ def _partitions(positions: Positions) -> list[ck.TopicPartition]:
 
 
 class KafkaConsumer:
-    """delivery.Consumer on a real cluster: a static member of a classic group."""
+    """delivery.Consumer on a real cluster: a static member of a classic group.
 
-    def __init__(self, settings: Mapping[str, Any], limit: float, start: str) -> None:
+    `holder` tells the member id that has the seat of this name in the group now, None if nobody has.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], limit: float, start: str, holder: Callable[[str, str], str | None]
+    ) -> None:
         self.ends: Positions = {}
-        self._log = ClientLog("consumer")
+        self._settings = settings
         self._limit = limit
         self._start = start
+        self._holder = holder
         self._seat = settings["group.instance.id"]
+        self._rejoin: Callable[[], None] = self._connect
+        self._connect()
+
+    def _connect(self) -> None:
+        self._log = ClientLog("consumer")
         self._assigned: set[TopicPartition] = set()
         self._paused: frozenset[TopicPartition] = frozenset()
-        self._consumer = made(ck.Consumer, {**settings, "error_cb": self._log.on_error}, self._log)
+        self._committed_since = False
+        self._consumer = made(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
         self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
@@ -205,7 +217,16 @@ class KafkaConsumer:
             self._assigned = set()
             revoked()
 
-        self._consumer.subscribe(list(topics), on_assign=on_assign, on_revoke=on_revoke, on_lost=on_revoke)
+        def subscribe() -> None:
+            self._consumer.subscribe(list(topics), on_assign=on_assign, on_revoke=on_revoke, on_lost=on_revoke)
+
+        def rejoin() -> None:
+            self._connect()
+            revoked()
+            subscribe()
+
+        self._rejoin = rejoin
+        subscribe()
 
     def assign(self, positions: Positions) -> None:
         self._assigned = set(positions)
@@ -220,6 +241,15 @@ class KafkaConsumer:
                 found += self._consumer.consume(limit - len(found), 0)
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "reading") from None
+        if self._log.coordinator_lost:
+            self._log.coordinator_lost = False
+            if self._committed_since:
+                # as a late EndTxn ends a later transaction, a late commit would put the group back; the broker refuses
+                # it once this seat has a new member
+                logger.warning("%s: a commit of positions may come late: taking the seat anew", self._seat)
+                self._rejoin()
+                return []
+        self._committed_since = False
         if (seen := self._log.error) is not None:
             self._raise_if_serious(seen)
             self._log.error = None
@@ -269,6 +299,7 @@ class KafkaConsumer:
         return positions | starts
 
     def commit(self, positions: Positions) -> None:
+        self._committed_since = True
         try:
             for p in self._consumer.commit(offsets=_partitions(positions), asynchronous=False) or []:
                 if p.error is not None:
@@ -277,15 +308,21 @@ class KafkaConsumer:
             raise self._log_error(error.args[0], "committing positions") from None
 
     def hold_seat(self) -> None:
-        if self._assigned:
-            self.commit(self.committed(self._assigned))
+        held = self._holder(self._settings["group.id"], self._seat)
+        if held is None:
+            raise Abortable(f"nobody has the seat of {self._seat} in its group")
+        if held != self._consumer.memberid():
+            raise self._replaced()
 
     def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
         """As for a producer, but that the group's word on a seat is final."""
         self._consumer.consume(1, 0)  # serves the log: after a fatal error, only there is its reason told again
         if error.code() == E.FENCED_INSTANCE_ID or SEAT_LOST in error.str() or self._log.fenced:
-            return Replaced(f"another worker has taken the slot of {self._seat} over; this one ends")
+            return self._replaced()
         return log_error(error, doing)
+
+    def _replaced(self) -> Replaced:
+        return Replaced(f"another worker has taken the slot of {self._seat} over; this one ends")
 
     def group_metadata(self) -> object:
         return self._consumer.consumer_group_metadata()

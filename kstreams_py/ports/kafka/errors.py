@@ -77,6 +77,7 @@ class ClientLog(logging.Handler):
     def __init__(self, name: str) -> None:
         super().__init__(logging.DEBUG)
         self.tainted = False
+        self.coordinator_lost = False
         self.fenced = False
         self.error: ck.KafkaError | None = None
         self.logger = logging.Logger(name, logging.DEBUG)
@@ -84,8 +85,9 @@ class ClientLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if "REQTMOUT" in text or ("FAIL" in text and "in state UP" in text):
+        if "REQTMOUT" in text or ("FAIL" in text and ("in state UP" in text or "in state REAUTH" in text)):
             self.tainted = True
+            self.coordinator_lost |= "GroupCoordinator" in text
         if SEAT_LOST in text:
             self.fenced = True
         logger.debug("%s", text)
