@@ -37,13 +37,23 @@ class Intake:
     steps: Sequence[Message] | Sequence[Inputs]
     choices: dict[int, Choices] = field(default_factory=dict)
 
+    def starts(self) -> Positions:
+        """Where the inputs stand before this intake."""
+        first: dict[tuple[str, int], int] = {}
+        for m in self._messages():
+            first.setdefault((m.topic(), m.partition()), m.offset())
+        return {TopicPartition(*tp): offset for tp, offset in first.items()}
+
     def positions(self) -> Positions:
         """Where the inputs stand after this intake."""
-        reached: dict[tuple[str, int], int] = {}
+        last: dict[tuple[str, int], int] = {}
+        for m in self._messages():
+            last[m.topic(), m.partition()] = m.offset()
+        return {TopicPartition(*tp): offset + 1 for tp, offset in last.items()}
+
+    def _messages(self) -> Iterable[Message]:
         steps: Any = self.steps
-        for m in chain.from_iterable(steps) if steps and isinstance(steps[0], tuple) else steps:
-            reached[m.topic(), m.partition()] = m.offset()
-        return {TopicPartition(*tp): offset + 1 for tp, offset in reached.items()}
+        return chain.from_iterable(steps) if steps and isinstance(steps[0], tuple) else steps
 
 
 @dataclass(slots=True)

@@ -270,9 +270,14 @@ class Session:
         """
         try:
             self._retrying(self._consumer.hold_seat)
-        except (Replaced, LogError):
+        except Replaced:
             self._move(State.FATAL)
             raise
+        except LogError as error:
+            self._move(State.FATAL)
+            raise Fatal(
+                f"{self._id}: fenced, and its group does not say that it still holds the seat ({error}): start it again"
+            ) from None
         if age * 1000 >= self._settings.transaction_timeout_ms:
             logger.warning(
                 "%s: the broker timed the transaction out after %.1f s: steps take longer than transaction_timeout_ms",
@@ -327,6 +332,8 @@ class Session:
             for partition, choices in intake.choices.items()
         ]
         self._call(lambda producer: producer.write(records))
+        # these positions are committed already; with them the group is asked whether the partitions are still ours
+        self._call(lambda producer: producer.send_offsets(intake.starts(), self._consumer))
         self._call(lambda producer: producer.commit_transaction())
         self._close()
         self._chosen |= intake.choices

@@ -825,7 +825,7 @@ def test_exactly_once_alts_rewinds_to_its_choices_after_a_failure_in_the_same_pr
     plant.feed("a", "a0")
     plant.feed("b", "b0")
     worker = plant.worker()
-    plant.log.inject("send_offsets", error=Abortable("why"), applied=False)
+    plant.log.inject("send_offsets", nth=2, error=Abortable("why"), applied=False)
     by_topic(worker, "b", "a")
     plant.run(worker, hook=lambda number: by_topic(worker, "a", "b") if worker.counters.aborts else None)
     assert (calls, plant.out()) == ([b"b0", b"a0"] * 2, ["b0", "a0"])

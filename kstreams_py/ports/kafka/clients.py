@@ -235,6 +235,7 @@ class KafkaConsumer:
         self._consumer.assign(_partitions(positions))
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
+        committed, self._committed_since = self._committed_since, False  # what a callback commits counts next time too
         try:
             found = self._consumer.consume(1, timeout) if timeout else []
             if (found or not timeout) and len(found) < limit:
@@ -243,13 +244,12 @@ class KafkaConsumer:
             raise self._log_error(error.args[0], "reading") from None
         if self._log.coordinator_lost:
             self._log.coordinator_lost = False
-            if self._committed_since:
+            if committed or self._committed_since:
                 # as a late EndTxn ends a later transaction, a late commit would put the group back; the broker refuses
                 # it once this seat has a new member
                 logger.warning("%s: a commit of positions may come late: taking the seat anew", self._seat)
                 self._rejoin()
                 return []
-        self._committed_since = False
         if (seen := self._log.error) is not None:
             self._raise_if_serious(seen)
             self._log.error = None
@@ -308,10 +308,10 @@ class KafkaConsumer:
             raise self._log_error(error.args[0], "committing positions") from None
 
     def hold_seat(self) -> None:
-        held = self._holder(self._settings["group.id"], self._seat)
-        if held is None:
-            raise Abortable(f"nobody has the seat of {self._seat} in its group")
-        if held != self._consumer.memberid():
+        held, mine = self._holder(self._settings["group.id"], self._seat), self._consumer.memberid()
+        if not held or not mine:
+            raise Abortable(f"{self._seat} is no member of its group any more")
+        if held != mine:
             raise self._replaced()
 
     def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
