@@ -115,6 +115,15 @@ def run(
         supervisor.run_slots(target, numbers, settings, create=create_topics)
 
 
+@app.command(hidden=True)
+def standby(target: Target) -> None:
+    """Wait for a slot on standard input, then run it: what `run` keeps ready for a worker that dies."""
+    settings = Settings.load()
+    slot = supervisor.awaited_slot()
+    if slot is not None:
+        supervisor.run_slot(supervisor.load(target), slot, settings)
+
+
 @topics_app.command("create")
 def topics_create(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Create the graph's missing topics."""

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,10 @@ BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
 """Seconds before each restart in a row: the first two at once, because a seat is waiting."""
 
 
+STANDBY_DELAY: Final = 2.0
+"""Seconds after a start until the next process is made ready, so that it takes no time from the worker that starts."""
+
+
 @dataclass(slots=True)
 class _Child:
     slot: int
@@ -76,7 +81,11 @@ class _Child:
 
 
 class Supervisor:
-    """Runs `command(slot)` for each slot until `stop`, or until a worker ends by itself."""
+    """Runs `command(slot)` for each slot until `stop`, or until a worker ends by itself.
+
+    `standby` is a command that does what needs no slot, then reads one from its input: what died is replaced by a
+    process that is up already, without the time that a Python takes to start and import.
+    """
 
     def __init__(
         self,
@@ -85,8 +94,12 @@ class Supervisor:
         *,
         drain_seconds: float,
         environment: Mapping[str, str] | None = None,
+        standby: Sequence[str] | None = None,
     ) -> None:
         self._command = command
+        self._standby = standby
+        self._spare: tuple[subprocess.Popen[bytes], int] | None = None
+        self._spare_at = 0.0
         self._environment = {**os.environ, **(environment or {})}
         self._children = {slot: _Child(slot) for slot in slots}
         self._drain_seconds = drain_seconds
@@ -114,6 +127,7 @@ class Supervisor:
             while not self._stopping:
                 for child in self._children.values():
                     self._keep(child)
+                self._keep_spare()
                 if self._listen(0.1):
                     show(self._reports())
         finally:
@@ -155,23 +169,53 @@ class Supervisor:
             )
 
     def _start(self, child: _Child) -> None:
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        try:
-            child.process = subprocess.Popen(
-                [*self._command(child.slot)],
-                env={**self._environment, REPORT_FD: str(writing)},
-                pass_fds=(writing,),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C in the terminal is the supervisor's to pass on
-            )
-        finally:
-            os.close(writing)
+        spare, self._spare = self._spare, None
+        if spare is None:
+            child.process, reading = self._spawn(self._command(child.slot), subprocess.DEVNULL)
+        else:
+            child.process, reading = spare
+            assert child.process.stdin is not None
+            with suppress(BrokenPipeError):  # it has just died: that is seen as any other death
+                child.process.stdin.write(b"%d\n" % child.slot)
+                child.process.stdin.close()
+        self._spare_at = time.monotonic() + STANDBY_DELAY
         child.started_at = time.monotonic()
         child.committed = False
         child.error = ""
         child.past = {processor: report.counters for processor, report in child.reports.items()}
         self._selector.register(reading, selectors.EVENT_READ, child)
+
+    def _spawn(self, command: Sequence[str], stdin: int) -> tuple[subprocess.Popen[bytes], int]:
+        """A process, and where its reports can be read."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        try:
+            process = subprocess.Popen(
+                [*command],
+                env={**self._environment, REPORT_FD: str(writing)},
+                pass_fds=(writing,),
+                stdin=stdin,
+                start_new_session=True,  # a Ctrl-C in the terminal is the supervisor's to pass on
+            )
+        finally:
+            os.close(writing)
+        return process, reading
+
+    def _keep_spare(self) -> None:
+        """Has a process ready for the next death, unless there is one or workers are being started."""
+        if self._spare is not None and self._spare[0].poll() is not None:
+            self._drop_spare()
+        if self._standby is not None and self._spare is None and time.monotonic() >= self._spare_at:
+            self._spare = self._spawn(self._standby, subprocess.PIPE)
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            process, reading = self._spare
+            process.kill()
+            process.communicate()
+            os.close(reading)
+            self._spare = None
+            self._spare_at = time.monotonic() + STANDBY_DELAY
 
     def _forget(self, child: _Child) -> None:
         """Reads what is left of a dead worker's reports, and keeps its counts."""
@@ -212,6 +256,7 @@ class Supervisor:
 
     def _end(self) -> dict[int, int]:
         """SIGTERM to all, a bound for draining, then SIGKILL; the exit status of each slot that did not drain."""
+        self._drop_spare()
         running = {slot: child.process for slot, child in self._children.items() if child.process is not None}
         for process in running.values():
             process.terminate()
@@ -260,6 +305,17 @@ def told(error: KStreamsError) -> bool:
 def worker_command(target: str) -> Callable[[int], list[str]]:
     """The command line of one slot's worker; its settings go by the environment, where no one can list them."""
     return lambda slot: [sys.executable, "-m", "kstreams_py", "run", target, "--slot", str(slot)]
+
+
+def standby_command(target: str) -> list[str]:
+    """The command line of a process that will be a worker once it reads its slot."""
+    return [sys.executable, "-m", "kstreams_py", "standby", target]
+
+
+def awaited_slot() -> int | None:
+    """In a process on standby: the slot, as soon as it is needed; None if its supervisor is gone."""
+    line = sys.stdin.readline()
+    return int(line) if line else None
 
 
 def load(target: str) -> Graph:
@@ -370,7 +426,13 @@ def run_slots(target: str, slots: Sequence[int], settings: Settings, *, create: 
         create_graph_topics(graph, log)
     check_topics(graph, log)  # once here, so that a mistake is told once and not by every worker
     drain = settings.drain_timeout_ms / 1000 + 5
-    supervisor = Supervisor(worker_command(target), slots, drain_seconds=drain, environment=settings.as_environment())
+    supervisor = Supervisor(
+        worker_command(target),
+        slots,
+        drain_seconds=drain,
+        environment=settings.as_environment(),
+        standby=standby_command(target),
+    )
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: supervisor.stop())
     with Progress(Console(stderr=True)) as progress:

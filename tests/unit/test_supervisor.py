@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -22,11 +23,13 @@ from kstreams_py.engine.supervisor import (
     REPORT_FD,
     RESTARTS_MAX,
     Supervisor,
+    awaited_slot,
     load,
     report_writer,
     run,
     run_slot,
     run_slots,
+    standby_command,
     target_of,
     told,
     worker_command,
@@ -90,7 +93,8 @@ class Workers:
     @property
     def births(self) -> dict[int, int]:
         """How many processes each slot has had."""
-        slots = [int(path.stem) for path in self.here.iterdir() if path.suffix[1:].isdigit()]
+        names = [path.name.split(".") for path in self.here.iterdir()]
+        slots = [int(slot) for slot, born in names if slot.isdigit() and born.isdigit()]
         return {slot: slots.count(slot) for slot in sorted(set(slots))}
 
 
@@ -98,6 +102,66 @@ class Workers:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarts without back-off."""
     monkeypatch.setattr(module, "BACKOFF", (0.0,))
+
+
+# Standby.
+
+STANDBY = """
+import os, sys
+here = sys.argv[1]
+born = len([name for name in os.listdir(here) if name.startswith("standby.")]) + 1
+open(f"{here}/standby.{born}", "w").close()
+line = sys.stdin.readline()
+open(f"{here}/read.{born}", "w").write(line)
+if line:
+    os.write(int(os.environ["KSTREAMS_REPORT_FD"]), b'{"processor": "spare", "slot": %d, "counters": {"commits": 1, '
+             b'"records_in": 1}, "lag": null}\\n' % int(line))
+    sys.argv[2:] = [line.strip()]
+"""
+
+
+def on_standby(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a process ready from the start on; once it has its slot it does as PREAMBLE and drained() do.
+
+    What is shown is shown all the time, not only when there is news.
+    """
+    listen = workers.supervisor._listen
+    monkeypatch.setattr(workers.supervisor, "_listen", lambda seconds: [listen(seconds)])
+    monkeypatch.setattr(module, "STANDBY_DELAY", 0.0)
+    script = STANDBY + "if line:\n    " + PREAMBLE.strip().replace("\n", "\n    ") + "\n    drained()"
+    workers.supervisor._standby = [sys.executable, "-I", "-S", "-c", script, str(workers.here)]
+
+
+def test_worker_that_dies_is_replaced_by_the_process_on_standby_and_another_is_made_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "report(1, 1)\nwhile not os.path.exists(here + '/standby.1'): pass\ndie() if slot == 3 else drained()"
+    workers = Workers(tmp_path, script, [2, 3])
+    on_standby(workers, monkeypatch)
+    workers.run(lambda counts: ("spare", 3) in counts and (tmp_path / "standby.2").exists())
+    assert workers.births == {2: 1, 3: 2}, "the first of slot 3 by its command, the second on standby"
+    assert (tmp_path / "read.1").read_text() == "3\n"
+    assert not (tmp_path / "read.2").exists(), "it was ended with the others"
+    assert workers.supervisor._spare is None
+
+
+def test_standby_that_dies_is_replaced_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(tmp_path, "report(1, 1); drained()")
+    on_standby(workers, monkeypatch)
+
+    def until(counts: Counts) -> bool:
+        spare = workers.supervisor._spare
+        if spare is not None and (tmp_path / "standby.1").exists() and not (tmp_path / "standby.2").exists():
+            spare[0].kill()
+        return (tmp_path / "standby.2").exists()
+
+    workers.run(until)
+    assert workers.births == {0: 1}
+
+
+def test_standby_reads_its_slot_and_ends_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("7\n"))
+    assert (awaited_slot(), awaited_slot()) == (7, None)
 
 
 # Deaths.
@@ -594,6 +658,6 @@ def test_several_slots_are_checked_once_and_stopped_by_signals(
     run_slots("m:graph", [4, 5], settings, create=True)
     assert FakeSupervisor.made == {
         "command": ["--slot", "4"], "slots": [4, 5], "drain_seconds": 7.0, "environment": settings.as_environment(),
-        "stops": 2,
+        "standby": standby_command("m:graph"), "stops": 2,
     }  # fmt: skip
     assert list(wired.topics(["a"])) == ["a"]
