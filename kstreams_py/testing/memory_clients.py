@@ -24,7 +24,8 @@ T = TypeVar("T")
 class Fault:
     """What befalls a request: it is carried out (`applied`) or lost on its way, and raises `error` in its caller.
 
-    With `late` seconds, it reaches the broker (once more) that much later, and its producer is tainted.
+    With `late` seconds, it reaches the broker (once more) that much later; its client is tainted, but for a producer
+    whose caller is told that the outcome is unknown.
     """
 
     error: BaseException | None = None
@@ -73,7 +74,9 @@ class Network:
             return action()
         if fault.late is not None:
             self._late.append((self.clock() + fault.late, action))
-            if isinstance(client, MemoryProducer):
+            if isinstance(client, MemoryConsumer):
+                client.taint(name)
+            elif client is not None and not isinstance(fault.error, OutcomeUnknown):
                 client.taint()
         if fault.applied:
             answer = action()
@@ -293,6 +296,11 @@ class MemoryConsumer:
         self._on_revoked: Callable[[], None] = lambda: None
         self._positions: Positions = {}
         self._paused: frozenset[TopicPartition] = frozenset()
+        self._tainted = False
+
+    def taint(self, request: str) -> None:
+        """A commit of this member may yet reach the group: it takes its seat anew before it fetches again."""
+        self._tainted |= request == "commit"
 
     def subscribe(
         self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
@@ -309,6 +317,12 @@ class MemoryConsumer:
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         del timeout  # nothing can come while the only thread waits
+        if self._tainted:
+            self._tainted, self._generation = False, -1
+            self._positions = {}
+            self._on_revoked()
+            self.subscribe(self._topics, self._on_assigned, self._on_revoked)
+            return []
         return self._request("consume", lambda: self._consume(limit))
 
     def _consume(self, limit: int) -> list[Message]:

@@ -1,0 +1,373 @@
+"""TestDriver: a graph without a broker, in one thread: records in, turns, records out, crashes where a test wants them.
+
+The workers are the real ones (engine/worker.py), on a MemoryLog and a clock that only the test moves::
+
+    with TestDriver(graph) as driver:
+        driver.send("shop.orders", {"quantity": 2, "unit_price": 5}, key="order-1")
+        driver.run()
+        assert driver.values("shop.priced") == [{"quantity": 2, "unit_price": 5, "total": 10}]
+
+A *process* here is a slot: all processors of the graph, which die together in a crash and start anew with `restart`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kstreams_py.config import Settings
+from kstreams_py.engine.topics import check_topics, create_topics
+from kstreams_py.engine.transaction import Surroundings
+from kstreams_py.engine.worker import IDLE_WAIT, Worker
+from kstreams_py.errors import DecodeError, GraphError, UserMistake
+from kstreams_py.record import HASH_HEADER, Headers, Message, Positions
+from kstreams_py.serde import Registry, Serde, bind
+from kstreams_py.testing.memory_broker import Isolation
+from kstreams_py.testing.memory_log import ManualClock, MemoryLog
+from kstreams_py.topology import Graph, Topic
+
+QUIET_TURNS: Final = 3
+"""Turns in a row that change nothing, after which there is nothing left to do."""
+
+TURNS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record of a topic, key and value decoded; the time is in milliseconds since 1970.
+
+    `delivery_hash` is that of the step that wrote it, None where no step did; the headers are without it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: Any
+    value: Any
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int
+    delivery_hash: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint:
+    """Where a process can die: at its nth request of a name, which was carried out (`applied`) or never arrived."""
+
+    request: str
+    nth: int
+    applied: bool
+
+    def __str__(self) -> str:
+        return f"{self.request} {self.nth} {'carried out' if self.applied else 'lost'}"
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class TestDriver:
+    """A graph, its log and its workers.
+
+    `slots` processes share the partitions. Topics that declare no number of them get `partitions`, or as many as those
+    they are read with, or 1. `registry` keeps the schemas, in memory unless given. What stops a worker is raised by the
+    call that ran it. Raises GraphError and TopicError as a worker does.
+    """
+
+    __test__ = False  # the name is not meant for pytest
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        slots: int = 1,
+        partitions: int | None = None,
+        settings: Settings | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        self.clock = ManualClock()
+        """Moves with `advance`, and where a worker waits before it tries again."""
+        self.log = MemoryLog(
+            self.clock,
+            transaction_timeout=settings.transaction_timeout_ms / 1000,
+            session_timeout=settings.session_timeout_ms / 1000,
+        )
+        """What is there, byte for byte, and `inject` for faults other than a crash."""
+        self._graph = graph
+        self._registry = registry or MemoryRegistry()
+        self._around = Surroundings(self.log, self._registry, settings, self._engine_clock, self.clock.advance)
+        self._serdes: dict[tuple[str, str], Serde] = {}
+        self._down: set[int] = set()
+        self._workers: dict[int, list[Worker]] = {}
+        self._stopping: dict[int, Event] = {}
+        self._slots = range(slots)
+        self._waiting = False
+        self._waited = 0.0
+        graph.validate()
+        if partitions is not None:
+            alike = {name: graph.partitions_like(name, {}) for name in graph.topics}
+            free = [topic for topic in graph.topics.values() if topic.partitions is None and alike[topic.name] == 1]
+            self.log.create_topics((topic.name, partitions, -1, dict(topic.config)) for topic in free)
+        create_topics(graph, self.log)
+        check_topics(graph, self.log)
+        self.log.watch(self._on_request)
+        self._first = len(self.log.requests)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops all processes; what they have not committed is undone."""
+        for slot in list(self._workers):
+            self._end(slot)
+
+    # Records in and out.
+
+    def send(
+        self,
+        topic: Topic | str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Headers | None = None,
+        timestamp: int = 0,
+        partition: int = -1,
+    ) -> None:
+        """Writes a record, committed at once; None is a tombstone, timestamp 0 the clock's time, partition -1 by key.
+
+        Raises what the topic's serdes raise. `log.append` writes bytes that they would refuse.
+        """
+        name = self._topic(topic).name
+        raw = [None if part is None else self._serde(name, role).serialize(part) for role, part in _roles(key, value)]
+        self.log.append(name, raw[1], raw[0], headers, timestamp, partition)
+
+    def read(self, topic: Topic | str, isolation: Isolation = "read_committed") -> list[Record]:
+        """All records of a topic, by partition and offset. Raises DecodeError for bytes that its serdes refuse."""
+        return [self._record(m) for m in self.log.records(self._topic(topic).name, isolation)]
+
+    def values(self, topic: Topic | str) -> list[Any]:
+        """The values of all records of a topic."""
+        return [record.value for record in self.read(topic)]
+
+    def dead_letters(self) -> list[Record]:
+        """The dead letters of all processors; each value is a dict by schemas/dead_letter.avsc."""
+        names = dict.fromkeys(p.errors for p in self._graph.processors if p.errors is not None)
+        return [record for name in names for record in self.read(name)]
+
+    def committed(self, processor: str) -> Positions:
+        """The committed positions of a processor, by its id; partitions without one are left out."""
+        ids = [each.id for each in self._graph.processors]
+        if processor not in ids:
+            raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: it has {', '.join(ids)}")
+        return self.log.group(f"{self._graph.name}.{processor}")
+
+    # Turns.
+
+    def run(self) -> None:
+        """Runs all processes until nothing is left to do; what is done then is committed.
+
+        Raises what stops a worker: the user's unhandled exceptions, and the errors of errors.py. After Stop, its
+        process is down.
+        """
+        self._check_up()
+        if not self._until_quiet(crash=False):
+            raise UserMistake(
+                f"graph {self._graph.name!r} is not done after {TURNS_MAX} turns: do its topics go round? Use step()"
+            )
+
+    def step(self) -> None:
+        """One turn of every processor in every slot: a fetch, the steps it brought, a commit if one is due."""
+        self._check_up()
+        self._turn_all()
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock; time-outs come with the next turn."""
+        self.clock.advance(seconds)
+
+    # Crashes.
+
+    def crash(self, at: CrashPoint | str | None = None, *, nth: int = 1, applied: bool = True) -> None:
+        """Runs until a process makes the nth request of this name from now on, and dies of it.
+
+        The request is carried out (`applied`) or never arrives; "" is any request; without `at`, all processes die now.
+        What was open stays open, as after a SIGKILL. Raises UserMistake if the run has no such request.
+        """
+        if at is None:
+            self._workers.clear()
+            self._down.update(self._slots)
+            return
+        point = at if isinstance(at, CrashPoint) else CrashPoint(at, nth, applied)
+        self._check_up()
+        before, down = len(self.log.requests), set(self._down)
+        self.log.inject(point.request, nth=point.nth, error=Crash(), applied=point.applied)
+        self._until_quiet(crash=True)
+        if self._down == down:
+            made = Counter(self.log.requests[before:])
+            listed = ", ".join(f"{number} {name}" for name, number in made.items())
+            raise UserMistake(f"the run ended before request {point}: it made {listed}; see crash_points()")
+
+    def crash_points(self) -> list[CrashPoint]:
+        """Where the run so far could have crashed, each for `crash` of a new driver that is sent the same records."""
+        points, seen = [], Counter[str]()
+        for request in self.log.requests[self._first :]:
+            seen[request] += 1
+            points += [CrashPoint(request, seen[request], applied) for applied in (True, False)]
+        return points
+
+    def restart(self) -> None:
+        """Starts the processes that are down, in their slots, with the next turn."""
+        self._down.clear()
+
+    @property
+    def down(self) -> frozenset[int]:
+        """The slots whose process has crashed or stopped."""
+        return frozenset(self._down)
+
+    # How it turns.
+
+    def _until_quiet(self, *, crash: bool) -> bool:
+        """Turns until nothing changes any more (or, with `crash`, a process has died); False if that takes too long."""
+        quiet, down = 0, len(self._down)
+        for _ in range(TURNS_MAX):
+            before = self._state()
+            self._waiting = quiet > 0
+            self._turn_all()
+            self._waiting = False
+            quiet = quiet + 1 if self._state() == before else 0
+            if quiet == QUIET_TURNS or (crash and len(self._down) > down):
+                return True
+        return False
+
+    def _state(self) -> object:
+        """What a turn changes, if it does anything."""
+        return [
+            (slot, worker.counters.as_dict(), dict(worker.tasks.positions), worker.session.busy, worker.tasks.ready)
+            for slot, workers in self._workers.items()
+            for worker in workers
+        ]
+
+    def _on_request(self, name: str, _: object) -> None:
+        if self._waiting and name == "consume":
+            self._waited += IDLE_WAIT  # as who waits in vain; to the broker all workers wait at once, which is no time
+
+    def _engine_clock(self) -> float:
+        return self.clock() + self._waited
+
+    def _check_up(self) -> None:
+        if len(self._down) == len(self._slots):
+            raise UserMistake("every process has crashed or stopped: call restart() first")
+
+    def _turn_all(self) -> None:
+        """One turn; whoever is not there yet joins first, so that nobody has begun when the partitions are dealt."""
+        for act in (self._start, self._turn):
+            for slot in self._slots:
+                if slot not in self._down:
+                    self._guarded(act, slot)
+
+    def _guarded(self, act: Callable[[int], None], slot: int) -> None:
+        try:
+            act(slot)
+        except Crash:
+            self._workers.pop(slot, None)
+            self._down.add(slot)
+        except BaseException:
+            self._end(slot)
+            raise
+
+    def _turn(self, slot: int) -> None:
+        """One turn of each processor. Once one of them has stopped, all others commit what is done, as in any slot."""
+        workers, failures = self._workers[slot], dict[Worker, Exception]()
+        for worker in workers:
+            _keep_failure(worker, worker.step, failures)
+            if failures or self._stopping[slot].is_set():
+                break
+        else:
+            return
+        for worker in workers:
+            if worker not in failures:
+                _keep_failure(worker, worker.finish, failures)
+        self._end(slot)
+        if failures:
+            raise next(iter(failures.values()))
+
+    def _start(self, slot: int) -> None:
+        if slot in self._workers:
+            return
+        self._stopping[slot] = stopping = Event()
+        self._workers[slot] = [
+            Worker(self._graph, processor, slot, self._around, stopping) for processor in self._graph.processors
+        ]
+        for worker in self._workers[slot]:
+            worker.start()
+
+    def _end(self, slot: int) -> None:
+        self._down.add(slot)
+        for worker in self._workers.pop(slot, []):
+            worker.close()
+
+    # What is in a topic.
+
+    def _topic(self, topic: Topic | str) -> Topic:
+        found = self._graph.topics.get(str(topic))
+        if found is None:
+            names = ", ".join(self._graph.topics)
+            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: it has {names}; or see `log`")
+        return found
+
+    def _serde(self, name: str, role: str) -> Serde:
+        if (name, role) not in self._serdes:
+            serde: Serde = getattr(self._graph.topics[name], role)
+            self._serdes[name, role] = bind(serde, self._registry, f"{name}-{role}")
+        return self._serdes[name, role]
+
+    def _record(self, m: Message) -> Record:
+        topic, headers = m.topic(), m.headers() or []
+        key, value = (self._decoded(m, role, data) for role, data in _roles(m.key(), m.value()))
+        digests = [data for name, data in headers if name == HASH_HEADER]
+        kept = tuple((name, data) for name, data in headers if name != HASH_HEADER)
+        digest = digests[-1] if digests else None
+        return Record(topic, m.partition(), m.offset(), key, value, kept, m.timestamp()[1], digest)
+
+    def _decoded(self, m: Message, role: str, data: bytes | None) -> Any:
+        try:
+            return None if data is None else self._serde(m.topic(), role).deserialize(data)
+        except DecodeError as error:
+            raise DecodeError(f"{role} of {m.topic()}[{m.partition()}]@{m.offset()}: {error}; see `log`") from None
+
+
+def _keep_failure(worker: Worker, act: Callable[[], None], failures: dict[Worker, Exception]) -> None:
+    try:
+        act()
+    except Exception as error:
+        failures[worker] = error
+
+
+def _roles(key: Any, value: Any) -> Sequence[tuple[str, Any]]:
+    return (("key", key), ("value", value))
+
+
+class MemoryRegistry:
+    """A serde.Registry in memory: ids count from 1."""
+
+    def __init__(self) -> None:
+        self._schemas: list[tuple[str, str]] = []
+
+    def register(self, subject: str, schema: str, /) -> int:
+        if (subject, schema) not in self._schemas:
+            self._schemas.append((subject, schema))
+        return self._schemas.index((subject, schema)) + 1
+
+    def schema(self, schema_id: int, /) -> str:
+        if not 0 < schema_id <= len(self._schemas):
+            raise LookupError(f"no schema {schema_id} was registered here")
+        return self._schemas[schema_id - 1][1]
+
+    def ids(self, subject: str, /) -> list[int]:
+        return [number for number, (of, _) in enumerate(self._schemas, 1) if of == subject]

@@ -1,0 +1,64 @@
+"""docs/testing.md: its history check, run as printed on what a real run has left."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from kstreams_py import Settings
+from tests.system.harness import Cluster, running
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MakeSettings = Callable[..., Settings]
+
+
+def judged(directory: Path) -> str:
+    """What the example prints."""
+    done = subprocess.run(
+        [sys.executable, "tests/check_shop.py"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_history_check_of_the_document_judges_a_real_run(
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tests").mkdir()
+    for path in ("shop.py", "tests/check_shop.py"):
+        text = (EXAMPLES / path).read_text(encoding="utf-8")
+        for old, new in {
+            '"shop.': f'"{name}.',
+            '"shop"': f'"{name}"',
+            "127.0.0.1:9092": cluster.bootstrap_servers,
+        }.items():
+            text = text.replace(old, new)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("shop", tmp_path / "shop.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(shop := importlib.util.module_from_spec(spec))
+    cluster.create(*[f"{name}.{topic}" for topic in ("orders", "priced", "refused", "errors")])
+    prices = [{"unit_price": 5}, {}]
+    orders = [{"quantity": number % 3, **prices[number == 7]} for number in range(10)]
+    cluster.write(
+        f"{name}.orders",
+        [json.dumps(order).encode() for order in orders],
+        keys=[b"order-%d" % number for number in range(10)],
+    )
+    with running(shop.graph, settings()):
+        cluster.await_committed(f"{name}.price", f"{name}.orders", {0: 10})
+    assert judged(tmp_path) == "no anomalies\n"
+    cluster.write(f"{name}.priced", [b"{}"], keys=[b"order-1"])
+    assert judged(tmp_path).splitlines()[0] == "1 foreign"
