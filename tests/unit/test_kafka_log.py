@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka as ck
 import pytest
 
 from kstreams_py.config import Settings
+from kstreams_py.delivery import TopicInfo
 from kstreams_py.errors import Retriable
 from kstreams_py.ports.kafka import KafkaLog
 
@@ -24,3 +29,35 @@ def test_answer_that_never_comes_is_waited_for_longer_than_its_request_and_can_b
     with pytest.raises(Retriable, match=r"^no answer from 127\.0\.0\.1:1 within 7 s$"):
         log._result(silent)
     assert silent.waited > 7.0
+
+
+class Admin:
+    """A cluster of two brokers: the one that is asked for settings has not heard of "new" yet, neither knows "none"."""
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+        unknown = Answer(ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        here = SimpleNamespace(topic_id="id", partitions=[SimpleNamespace(replicas=[0, 1])] * 3)
+        return {"none": unknown, "new": Answer(here), "old": Answer(here)}
+
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Any]:
+        unknown = Answer(ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        settings = {"cleanup.policy": SimpleNamespace(value="delete")}
+        return {r: unknown if r.name == "new" else Answer(settings) for r in resources}
+
+
+class Answer:
+    """A future that is done."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def result(self) -> Any:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+def test_topic_that_one_broker_does_not_know_yet_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KafkaLog, "_admin", Admin())
+    found = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).topics(["none", "new", "old"])
+    assert found == {"old": TopicInfo("old", "id", 3, 2, {"cleanup.policy": "delete"})}

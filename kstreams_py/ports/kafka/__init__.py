@@ -115,28 +115,34 @@ class KafkaLog:
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         if not names:
             return {}
-        found: dict[str, TopicInfo] = {}
         described = self._admin.describe_topics(ck.TopicCollection(sorted(names)), request_timeout=self._limit)
-        existing = {}
-        for name, future in described.items():
-            try:
-                existing[name] = future.result()
-            except ck.KafkaException as error:
-                if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
-                    raise self._unavailable(error.args[0]) from None
+        existing = self._known(described)
         if not existing:
             return {}
         resources = [ck_admin.ConfigResource(ck_admin.ResourceType.TOPIC, name) for name in existing]
-        for resource, future in self._admin.describe_configs(resources, request_timeout=self._limit).items():
-            topic = existing[resource.name]
-            found[resource.name] = TopicInfo(
-                name=resource.name,
-                topic_id=str(topic.topic_id),
-                partitions=len(topic.partitions),
-                replication=len(topic.partitions[0].replicas),
-                settings={name: entry.value for name, entry in self._result(future).items()},
+        configs = self._admin.describe_configs(resources, request_timeout=self._limit)
+        settings = self._known({resource.name: future for resource, future in configs.items()})
+        return {
+            name: TopicInfo(
+                name=name,
+                topic_id=str(existing[name].topic_id),
+                partitions=len(existing[name].partitions),
+                replication=len(existing[name].partitions[0].replicas),
+                settings={setting: entry.value for setting, entry in entries.items()},
             )
-        return found
+            for name, entries in settings.items()
+        }
+
+    def _known(self, futures: Mapping[str, Any]) -> dict[str, Any]:
+        """The results, but for topics that the broker asked does not know (yet): brokers learn one after the other."""
+        results = {}
+        for name, future in futures.items():
+            try:
+                results[name] = future.result()
+            except ck.KafkaException as error:
+                if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
+                    raise self._unavailable(error.args[0]) from None
+        return results
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
         wanted = [
