@@ -1,0 +1,18 @@
+"""A Spark job: departed flights and their mean arrival delay by airline, from the records that are committed."""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as sf
+
+from kstreams_py import Settings
+from kstreams_py.demo.flights_graph import departed
+from kstreams_py.ports import spark
+from kstreams_py.ports.registry import open_registry
+
+settings = Settings.load()
+registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+session = spark.session("delays by airline")
+rows = spark.view(session, departed, registry=registry, settings=settings)
+delays = rows.groupBy("carrier").agg(sf.count("*").alias("flights"), sf.round(sf.avg("arr_delay"), 2).alias("minutes"))
+delays.orderBy("carrier").show(100)
+session.stop()

@@ -1,0 +1,111 @@
+"""The services of docker/compose.yaml, run as the file has them, but that the ports on this machine are free ones.
+
+Not by the tool of that name, which an engine need not have: what the file says is handed to the engine.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.network import Network
+from testcontainers.core.wait_strategies import HealthcheckWaitStrategy
+
+from kstreams_py import Settings
+from kstreams_py.demo.data import CARRIER, delays, expect, read
+from tests.containers.stage import LIMIT, STARTUP_SECONDS, Flights, free_port, stopped
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
+
+FILE = Path(__file__).parents[2] / "docker" / "compose.yaml"
+RECORDS = 3_000
+BROKERS = ("kafka-0", "kafka-1", "kafka-2")
+WORKERS = ("worker-0", "worker-1")
+
+
+class Services:
+    """Services by their names in the file; all of them end together."""
+
+    def __init__(self, network: Network, data: Path) -> None:
+        self._services: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
+        self._network = network
+        self._data = data
+        self._started = ExitStack()
+        self.ports = {name: free_port() for name in BROKERS}
+        self.containers: dict[str, DockerContainer] = {}
+
+    def start(self, name: str, *arguments: str) -> DockerContainer:
+        """The service's container, started; arguments go after its command."""
+        service = self._services[name]
+        container = (
+            DockerContainer(service["image"])
+            .with_network(self._network)
+            .with_network_aliases(name)
+            .with_envs(**service["environment"])
+        )
+        if name in self.ports:
+            container.with_env("KAFKA_OUTSIDE", f"127.0.0.1:{self.ports[name]}")
+            container.ports["29092"] = ("127.0.0.1", self.ports[name])
+        if "state:/data" in service["volumes"]:
+            container.with_volume_mapping(self._data, "/data", "rw")
+        more = {"entrypoint": service["entrypoint"]} if "entrypoint" in service else {}
+        if "restart" in service:
+            more["restart_policy"] = {"Name": service["restart"]}
+        container.with_kwargs(**more)
+        command = service.get("command", [])
+        container.with_command([*(command.split() if isinstance(command, str) else command), *arguments])
+        self.containers[name] = self._started.enter_context(container)
+        return container
+
+    def output(self, name: str, *arguments: str) -> str:
+        """What a service says that ends by itself, and must do so well."""
+        wrapped = self.start(name, *arguments).get_wrapped_container()
+        status = wrapped.wait(timeout=LIMIT)["StatusCode"]
+        said: str = wrapped.logs().decode()
+        assert status == 0, said
+        return said
+
+    def close(self) -> None:
+        self._started.close()
+
+
+@pytest.fixture
+def services(all_images: None, network: Network, data: Path) -> Iterator[Services]:
+    made = Services(network, data)
+    yield made
+    for name, container in made.containers.items():  # pytest shows it where the test has failed
+        sys.stdout.write(f"--- {name}\n{container.get_wrapped_container().logs(tail=20).decode()}\n")
+    made.close()
+
+
+def test_compose_services_run_the_flights_to_the_row_and_spark_reads_them(
+    services: Services, data: Path, tmp_path: Path
+) -> None:
+    healthy = HealthcheckWaitStrategy().with_startup_timeout(STARTUP_SECONDS)
+    for broker in [services.start(name) for name in BROKERS]:
+        healthy.wait_until_ready(broker)
+    workers = [services.start(name) for name in WORKERS]
+    assert services.output("departures", str(RECORDS)) == f"{RECORDS:,} departures written\n"
+    outside = ",".join(f"127.0.0.1:{port}" for port in services.ports.values())
+    flights = Flights(Settings.load(bootstrap_servers=outside, schema_directory=tmp_path / "schemas"), RECORDS)
+    with flights.running():
+        flights.await_all()
+    assert {info.replication for info in flights.topics.values()} == {3}
+    table = re.findall(r"^\|\s*(\w\w)\|\s*(\d+)\|\s*(-?[\d.]+)\|$", services.output("spark"), flags=re.MULTILINE)
+    assert {carrier: (int(number), float(minutes)) for carrier, number, minutes in table} == by_airline()
+    assert [stopped(worker) for worker in workers] == [0, 0]
+    assert flights.wrong(data) == []
+
+
+def by_airline() -> dict[str, tuple[int, float]]:
+    """Departed flights and their mean delay, from the file alone; all of them are of January."""
+    departed = expect(read(RECORDS)).rows["departed"]
+    assert {row[CARRIER] for row in departed} == {carrier for carrier, _ in delays(departed)}
+    return {carrier: (number, round(mean, 2)) for (carrier, month), (number, mean) in delays(departed).items()}

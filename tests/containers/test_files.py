@@ -1,0 +1,118 @@
+"""The files in docker/, as far as they can be checked without an engine: these tests always run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from kstreams_py.config import Settings
+from kstreams_py.ports.broker import Node, server_properties
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+BROKERS = [f"kafka-{i}" for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    services: dict[str, dict[str, Any]] = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    return services
+
+
+@pytest.fixture(scope="module")
+def kafka_node() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kafka_node", DOCKER / "kafka_node.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_compose_has_three_brokers_two_workers_and_the_jobs(services: dict[str, dict[str, Any]]) -> None:
+    assert {name: service["image"] for name, service in services.items()} == {
+        **dict.fromkeys(BROKERS, "kstreams-kafka"),
+        **dict.fromkeys(("worker-0", "worker-1"), "kstreams-worker"),
+        **dict.fromkeys(("departures", "spark"), "kstreams-spark"),
+    }
+    assert {name for name, service in services.items() if service.get("profiles")} == {"departures", "spark"}
+
+
+def test_compose_images_are_those_that_build_makes_and_are_never_pulled(services: dict[str, dict[str, Any]]) -> None:
+    script = (DOCKER / "build").read_text()
+    assert {service["image"] for service in services.values()} == {
+        f"kstreams-{name}" for name in re.search(r"images=\((\w+(?: \w+)*)\)", script)[1].split()
+    }
+    assert {service["pull_policy"] for service in services.values()} == {"never"}
+
+
+def test_compose_publishes_on_loopback_only_and_where_the_brokers_say(services: dict[str, dict[str, Any]]) -> None:
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {name: [f"{services[name]['environment']['KAFKA_OUTSIDE']}:29092"] for name in BROKERS}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+
+
+def test_compose_gives_each_broker_its_place_and_each_worker_its_slot(services: dict[str, dict[str, Any]]) -> None:
+    for place, name in enumerate(BROKERS):
+        nodes = services[name]["environment"]["KAFKA_NODES"].split(",")
+        assert (nodes, nodes[int(services[name]["environment"]["KAFKA_NODE"])]) == (BROKERS, BROKERS[place])
+        assert services[name]["volumes"] == [f"{name}:/data"]
+    slots = [re.search(r"--slot (\d+)", services[f"worker-{i}"]["command"])[1] for i in range(2)]
+    assert slots == ["0", "1"]
+
+
+def test_compose_waits_for_brokers_and_gives_workers_time_to_drain(services: dict[str, dict[str, Any]]) -> None:
+    others = {name: service for name, service in services.items() if name not in BROKERS}
+    for service in others.values():
+        assert service["depends_on"] == {name: {"condition": "service_healthy"} for name in BROKERS}
+        assert service["environment"]["KSTREAMS_BOOTSTRAP_SERVERS"] == ",".join(f"{name}:9092" for name in BROKERS)
+    drain = Settings.model_fields["drain_timeout_ms"].default / 1000
+    assert all(int(services[f"worker-{i}"]["stop_grace_period"].removesuffix("s")) > drain for i in range(2))
+
+
+def test_broker_in_a_container_has_the_embedded_brokers_settings_but_for_the_listeners(kafka_node: ModuleType) -> None:
+    place = {"KAFKA_NODES": ",".join(BROKERS), "KAFKA_NODE": "1", "KAFKA_OUTSIDE": "127.0.0.1:9093"}
+    nodes = [Node(i, 9092, 9093, Path("/data")) for i in range(3)]
+    assert kafka_node.properties(place | {"KAFKA_SETTINGS": "a.b=1 c=d=e"}) == {
+        **server_properties(nodes[1], nodes),
+        "controller.quorum.voters": "0@kafka-0:9093,1@kafka-1:9093,2@kafka-2:9093",
+        "listeners": "INSIDE://:9092,OUTSIDE://:29092,CONTROLLER://:9093",
+        "advertised.listeners": "INSIDE://kafka-1:9092,OUTSIDE://127.0.0.1:9093",
+        "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "INSIDE",
+        "log.dirs": "/data/kafka",
+        "a.b": "1",
+        "c": "d=e",
+    }
+
+
+def test_brokers_of_a_cluster_agree_on_its_id_and_other_clusters_have_another(kafka_node: ModuleType) -> None:
+    assert re.fullmatch(r"[\w-]{22}", kafka_node.cluster_id(BROKERS))
+    assert kafka_node.cluster_id(BROKERS) != kafka_node.cluster_id(BROKERS[:1])
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "kafka.Dockerfile", "spark.Dockerfile"])
+def test_images_do_not_run_as_root_and_pass_signals_on(name: str) -> None:
+    text = (DOCKER / name).read_text()
+    assert re.findall(r"^USER (\w+)$", text, flags=re.MULTILINE)[-1] == "kstreams"
+    assert re.search(r'^ENTRYPOINT \["tini", "--", ', text, flags=re.MULTILINE)
+
+
+def test_image_names_no_package_that_the_project_does_not_have() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.findall(r"'(?:\.|kstreams_py)\[([\w,]+)\]'", "".join(p.read_text() for p in DOCKER.glob("*Dockerfile")))
+    assert asked
+    assert not {extra for names in asked for extra in names.split(",")} - set(extras)
+
+
+def test_readme_tells_of_every_variable_that_the_broker_reads() -> None:
+    read = set(re.findall(r'environ(?:ment)?\.get\("(\w+)"', (DOCKER / "kafka_node.py").read_text()))
+    told = set(re.findall(r"^\| `(KAFKA_\w+)` \|", (DOCKER / "README.md").read_text(), flags=re.MULTILINE))
+    assert told == read

@@ -1,0 +1,119 @@
+"""A wheel built from the tree: what is in it, and that it runs where nothing else is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("LICENSE", "README.md", "constraints.txt", "kstreams_py", "pyproject.toml", "schemas")
+KILLS = 12
+"""As many as the demo has unless asked otherwise."""
+
+LIMIT = 280.0
+"""Seconds for one command."""
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Runs a command as a new user would, without this project's tree or settings, and returns its output."""
+    ours = ("KSTREAMS_", "PYTHON", "VIRTUAL_ENV")
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"PIP_USE_PEP517": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree's sources, apart, so that neither an earlier build nor this one leaves anything behind."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
+            )
+        else:
+            shutil.copy2(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Path:
+    """The wheel, built from the source distribution, which is built from the tree."""
+    run(sys.executable, "-m", "build", "--outdir", tree / "dist", cwd=tree)
+    (found,) = (tree / "dist").glob("*.whl")
+    return found
+
+
+def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, tree: Path) -> None:
+    package = tree / "kstreams_py"
+    expected = {f"kstreams_py/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
+    expected |= {f"kstreams_py/schemas/{path.name}" for path in (tree / "schemas").iterdir()}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        commands = archive.read(points).decode()
+    assert held == expected
+    assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", "kstreams_py/demo/report.html"} <= held
+    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_py.cli:main"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[Path]:
+    """An empty virtual environment, gone afterwards: with PySpark in it, it is as large as all else together."""
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
+    yield venv
+    shutil.rmtree(venv)
+
+
+@pytest.mark.timeout(600)  # the first time on a machine, PySpark comes from the package registry
+def test_wheel_in_an_empty_environment_runs_the_demo(
+    wheel: Path, tree: Path, environment: Path, tmp_path: Path
+) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python")
+    constraints = ("-c", tree / "constraints.txt")
+    run(*pip, "install", "--quiet", "--no-compile", *constraints, f"{wheel}[demo]", cwd=tmp_path)
+    assert "No broken requirements found." in run(*pip, "check", cwd=tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    asked = ("demo", "flights", "--records", 2000)
+    said = run(environment / "bin" / "kstreams", *asked, cwd=empty)
+    table = [line.split() for line in said.splitlines() if line.startswith(("ok ", "WRONG "))]
+    assert [(mark, " ".join(what), expected, found) for mark, *what, expected, found in table] == [
+        ("ok", "departures read", "2,000", "2,000"),
+        ("ok", "merged from three airports", "2,000", "2,000"),
+        ("ok", "departed", "1,974", "1,974"),
+        ("ok", "cancelled", "12", "12"),
+        ("ok", "dead letters", "14", "14"),
+        ("ok", "without a tail number, so without a key", "2", "2"),
+        ("ok", "lost", "0", "0"),
+        ("ok", "duplicated", "0", "0"),
+        ("ok", "altered", "0", "0"),
+        ("ok", "out of order", "0", "0"),
+        ("ok", "deliveries lost, by delivery hash", "0", "0"),
+        ("ok", "deliveries repeated, by delivery hash", "0", "0"),
+        ("ok", "rows in SQLite", "1,974", "1,974"),
+        ("ok", "rows in SQLite that differ from the file", "0", "0"),
+        ("ok", "rows of Spark's table (carrier and month)", "14", "14"),
+        ("ok", "rows of Spark's table that differ from the file", "0", "0"),
+    ]
+    assert said.count("SIGKILL") == KILLS
+    # Spark 4.0.0 leaves an empty directory where it was started (SPARK-52396).
+    assert {path.name for path in empty.iterdir()} - {"artifacts"} == {"flights-demo"}
+    assert (empty / "flights-demo" / "report.html").is_file()
