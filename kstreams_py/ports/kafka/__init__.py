@@ -34,6 +34,8 @@ class KafkaLog:
             "bootstrap.servers": settings.bootstrap_servers,
             "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
             "log_level": 6,
+            # a broker that is back is found again within a second, as Java's clients do; the default is ten
+            "reconnect.backoff.max.ms": 1_000,
             # what was deleted, got more partitions or another leader is seen so soon; the default is five minutes
             "topic.metadata.refresh.interval.ms": 10_000,
             # topics are checked at the start: one that is gone is told before a call times out
