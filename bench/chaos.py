@@ -1,0 +1,283 @@
+"""The chaos run: workers under load are killed, stopped and frozen; how long nothing came, and what was lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from bench.contestants.job import Job
+from bench.loads import Cluster, GaveUp
+from bench.measure import Entry
+from bench.processes import Running, start
+
+KINDS: Final = ("kill", "stop", "freeze")
+SLOTS: Final = 3
+PARTITIONS: Final = 6
+KEYS: Final = 60
+RATE: Final = 3_000
+SESSION_MS: Final = 10_000
+FROZEN_SECONDS: Final = 14.0
+WOKEN_SECONDS: Final = 5.0
+"""How long a worker that was frozen may go on beside its replacement before it is told to end."""
+CALM_SECONDS: Final = 3.0
+"""Before the first fault, once every partition has had output; and after the last, for what comes twice."""
+PATIENCE_SECONDS: Final = 120.0
+COMMIT_SECONDS: Final = 0.2
+"""By how much the last output before a fault may be older than it: output comes by the commit."""
+RESTART_SECONDS: Final = 0.5
+"""Between two starts in one slot, so that what cannot start does not spin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to the worker of a slot, so many seconds after the first moment."""
+
+    at: float
+    kind: str
+    slot: int
+
+
+def schedule(seconds: float, seed: int) -> list[Fault]:
+    """A fault every 2 to 5 seconds: kill (SIGKILL), stop (SIGTERM) or freeze (SIGSTOP, and a replacement at once).
+
+    Each kind comes once in every three, in any order.
+    """
+    chance, faults, at, kinds = random.Random(seed), list[Fault](), 0.0, list[str]()
+    while (at := at + chance.uniform(2, 5)) < seconds:
+        kinds = kinds or chance.sample(KINDS, len(KINDS))
+        faults.append(Fault(at, kinds.pop(), chance.randrange(SLOTS)))
+    return faults
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What a read_committed reader saw: when, by partition; and which records, by key, each key's numbered from 0."""
+
+    times: dict[int, list[float]] = field(default_factory=lambda: {p: [] for p in range(PARTITIONS)})
+    numbers: dict[int, list[int]] = field(default_factory=lambda: {key: [] for key in range(KEYS)})
+
+    def add(self, records: list[Any], now: float) -> None:
+        """Records that came together."""
+        for m in records:
+            key, number = map(int, m.value().split()[:2])
+            self.numbers[key].append(number)
+            self.times[m.partition()].append(now)
+
+    def all_of(self, sent: Mapping[int, int]) -> bool:
+        """Whether every record has come, as far as counts tell."""
+        return all(len(self.numbers[key]) >= count for key, count in sent.items())
+
+    def silences(self, since: float, until: float) -> list[tuple[float, float]]:
+        """Times without output on one partition, between two moments: the start of each and its length, in seconds."""
+        found = []
+        for times in self.times.values():
+            marks = [since, *(at for at in times if since < at < until), until]
+            found += [(earlier, later - earlier) for earlier, later in pairwise(marks)]
+        return found
+
+    def figures(self, faults: list[Fault], begun: float, last: float) -> dict[str, float]:
+        """The longest silence of all, and of those that began with each kind of fault, up to the next fault."""
+        silences = self.silences(begun, last)
+        found = {"longest silence s": max(length for _, length in silences), "faults": float(len(faults))}
+        starts = [begun + fault.at - COMMIT_SECONDS for fault in faults]
+        for fault, first, following in zip(faults, starts, [*starts, last][1:], strict=True):
+            name = f"after {fault.kind} s"
+            those = [length for at, length in silences if first <= at < following]
+            found[name] = max([found.get(name, 0.0), *those])
+        return found
+
+    def mistakes(self, sent: Mapping[int, int]) -> dict[str, float]:
+        """Records lost, records that came again, and first ones that came after a later one of their key."""
+        lost = duplicated = disordered = 0
+        for key, count in sent.items():
+            seen, highest = set[int](), -1
+            for number in self.numbers[key]:
+                duplicated += number in seen
+                disordered += number not in seen and number < highest
+                seen.add(number)
+                highest = max(highest, number)
+            lost += count - len(seen)
+        return {"lost": lost, "duplicated": duplicated, "out of order": disordered}
+
+
+class Load:
+    """Records at a steady rate, their keys in turn, until told to end; `sent` counts them by key."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.sent = dict.fromkeys(range(KEYS), 0)
+        self._topic = topic
+        self._producer = ck.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "log_level": 0,
+                "partitioner": "murmur2_random",  # as the contestants have it: a record keeps its partition number
+            }
+        )
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        started, done = time.monotonic(), 0
+        while not self._ending.wait(0.005):
+            due = int((time.monotonic() - started) * RATE)
+            for number in range(done, due):
+                key = number % KEYS
+                value = b"%d %d " % (key, self.sent[key])
+                self._producer.produce(self._topic, value.ljust(100, b"x"), b"key-%d" % key)
+                self.sent[key] += 1
+            done = due
+            self._producer.poll(0)
+
+    def end(self) -> None:
+        """Returns once all is acknowledged."""
+        self._ending.set()
+        self._thread.join()
+        if self._producer.flush(30):
+            raise GaveUp("the load could not be written")
+
+
+class Fleet:
+    """Workers of one contestant, a process per slot, started again whenever one ends."""
+
+    def __init__(self, program: str, job: Job, tell: Callable[[str], object]) -> None:
+        self.deaths = 0
+        self._tell = tell
+        self._program = program
+        self._job = job
+        self._workers: dict[int, Running] = {}
+        self._started: dict[int, float] = {}
+        self._frozen: list[tuple[float, Running]] = []
+        self._woken: list[tuple[float, Running]] = []
+        self._asked: set[int] = set()
+        self.tend()
+
+    @property
+    def said(self) -> str:
+        """The end of what each worker wrote."""
+        return "\n".join(worker.said[-1000:] for worker in self._workers.values())
+
+    @property
+    def calm(self) -> bool:
+        """Whether nobody is frozen, or lately woken."""
+        return not self._frozen and not self._woken
+
+    def strike(self, fault: Fault) -> None:
+        """Lets a fault happen."""
+        worker = self._workers[fault.slot]
+        self._asked.add(worker.process.pid)
+        if fault.kind == "freeze":
+            worker.send(signal.SIGSTOP)
+            self._frozen.append((time.monotonic() + FROZEN_SECONDS, worker))
+            del self._workers[fault.slot]
+        else:
+            worker.send(signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
+        self.tend()
+
+    def tend(self) -> None:
+        """Starts what is missing, wakes what was frozen long enough, ends what was woken."""
+        now = time.monotonic()
+        for slot in range(SLOTS):
+            worker = self._workers.get(slot)
+            if worker is not None:
+                if worker.process.poll() is None:
+                    continue
+                if worker.process.pid not in self._asked:
+                    self._asked.add(worker.process.pid)
+                    self.deaths += 1
+                    self._tell(f"slot {slot} ended by itself ({worker.process.returncode}): {worker.last_words}")
+            if worker is None or now - self._started[slot] >= RESTART_SECONDS:
+                self._workers[slot] = start(self._program, self._job.in_slot(slot))
+                self._started[slot] = now
+        for due, worker in [each for each in self._frozen if each[0] <= now]:
+            self._frozen.remove((due, worker))
+            worker.send(signal.SIGCONT)
+            self._woken.append((now + WOKEN_SECONDS, worker))
+        for due, worker in [each for each in self._woken if each[0] <= now or each[1].process.poll() is not None]:
+            self._woken.remove((due, worker))
+            worker.end(1.0)
+
+    def end(self) -> None:
+        """Ends every process."""
+        everyone = [*self._workers.values(), *(worker for _, worker in (*self._frozen, *self._woken))]
+        for worker in everyone:
+            worker.send(signal.SIGCONT)
+            worker.send(signal.SIGTERM)
+        for worker in everyone:
+            worker.end(5.0)
+
+
+def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, tell: Callable[[str], object]) -> dict[str, float]:
+    """What the faults of `schedule` did to one contestant; `tell` is told what ends by itself.
+
+    Raises GaveUp if it never began to work.
+    """
+    source, output = (cluster.create(cluster.name(each), PARTITIONS) for each in ("chaos", "out"))
+    job = Job(
+        bootstrap=cluster.bootstrap,
+        workload=entry.task,
+        inputs=(source,),
+        output=output,
+        group=f"{cluster.name('group')}.p",
+        directory=str(cluster.directory),
+        session_ms=SESSION_MS,
+    )
+    faults, arrivals = schedule(seconds, seed), Arrivals()
+    with (
+        under_load(cluster, Fleet(entry.program, job, tell), job) as (fleet, load),
+        closing(cluster.reader(output, PARTITIONS)) as reader,
+    ):
+
+        def watch(until: Callable[[], object], patience: float = PATIENCE_SECONDS) -> float:
+            """Reads and tends until a condition is true, or patience ends; returns the time."""
+            deadline = time.monotonic() + patience
+            while True:
+                records = reader.consume(1000, 0.02)
+                now = time.monotonic()
+                arrivals.add([m for m in records if m.error() is None], now)
+                fleet.tend()
+                if until() or now > deadline:
+                    return now
+
+        watch(lambda: all(arrivals.times.values()))
+        if not all(arrivals.times.values()):
+            raise GaveUp(f"{entry.id}: no output on some partition:\n{fleet.said}")
+        begun = watch(never, CALM_SECONDS)
+        for fault in faults:
+            watch(never, begun + fault.at - time.monotonic())
+            fleet.strike(fault)
+        watch(never, begun + seconds - time.monotonic())
+        load.end()
+        last = watch(lambda: arrivals.all_of(load.sent))
+        watch(lambda: fleet.calm)
+        watch(never, CALM_SECONDS)
+    return arrivals.figures(faults, begun, last) | arrivals.mistakes(load.sent) | {"deaths": fleet.deaths}
+
+
+def never() -> bool:
+    """Waits for nothing but the time."""
+    return False
+
+
+@contextmanager
+def under_load(cluster: Cluster, fleet: Fleet, job: Job) -> Iterator[tuple[Fleet, Load]]:
+    """The workers and what they have to do; both end, and the topics go, with the block."""
+    load = Load(cluster.bootstrap, job.inputs[0])
+    try:
+        yield fleet, load
+    finally:
+        load.end()
+        fleet.end()
+        for topic in (*job.inputs, job.output):
+            cluster.delete(topic)

@@ -1,0 +1,125 @@
+"""A loop by hand on confluent-kafka, as someone who knows the client writes it: the measure of what can be had."""
+
+from __future__ import annotations
+
+import io
+import signal
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka as ck
+import fastavro
+
+from bench.contestants.job import COMMIT_MS, FETCH_BYTES, ORDER, Job, priced
+
+FETCH = 10_000
+
+
+def clients(job: Job) -> tuple[ck.Consumer, ck.Producer]:
+    """A static member and a transactional producer with one id per slot: who restarts takes both over at once."""
+    seat = f"{job.group}.{job.slot}"
+    common = {"bootstrap.servers": job.bootstrap}
+    producer = ck.Producer(
+        {
+            **common,
+            "transactional.id": seat,
+            "transaction.timeout.ms": 10_000,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 500_000,
+            "partitioner": "murmur2_random",
+        }
+    )
+    producer.init_transactions()
+    consumer = ck.Consumer(
+        {
+            **common,
+            "group.id": job.group,
+            "group.instance.id": seat,
+            **({"session.timeout.ms": job.session_ms} if job.session_ms else {}),
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "fetch.queue.backoff.ms": 5,
+            "fetch.message.max.bytes": FETCH_BYTES,
+            "queued.min.messages": 500_000,
+        }
+    )
+    consumer.subscribe(list(job.inputs))
+    return consumer, producer
+
+
+def writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[int, int]], None]:
+    """A function that writes the outputs of a fetch and notes the position of each partition after it."""
+    produce, output = producer.produce, job.output
+    pack, prefix = struct.Struct(">Q").pack, b"12345678"
+
+    def bare(records: list[Any], positions: dict[int, int]) -> None:
+        for m in records:
+            if m.error():
+                raise ck.KafkaException(m.error())
+            produce(output, m.value(), m.key())
+            positions[m.partition()] = m.offset() + 1
+
+    def with_header(records: list[Any], positions: dict[int, int]) -> None:
+        for m in records:
+            if m.error():
+                raise ck.KafkaException(m.error())
+            produce(output, m.value(), m.key(), headers=[("ks-hash", prefix + pack(m.offset()))])
+            positions[m.partition()] = m.offset() + 1
+
+    if job.workload == "avro":
+        return avro_writer(job, producer)
+    return with_header if job.header else bare
+
+
+def avro_writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[int, int]], None]:
+    """The same with Avro in and out, and the header."""
+    produce, output = producer.produce, job.output
+    pack, prefix = struct.Struct(">Q").pack, b"12345678"
+    schema = fastavro.parse_schema(ORDER)
+    read: Any = fastavro.schemaless_reader
+    write, buffer = fastavro.schemaless_writer, io.BytesIO
+
+    def avro(records: list[Any], positions: dict[int, int]) -> None:
+        for m in records:
+            if m.error():
+                raise ck.KafkaException(m.error())
+            data = m.value()
+            found = buffer(data)
+            found.seek(5)  # the wire format: a zero byte and the schema's id
+            made = buffer()
+            made.write(data[:5])
+            write(made, schema, priced(read(found, schema, None)))
+            produce(output, made.getvalue(), m.key(), headers=[("ks-hash", prefix + pack(m.offset()))])
+            positions[m.partition()] = m.offset() + 1
+
+    return avro
+
+
+def main() -> None:
+    """Runs until SIGTERM; any failure ends the process, and whoever started it starts it again."""
+    job = Job.from_environment()
+    running = [True]
+    signal.signal(signal.SIGTERM, lambda *_: running.clear())
+    consumer, producer = clients(job)
+    write, group = writer(job, producer), consumer.consumer_group_metadata
+    while running:
+        records = consumer.consume(FETCH, 0.05)
+        if not records:
+            continue
+        producer.begin_transaction()
+        started, positions = time.monotonic(), dict[int, int]()
+        while records:
+            write(records, positions)
+            if (time.monotonic() - started) * 1000 >= COMMIT_MS:
+                break
+            records = consumer.consume(FETCH, 0.01)
+        offsets = [ck.TopicPartition(job.inputs[0], *position) for position in positions.items()]
+        producer.send_offsets_to_transaction(offsets, group())
+        producer.commit_transaction()
+
+
+if __name__ == "__main__":
+    main()

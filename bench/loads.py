@@ -1,0 +1,161 @@
+"""The cluster as the bench sees it: topics filled with records, what a group has committed, what a topic holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import confluent_kafka as ck
+import fastavro
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.contestants.job import ORDER
+from kstreams_py.ports.registry import FileRegistry
+
+PARTITIONS: Final = 4
+SIZES: Final = {"100 B": 100, "1 kB": 1000}
+"""Values of plain bytes, by the name of their load; the others are `avro` and `avro, bare`."""
+
+
+class GaveUp(Exception):
+    """A contestant that ended by itself, or anything that did not come in time; with the end of what was said."""
+
+
+class Cluster:
+    """One broker: what is there before a run, and what is there after it."""
+
+    def __init__(self, bootstrap: str, directory: Path) -> None:
+        self.bootstrap = bootstrap
+        self.directory = directory
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})  # at the end it sees the broker go
+        self._filled: dict[tuple[str, int, int], str] = {}
+        self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
+        self._topics = 0
+
+    def close(self) -> None:
+        """Takes the loads away."""
+        for name in self._filled.values():
+            self.delete(name)
+
+    def name(self, what: str) -> str:
+        """A name for a topic or a group that nothing else has."""
+        self._topics += 1
+        return f"{self._prefix}-{self._topics}-{what}"
+
+    def create(self, name: str, partitions: int = PARTITIONS) -> str:
+        """A new topic."""
+        for made in self._admin.create_topics([NewTopic(name, partitions, 1)]).values():
+            made.result()
+        while not self._admin.list_topics(name, timeout=10).topics[name].partitions:
+            time.sleep(0.02)
+        return name
+
+    def delete(self, name: str) -> None:
+        """Takes a topic away: results are large."""
+        for gone in self._admin.delete_topics([name]).values():
+            gone.result()
+
+    def filled(self, load: str, records: int, copy: int = 0) -> str:
+        """A topic with so many records of a load, one for each `copy`; what is there already is used again."""
+        if name := self._filled.get((load, records, copy)):
+            return name
+        name = self.create(self.name("load"))
+        values = self._values(load, name)
+        producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 50, "batch.size": 1 << 20})
+        for number in range(records):
+            while True:
+                try:
+                    producer.produce(name, values[number % len(values)], b"%d" % number, partition=number % PARTITIONS)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        if producer.flush(60):
+            raise GaveUp(f"{name} could not be filled within a minute")
+        self._filled[load, records, copy] = name
+        return name
+
+    def _values(self, load: str, topic: str) -> list[bytes]:
+        if load in SIZES:
+            return [b"x" * SIZES[load]]
+        head = b""
+        if load == "avro":
+            registry = FileRegistry(self.directory / "schemas")
+            head = struct.pack(">xI", registry.register(f"{topic}-value", json.dumps(ORDER)))
+        schema, found = fastavro.parse_schema(ORDER), []
+        for number in range(1000):
+            body = io.BytesIO()
+            order = {"number": number, "customer": f"customer-{number}", "quantity": number % 7, "price": number / 8}
+            fastavro.schemaless_writer(body, schema, {**order, "note": "left at the door " * 3})
+            found.append(head + body.getvalue())
+        return found
+
+    @contextmanager
+    def committed(
+        self, group: str, topics: tuple[str, ...], partitions: int = PARTITIONS
+    ) -> Iterator[Callable[[], int]]:
+        """A function that tells the sum of the group's committed offsets, which is what it is done with.
+
+        The admin client's own call for this crashes the process when asked a hundred times a second (2.16.0). What is
+        in an open transaction is left out rather than waited for: hence read_uncommitted.
+        """
+        consumer = ck.Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": group, "isolation.level": "read_uncommitted"}
+        )
+        wanted = [ck.TopicPartition(topic, number) for topic in topics for number in range(partitions)]
+
+        def total() -> int:
+            try:
+                return sum(max(0, p.offset) for p in consumer.committed(wanted, 5))
+            except ck.KafkaException:
+                return 0  # the group's coordinator is not there yet
+
+        try:
+            yield total
+        finally:
+            consumer.close()
+
+    def count(self, topic: str) -> int:
+        """How many committed records a topic holds."""
+        reader = self.reader(topic, partition_eof=True)
+        left, found = PARTITIONS, 0
+        while left:
+            for m in reader.consume(10_000, 0.05):
+                if m.error() is None:
+                    found += 1
+                elif m.error().code() == ck.KafkaError._PARTITION_EOF:  # noqa: SLF001, the client's own name
+                    left -= 1
+        reader.close()
+        return found
+
+    def reader(self, topic: str, partitions: int = PARTITIONS, *, partition_eof: bool = False) -> Any:
+        """A read_committed consumer at the start of every partition."""
+        consumer = ck.Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "bench-reader",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": partition_eof,
+                "fetch.queue.backoff.ms": 5,
+                "queued.min.messages": 500_000,
+            }
+        )
+        consumer.assign([ck.TopicPartition(topic, number, 0) for number in range(partitions)])
+        return consumer
+
+
+def fetches(reader: Any, seconds: float) -> Iterator[list[Any]]:
+    """What comes, as soon as it comes, until so many seconds have passed without the caller's leaving."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = reader.consume(1, 0.1)
+        if found:
+            found += reader.consume(10_000, 0)
+            yield [m for m in found if m.error() is None]

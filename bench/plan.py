@@ -1,0 +1,66 @@
+"""What is run, in this order in every round, and what the results must reach."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.measure import Entry
+from bench.report import Target
+
+OURS, HAND, QUIX, STREAMS = "kstreams_py", "by hand", "quixstreams", "Kafka Streams"
+NO_HEADER, AT_LEAST_ONCE, WITH_HEADER = f"{OURS}, no header", f"{OURS}, at least once", f"{HAND}, with header"
+
+PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS = "pass-through", "step", "batch", "1 kB", "avro", "join", "alts"
+LATENCY, MEMORY, CHAOS = "latency", "memory", "chaos"
+
+# Those that are compared come one after the other, so that what else the machine does hits them alike.
+ENTRIES: Final = (
+    Entry(PASS, WITH_HEADER, HAND),
+    Entry(PASS, OURS, OURS),
+    Entry(PASS, AT_LEAST_ONCE, OURS, guarantee="at_least_once"),
+    Entry(BATCH, OURS, OURS, task="batch"),
+    Entry(STEP, OURS, OURS, task="step"),
+    Entry(PASS, STREAMS, STREAMS),
+    Entry(PASS, NO_HEADER, OURS, header=False),
+    Entry(PASS, HAND, HAND, header=False),
+    Entry(PASS, QUIX, QUIX),
+    Entry(KILO, WITH_HEADER, HAND, load="1 kB"),
+    Entry(KILO, OURS, OURS, load="1 kB"),
+    Entry(KILO, STREAMS, STREAMS, load="1 kB"),
+    Entry(KILO, QUIX, QUIX, load="1 kB"),
+    Entry(AVRO, WITH_HEADER, HAND, load="avro", task="avro"),
+    Entry(AVRO, OURS, OURS, load="avro", task="avro"),
+    Entry(AVRO, QUIX, QUIX, load="avro, bare", task="avro"),
+    Entry(JOIN, OURS, OURS, task="join", inputs=2),
+    Entry(ALTS, OURS, OURS, task="alts", inputs=2),
+    Entry(ALTS, STREAMS, STREAMS, task="alts", inputs=2),
+)
+
+LATENCY_ENTRIES: Final = (Entry(LATENCY, OURS, OURS), Entry(LATENCY, STREAMS, STREAMS))
+MEMORY_ENTRY: Final = Entry(MEMORY, OURS, OURS)
+CHAOS_ENTRIES: Final = tuple(Entry(CHAOS, name, name) for name in (OURS, HAND, STREAMS, QUIX))
+
+WORKLOADS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, LATENCY, MEMORY, CHAOS)
+
+RATE: Final = "records/s"
+
+TARGETS: Final = (
+    Target("exactly-once pass-through", f"{PASS}: {OURS}", RATE, at_least=1.1, of=f"{PASS}: {STREAMS}"),
+    Target("exactly-once pass-through", f"{PASS}: {OURS}", RATE, at_least=4, of=f"{PASS}: {QUIX}"),
+    Target("exactly-once pass-through", f"{PASS}: {OURS}", RATE, at_least=0.75, of=f"{PASS}: {WITH_HEADER}"),
+    Target("batch=True", f"{BATCH}: {OURS}", RATE, at_least=0.85, of=f"{PASS}: {WITH_HEADER}"),
+    Target("header switched off", f"{PASS}: {NO_HEADER}", RATE, at_least=0.75, of=f"{PASS}: {HAND}"),
+    Target("1 kB values", f"{KILO}: {OURS}", RATE, at_least=1.5, of=f"{KILO}: {STREAMS}"),
+    Target("exactly-once beside at-least-once", f"{PASS}: {OURS}", RATE, at_least=0.95, of=f"{PASS}: {AT_LEAST_ONCE}"),
+    Target("Avro in and out", f"{AVRO}: {OURS}", RATE, at_least=0.8, of=f"{AVRO}: {WITH_HEADER}"),
+    Target("Avro in and out", f"{AVRO}: {OURS}", RATE, at_least=2, of=f"{AVRO}: {QUIX}"),
+    Target("latency, median (ms)", f"{LATENCY}: {OURS}", "median ms", at_most=25),
+    Target("latency, p99 (ms)", f"{LATENCY}: {OURS}", "p99 ms", at_most=80),
+    Target("latency, median", f"{LATENCY}: {OURS}", "median ms", at_most=1, of=f"{LATENCY}: {STREAMS}"),
+    Target("latency, p99", f"{LATENCY}: {OURS}", "p99 ms", at_most=1, of=f"{LATENCY}: {STREAMS}"),
+    Target("memory, growth from 0.2 to 2 million records (MB)", f"{MEMORY}: {OURS}", "growth MB", at_most=50),
+    Target("chaos, longest silence of a partition (s)", f"{CHAOS}: {OURS}", "longest silence s", at_most=2),
+    Target("chaos, lost (records)", f"{CHAOS}: {OURS}", "lost", at_most=0),
+    Target("chaos, duplicated (records)", f"{CHAOS}: {OURS}", "duplicated", at_most=0),
+    Target("chaos, out of order (records)", f"{CHAOS}: {OURS}", "out of order", at_most=0),
+)
