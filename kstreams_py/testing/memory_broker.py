@@ -219,7 +219,8 @@ class Topic:
 class TransactionalId:
     """A transactional id: the epoch that counts, and its open transaction (since when; None: none is open).
 
-    `partitions` may be written in it, and `positions` be added. Once its end is decided (`commits`), the markers follow at `ends_at`; until then its records are still open.
+    `partitions` may be written in it, and `positions` be added. Once its end is decided (`commits`), the markers follow
+    at `ends_at`; until then its records are still open.
     """
 
     producer_id: int
@@ -361,6 +362,8 @@ class Broker:
 
     def pass_time(self, now: float) -> None:
         """Writes markers, aborts transactions that are open for too long, and frees the seats of silent members."""
+        if now == self._now:
+            return
         self._now = now
         for held in self._transactional.values():
             if held.ends_at is not None and held.ends_at <= now:

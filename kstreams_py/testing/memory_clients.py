@@ -48,7 +48,7 @@ class Network:
         self.linger = linger
         self.chance = chance
         self.requests: list[str] = []
-        self.watcher: Callable[[str, object], Fault | None] = lambda name, client: None
+        self.watcher: Callable[[str, object], Fault | None] = lambda *_: None
         self.lingering: list[MemoryProducer] = []
         self._faults: list[tuple[str, int, Fault]] = []
         self._late: list[tuple[float, Callable[[], object]]] = []

@@ -11,9 +11,11 @@ import confluent_kafka as ck
 
 from kstreams_py.config import ClientSettings, Settings
 from kstreams_py.delivery import PROMISES, Consumer, Durability, Guarantee, Log, Output, Producer
+from kstreams_py.errors import Retriable
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryLog
+from kstreams_py.testing.memory_broker import Membership
 
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
@@ -48,7 +50,14 @@ class Member:
 
     def _assigned(self, partitions: set[TopicPartition]) -> None:
         self.events.append(partitions)
-        self.consumer.assign(self.consumer.committed(partitions))
+        until(lambda: self._starts_at_committed(partitions))
+
+    def _starts_at_committed(self, partitions: set[TopicPartition]) -> bool:
+        try:
+            self.consumer.assign(self.consumer.committed(partitions))
+        except Retriable:  # the leader of a new partition may not know yet that it is
+            return False
+        return True
 
     def holds(self, *partitions: TopicPartition) -> bool:
         """Whether exactly these were assigned last."""
@@ -83,6 +92,10 @@ class Rig:
 
     def high_watermarks(self, topic: str) -> Positions:
         """The end of each partition, open transactions included."""
+        raise NotImplementedError
+
+    def no_member(self, group: str) -> object:
+        """Group metadata that names neither member nor generation."""
         raise NotImplementedError
 
     def settle(self, topic: str) -> None:
@@ -178,11 +191,15 @@ class MemoryRig(Rig):
         seen = self.uncommitted(topic)
         return {tp: max([end, *(o + 1 for n, o, _ in seen if n == tp.partition)]) for tp, end in ends.items()}
 
+    def no_member(self, group: str) -> object:
+        return Membership(group, "", 0, -1)
+
 
 class KafkaRig(Rig):
     """The log on a real broker."""
 
     def __init__(self, bootstrap_servers: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
         self._reader = ck.Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
@@ -228,6 +245,13 @@ class KafkaRig(Rig):
     def high_watermarks(self, topic: str) -> Positions:
         reader, partitions = self._reader, self.partitions(topic)
         return {tp: reader.get_watermark_offsets(ck.TopicPartition(*tp), 5.0)[1] for tp in partitions}
+
+    def no_member(self, group: str) -> object:
+        outsider = ck.Consumer({"bootstrap.servers": self._bootstrap_servers, "group.id": group})
+        try:
+            return outsider.consumer_group_metadata()
+        finally:
+            outsider.close()
 
     def close(self) -> None:
         super().close()

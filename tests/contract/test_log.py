@@ -414,6 +414,24 @@ def test_seat_taken_over_by_a_new_consumer_gives_it_the_partitions_and_ends_the_
     other.consumer.hold_seat()
 
 
+def test_positions_that_name_no_member_are_taken_whoever_holds_the_seat(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why the group's metadata goes with every commit: without it, a zombie is not told from its replacement."""
+    group, topic = rig.name(), rig.topic()
+    zero = TopicPartition(topic, 0)
+    old = rig.member(group, "a", topic)
+    until(lambda: old.poll().holds(zero))
+    new = rig.member(group, "a", topic)
+    until(lambda: new.poll().holds(zero))
+    monkeypatch.setattr(old.consumer, "group_metadata", lambda: rig.no_member(group))
+    producer = rig.producer()
+    producer.begin_transaction()
+    producer.send_offsets({zero: 1}, old.consumer)
+    producer.commit_transaction()
+    assert new.consumer.committed([zero]) == {zero: 1}
+
+
 def test_rebalance_for_a_second_member_revokes_then_assigns_disjoint_and_complete(rig: Rig) -> None:
     group, one, two = rig.name(), rig.topic(3), rig.topic(3)
     front = {TopicPartition(topic, number) for topic in (one, two) for number in (0, 1)}

@@ -94,7 +94,15 @@ class Cluster:
             producer.abort_transaction(30)
 
     def partitions(self, topic: str) -> list[int]:
-        return sorted(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+        """The topic's partitions; a broker may learn of a new topic a moment after another one has created it."""
+        found: list[int] = []
+
+        def known() -> bool:
+            found[:] = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+            return bool(found)
+
+        wait_until(known, f"{topic} is known", 10)
+        return sorted(found)
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
         """All records up to the last stable offset (or the end), by partition and offset."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import pytest
 
@@ -11,7 +12,7 @@ from kstreams_py.errors import Abortable, Fenced, LogError, OutcomeUnknown, Repl
 from kstreams_py.record import Message, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog
 from kstreams_py.testing.memory_broker import Content, Partition, Stamp, murmur2
-from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
+from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer
 
 IN0, IN1, IN2 = (TopicPartition("in", number) for number in range(3))
 OUT0 = TopicPartition("out", 0)
@@ -255,6 +256,141 @@ def test_commit_that_comes_late_ends_a_later_transaction_of_its_epoch_and_none_o
         with pytest.raises(OutcomeUnknown, match="id: no transaction is open"):
             producer.abort_transaction()
     assert values(log.records("out")) == read
+
+
+def test_commit_of_unknown_outcome_taints_nothing_and_may_come_late_all_the_same() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    log.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=False, late=6.0)
+    producer = started(log)
+    producer.write([output(b"a")])
+    with pytest.raises(OutcomeUnknown):
+        producer.commit_transaction()
+    assert (producer.tainted, values(log.records("out"))) == (False, [])
+    clock.advance(6.0)
+    assert values(log.records("out")) == [b"a"]
+
+
+def test_commit_that_is_said_again_is_taken_for_the_one_before() -> None:
+    log = memory_log()
+    producer = started(log)
+    producer.write([output(b"a")])
+    log.inject("commit_transaction", error=Retriable("no answer"))
+    with pytest.raises(Retriable):
+        producer.commit_transaction()
+    producer.commit_transaction()
+    assert values(log.records("out")) == [b"a"]
+    producer.begin_transaction()
+    producer.write([output(b"b")])
+    producer.commit_transaction()
+    assert values(log.records("out")) == [b"a", b"b"]
+
+
+def test_markers_follow_the_answer_to_a_commit_and_whoever_needs_them_waits_for_them() -> None:
+    clock = ManualClock()
+    log = MemoryLog(clock, marker_delay=0.5)
+    log.create_topics([("in", 3, -1, {}), ("out", 1, -1, {})])
+    member = Member(log, "a")
+    member.poll()
+    producer = started(log)
+    for value, position in ((b"a", 1), (b"b", 2)):
+        producer.write([output(value)])
+        producer.send_offsets({IN0: position}, member.consumer)
+        producer.commit_transaction()
+        assert (log.ends([OUT0]), log.group("group").get(IN0, 0)) == ({OUT0: 2 * (position - 1)}, position - 1)
+        with pytest.raises(Retriable):
+            member.consumer.committed([IN0])
+        if position == 1:
+            producer.begin_transaction()  # its first partition waits for the markers of the one before
+    clock.advance(0.5)
+    assert (values(log.records("out")), log.group("group")) == ([b"a", b"b"], {IN0: 2})
+    producer.begin_transaction()
+    producer.write([output(b"c")])
+    producer.commit_transaction()
+    assert values(log.records("out")) == [b"a", b"b"]
+    started(log)  # so does a new producer
+    assert values(log.records("out")) == [b"a", b"b", b"c"]
+
+
+def test_positions_that_come_late_are_refused_once_their_transaction_has_ended() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    member = Member(log, "a")
+    member.poll()
+    log.inject("send_offsets", late=3.0)
+    producer = started(log)
+    producer.send_offsets({IN0: 5}, member.consumer)
+    producer.commit_transaction()
+    clock.advance(3.0)
+    assert member.consumer.committed([IN0]) == {IN0: 5}  # nothing is pending
+
+
+def test_member_whose_commit_may_come_late_takes_its_seat_anew_before_it_fetches() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    log.append("in", b"a", partition=0)
+    log.append("in", b"b", partition=0)
+    member = Member(log, "a")
+    member.poll()
+    log.inject("commit", late=3.0)
+    member.consumer.commit({IN0: 1})
+    member.poll()
+    member.poll()
+    assert member.events == [{IN0, IN1, IN2}, "revoked", {IN0, IN1, IN2}]
+    member.consumer.commit({IN0: 2})
+    clock.advance(3.0)
+    assert log.group("group") == {IN0: 2}
+
+
+def test_watcher_sees_each_request_with_its_client_and_says_what_befalls_it() -> None:
+    log = memory_log()
+    seen: list[tuple[str, object]] = []
+
+    def watch(name: str, client: object) -> Fault | None:
+        seen.append((name, client))
+        return Fault(OutcomeUnknown("watched"), applied=False) if name == "commit_transaction" else None
+
+    log.watch(watch)
+    producer = started(log)
+    producer.write([output(b"a")])
+    with pytest.raises(OutcomeUnknown, match="watched"):
+        producer.commit_transaction()
+    log.ends([OUT0])
+    names = ["init_transactions", "add_partition", "produce", "commit_transaction"]
+    assert seen == [*((name, producer) for name in names), ("ends", None)]
+    assert values(log.records("out")) == []
+
+
+def test_watcher_that_raises_stops_a_request_before_it_is_made() -> None:
+    def dies(name: str, client: object) -> None:
+        raise SystemExit(name)
+
+    log = memory_log()
+    before = len(log.requests)
+    log.watch(dies)
+    with pytest.raises(SystemExit, match="ends"):
+        log.ends([OUT0])
+    assert len(log.requests) == before
+
+
+def test_chance_changes_what_a_fetch_brings_and_nothing_of_what_there_is() -> None:
+    fetches = []
+    for seed in (1, 1, 2):
+        log = MemoryLog(chance=Random(seed))
+        log.create_topics([("in", 3, -1, {})])
+        for number in range(12):
+            log.append("in", b"%d" % number, partition=number % 3)
+        member = Member(log, "a")
+        fetches.append([])
+        while len(member.values) < 12:
+            before = len(member.values)
+            member.poll()
+            fetches[-1].append(member.values[before:])
+        assert sorted(member.values, key=lambda value: int(value or b"")) == [b"%d" % number for number in range(12)]
+        for number in range(3):
+            mine = [value for value in member.values if int(value or b"") % 3 == number]
+            assert mine == sorted(mine, key=lambda value: int(value or b""))
+    assert fetches[0] == fetches[1] != fetches[2]
 
 
 def test_abort_that_is_lost_and_comes_late_leaves_positions_pending_until_then() -> None:
