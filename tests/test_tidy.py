@@ -151,7 +151,10 @@ def test_no_registry_host_and_no_path_of_a_machine_is_in_any_tracked_file() -> N
     assert not offenders
 
 
-@pytest.mark.parametrize("document", [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+DOCUMENTS = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_tests_named_in_a_document_exist(document: Path) -> None:
     named = set(re.findall(r"`(test_\w+)`", document.read_text(encoding="utf-8")))
     defined = {

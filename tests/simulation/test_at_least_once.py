@@ -1,0 +1,21 @@
+"""At least once, simulated: whatever happens, nothing is lost, and no position is saved before its outputs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.plan import ALO, Kind
+from tests.simulation.suite import ATTEMPTS, SEEDS, crash_everywhere, run_all
+
+BLOCK = 1_000
+
+
+@pytest.mark.parametrize("first", SEEDS[::BLOCK])
+def test_at_least_once_random_faults_loses_nothing(first: int) -> None:
+    run_all(range(first, first + BLOCK), ALO)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+@pytest.mark.parametrize("kind", Kind)
+def test_at_least_once_fault_at_every_point_loses_nothing(kind: Kind, attempt: int) -> None:
+    assert crash_everywhere(kind, ALO, attempt) > 50

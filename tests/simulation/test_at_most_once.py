@@ -1,0 +1,21 @@
+"""At most once, simulated: whatever happens, nothing is doubled, and no output is written before its position."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.plan import AMO, Kind
+from tests.simulation.suite import ATTEMPTS, SEEDS, crash_everywhere, run_all
+
+BLOCK = 1_000
+
+
+@pytest.mark.parametrize("first", SEEDS[::BLOCK])
+def test_at_most_once_random_faults_doubles_nothing(first: int) -> None:
+    run_all(range(first, first + BLOCK), AMO)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+@pytest.mark.parametrize("kind", Kind)
+def test_at_most_once_fault_at_every_point_doubles_nothing(kind: Kind, attempt: int) -> None:
+    assert crash_everywhere(kind, AMO, attempt) > 50
