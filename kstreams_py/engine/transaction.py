@@ -280,8 +280,8 @@ class Session:
             ) from None
         if age * 1000 >= self._settings.transaction_timeout_ms:
             logger.warning(
-                "%s: the broker timed the transaction out after %.1f s: its steps or the broker's answers took longer than "
-                "transaction_timeout_ms",
+                "%s: the broker timed the transaction out after %.1f s: its steps or the broker's answers took "
+                "longer than transaction_timeout_ms",
                 self._id,
                 age,
             )
