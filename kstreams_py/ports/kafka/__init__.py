@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 1_000_000
 """The client's own limit of a batch; a topic with a lower max.message.bytes refuses batches larger than that."""
+
+
+COORDINATOR_SECONDS: Final = 300.0
+"""Longer than a coordinator is ever away."""
 
 
 class KafkaLog:
@@ -49,6 +54,7 @@ class KafkaLog:
         self._client_log = ClientLog("admin")
         self._admin_client: ck_admin.AdminClient | None = None
         self._reader: ck.Consumer | None = None
+        self._reading = threading.Lock()
 
     def consumer(self, group: str, seat: str) -> KafkaConsumer:
         return KafkaConsumer(
@@ -74,7 +80,8 @@ class KafkaLog:
 
     def _holder(self, group: str, seat: str) -> str | None:
         """The member that has a seat of a group."""
-        described = self._admin.describe_consumer_groups([group], request_timeout=self._limit)[group]
+        # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
+        described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
         members = self._result(described).members
         return {m.group_instance_id: m.member_id for m in members}.get(seat)
 
@@ -184,29 +191,28 @@ class KafkaLog:
         return {TopicPartition(p.topic, p.partition): self._result(future).offset for p, future in futures.items()}
 
     def newest(self, partition: TopicPartition) -> Message | None:
-        if self._reader is None:
-            self._reader = ck.Consumer(
-                {**self._of_consumers(), "group.id": "unused"}, logger=ClientLog("reader").logger
-            )
-        low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
-        window = 4  # a record and its marker are the usual tail
-        while True:
-            start = max(low, stable - window)
-            last = self._last_between(partition, start, stable)
-            if last is not None or start == low:
-                return last
-            window *= 8
+        with self._reading:  # the processors of a slot share the log, and each is a thread
+            if self._reader is None:
+                configuration = {**self._of_consumers(), "group.id": "unused", "fetch.wait.max.ms": 10}
+                self._reader = ck.Consumer(configuration, logger=ClientLog("reader").logger)
+            low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+            window = 4  # a record and its marker are the usual tail
+            while True:
+                start = max(low, stable - window)
+                last = self._last_between(self._reader, partition, start, stable)
+                if last is not None or start == low:
+                    return last
+                window *= 8
 
-    def _last_between(self, partition: TopicPartition, start: int, stable: int) -> Message | None:
-        assert self._reader is not None
+    def _last_between(self, reader: ck.Consumer, partition: TopicPartition, start: int, stable: int) -> Message | None:
         last: Message | None = None
         if start >= stable:
             return None
-        self._reader.assign([ck.TopicPartition(*partition, start)])
+        reader.assign([ck.TopicPartition(*partition, start)])
         deadline = time.monotonic() + self._limit
         try:
             while time.monotonic() < deadline:
-                for m in self._reader.consume(1000, 0.05):
+                for m in reader.consume(1000, 0.05):
                     if m.error() is None:
                         last = m  # type: ignore[assignment]
                     elif m.error().code() == E._PARTITION_EOF:  # type: ignore[union-attr]
@@ -214,7 +220,7 @@ class KafkaLog:
                 if last is not None and last.offset() + 1 >= stable:
                     return last
         finally:
-            self._reader.unassign()
+            reader.unassign()
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
 
     def truncate(self, partition: TopicPartition, before: int) -> None:

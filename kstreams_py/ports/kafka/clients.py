@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 ABORT_FLUSH_SECONDS: Final = 5.0
 """How long an abort waits for what is on its way; a new producer does without."""
 
+
+CALL_GRACE_SECONDS: Final = 1.0
+"""How long a call may outlast the limit it was given."""
 
 CONNECT_SECONDS: Final = 1.0
 """How long a new producer waits for its first connection before it goes on all the same."""
@@ -160,10 +164,27 @@ class KafkaProducer:
             raise log_error(error.args[0], "serving the producer") from None
 
     def _call(self, call: Callable[[float], object], doing: str) -> None:
-        try:
-            call(self._limit)
-        except ck.KafkaException as error:
-            leaf = log_error(error.args[0], doing)
+        """One call of the transactional API, in a thread of its own: not every one keeps its limit.
+
+        librdkafka waits without end for positions to be added while it waits for a coordinator that no event announces.
+        Such a thread is left behind with its producer.
+        """
+        outcome: list[ck.KafkaException | None] = []
+
+        def run() -> None:
+            try:
+                call(self._limit)
+                outcome.append(None)
+            except ck.KafkaException as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=run, name=doing, daemon=True)
+        thread.start()
+        thread.join(self._limit + CALL_GRACE_SECONDS)
+        if not outcome:
+            raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {self._limit:g} s")
+        if (failure := outcome[0]) is not None:
+            leaf = log_error(failure.args[0], doing)
             if not isinstance(leaf, Fenced):
                 self._poll(0)  # serves the reports of deliveries that failed
                 self._raise_mistakes()
@@ -205,15 +226,18 @@ class KafkaConsumer:
         self._assigned: set[TopicPartition] = set()
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
+        self._rebalances = 0
         self._consumer = made(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
         self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
     ) -> None:
         def on_assign(_: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            self._rebalances += 1
             assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
         def on_revoke(_: ck.Consumer, __: list[ck.TopicPartition]) -> None:
+            self._rebalances += 1
             self._assigned = set()
             revoked()
 
@@ -239,7 +263,10 @@ class KafkaConsumer:
         try:
             found = self._consumer.consume(1, timeout) if timeout else []
             if (found or not timeout) and len(found) < limit:
-                found += self._consumer.consume(limit - len(found), 0)
+                before = self._rebalances
+                more = self._consumer.consume(limit - len(found), 0)
+                # what came before a rebalance is no longer ours, or will be read again from the committed position
+                found = found + more if self._rebalances == before else more
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "reading") from None
         if self._log.coordinator_lost:
@@ -309,10 +336,14 @@ class KafkaConsumer:
 
     def hold_seat(self) -> None:
         held, mine = self._holder(self._settings["group.id"], self._seat), self._consumer.memberid()
-        if not held or not mine:
-            raise Abortable(f"{self._seat} is no member of its group any more")
-        if held != mine:
-            raise self._replaced()
+        if held and held != mine:
+            self._consumer.consume(
+                1, 0
+            )  # serves the log: a client that is fenced has no id any more, and says so there
+            if mine or self._log.fenced:
+                raise self._replaced()
+        if held != mine or not mine:
+            raise Retriable(f"{self._seat} is no member of its group at this moment")
 
     def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
         """As for a producer, but that the group's word on a seat is final."""

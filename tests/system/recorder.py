@@ -1,0 +1,321 @@
+"""What a test on real brokers records of its run: sends, reads, positions, faults; judged by the checker at its end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import IsolationLevel
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.ports.jars import find_java, kafka_classpath
+from kstreams_py.record import TopicPartition
+from kstreams_py.testing import Anomaly, Expected, History, check, explain
+from tests.system.harness import Cluster, first_offset, wait_until
+
+logger = logging.getLogger(__name__)
+
+COORDINATOR_MOVES = {
+    ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    ck.KafkaError.COORDINATOR_NOT_AVAILABLE,
+    ck.KafkaError.NOT_COORDINATOR,
+    ck.KafkaError._TIMED_OUT,
+    ck.KafkaError._TRANSPORT,
+}
+
+LEADER_MOVES = {
+    ck.KafkaError.FENCED_LEADER_EPOCH,
+    ck.KafkaError.UNKNOWN_LEADER_EPOCH,
+    ck.KafkaError.LEADER_NOT_AVAILABLE,
+    ck.KafkaError.NOT_LEADER_FOR_PARTITION,
+    ck.KafkaError.OFFSET_NOT_AVAILABLE,
+}
+
+Record = tuple[str, bytes, bytes | None, int]
+"""Topic, value, key, partition (-1: by key)."""
+
+
+@contextmanager
+def three_brokers() -> Iterator[EmbeddedKafka]:
+    """Three brokers that soon miss one that was killed, and that compile little: none of them lives for long."""
+    options = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1"
+    quick = {"broker.session.timeout.ms": "3000"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", options.strip())
+        with EmbeddedKafka(kafka_classpath(), find_java(), brokers=3, settings=quick) as kafka:
+            yield kafka
+
+
+class Recorder:
+    """The history of one test, and the plain clients whose work is written into it."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.history = History()
+        self.cluster = Cluster(bootstrap_servers)
+        self.common = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
+        self.admin = AdminClient(self.common)
+        self.topics: set[str] = set()
+        self._consumers: dict[str, ck.Consumer] = {}
+
+    # Writes.
+
+    @contextmanager
+    def feeding(self, record: Callable[[int], Record], *, at_once: int = 0, per_second: int = 0) -> Iterator[Feeder]:
+        """Writes records 0, 1, 2, ...: so many at once, more while the block runs; all are acknowledged after it."""
+        feeder = Feeder(self, record, at_once, per_second)
+        try:
+            yield feeder
+        finally:
+            feeder.finish()
+        assert feeder.failure is None, feeder.failure
+
+    def write(self, topic: str, values: Sequence[bytes], *, key: bytes | None = None, partition: int = -1) -> None:
+        """Writes these in order, all acknowledged when it returns; without a key, each is its own."""
+        with self.feeding(lambda i: (topic, values[i], key or values[i], partition), at_once=len(values)):
+            pass
+
+    # Reads.
+
+    @contextmanager
+    def reading(self, *topics: str) -> Iterator[Reader]:
+        """Reads the topics from their start while the block runs; `Reader.finish` reads on to their ends."""
+        reader = Reader(self, topics)
+        try:
+            yield reader
+        finally:
+            reader.stop()
+        assert reader.failure is None, reader.failure
+
+    def ends(self, topic: str, isolation: str = "read_committed") -> dict[int, int]:
+        """The last stable offset of each partition, or its high watermark."""
+        level = IsolationLevel.READ_COMMITTED if isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
+        asked = {ck.TopicPartition(topic, p): OffsetSpec.latest() for p in self.cluster.partitions(topic)}
+        found: dict[int, int] = {}
+
+        def answered() -> bool:
+            try:
+                futures = self.admin.list_offsets(asked, isolation_level=level, request_timeout=20)
+                found.update({p.partition: future.result().offset for p, future in futures.items()})
+            except ck.KafkaException as error:
+                if error.args[0].code() not in LEADER_MOVES:
+                    raise
+                self.admin.list_topics(topic, 10)  # or the client goes on asking in the name of the leader it knows
+                return False
+            return True
+
+        wait_until(answered, f"the ends of {topic}")
+        return found
+
+    def positions(self, group: str, topic: str) -> dict[int, int]:
+        """What the group has committed, now; nothing, if its coordinator is not to be had."""
+        # of a consumer: the admin client aborts the process where a coordinator's answer comes after its time-out
+        consumer = self._consumers.get(group) or ck.Consumer({**self.common, "group.id": group})
+        self._consumers[group] = consumer
+        asked = [ck.TopicPartition(topic, p) for p in self.cluster.partitions(topic)]
+        try:
+            found = {p.partition: p.offset for p in consumer.committed(asked, timeout=5) if p.offset >= 0}
+        except ck.KafkaException as error:
+            if error.args[0].code() in COORDINATOR_MOVES:
+                return {}
+            raise
+        self.history.positions(group, {TopicPartition(topic, p): position for p, position in found.items()})
+        return found
+
+    def await_done(self, group: str, *topics: str) -> None:
+        """Returns once the group has read these topics out: it stands at the end of every partition."""
+        for topic in topics:
+            self.await_no_open_transaction(topic)
+            ends = {p: end for p, end in self.ends(topic).items() if end}
+            wait_until(lambda: self.positions(group, topic) == ends, f"{group} at {ends} of {topic}")  # noqa: B023
+
+    def await_no_open_transaction(self, *topics: str) -> None:
+        """Returns once the last stable offset is the high watermark on every partition."""
+        for topic in topics:
+            wait_until(
+                lambda: self.ends(topic) == self.ends(topic, "read_uncommitted"),  # noqa: B023
+                f"all transactions on {topic} are finished",
+            )
+
+    def await_in_sync(self) -> None:
+        """Returns once every replica of every topic is in sync, and each partition has a leader."""
+
+        def full() -> bool:
+            topics = self.admin.list_topics(timeout=10).topics.values()
+            return all(len(p.isrs) == len(p.replicas) and p.leader >= 0 for t in topics for p in t.partitions.values())
+
+        wait_until(full, "every replica is in sync")
+
+    def await_equal_replicas(self, kafka: EmbeddedKafka, *topics: str) -> None:
+        """Returns once all replicas of each partition are the same, byte for byte, in the brokers' own files."""
+        for topic in topics:
+            for p in self.cluster.partitions(topic):
+
+                def equal() -> bool:
+                    logs = [
+                        b"".join(segment.read_bytes() for segment in sorted(replica.glob("*.log")))
+                        for replica in kafka.data_dir.glob(f"broker-*/data/{topic}-{p}")  # noqa: B023
+                    ]
+                    return len(logs) > 1 and len(set(logs)) == 1
+
+                wait_until(equal, f"the replicas of {topic}[{p}] are equal")
+
+    # The end.
+
+    def anomalies(self, *expected: Expected) -> list[Anomaly]:
+        """Reads every topic to its end, once more and for good, then has the whole history judged."""
+        for each in expected:
+            self.topics |= {each.inputs} if isinstance(each.inputs, str) else {*each.inputs}
+            self.topics |= {each.to} if isinstance(each.to, str) else {*each.to}
+        self.await_no_open_transaction(*sorted(self.topics))
+        for topic in sorted(self.topics):
+            ends = self.ends(topic, "read_uncommitted")
+            self.history.final_read("afterwards", topic, self.cluster.read(topic), ends)
+        return check(self.history, expected)
+
+    def verify(self, *expected: Expected) -> None:
+        """Fails with the evidence if there is any anomaly."""
+        anomalies = self.anomalies(*expected)
+        assert not anomalies, explain(anomalies)
+
+
+class Feeder:
+    """A plain producer that writes while something else goes on; idempotent, so that what it repeats is there once."""
+
+    def __init__(self, recorder: Recorder, record: Callable[[int], Record], at_once: int, per_second: int) -> None:
+        self.recorder = recorder
+        self.written = 0
+        self.failure: BaseException | None = None
+        self._record = record
+        self._per_second = per_second
+        self._at_once = at_once
+        self._ending = threading.Event()
+        self._delivered = recorder.history.on_delivery(
+            sender="feeder"
+        )  # one after the other: one order for all of them
+        self._producer = ck.Producer(
+            {**recorder.common, "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 5}
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._write(self._at_once)
+            while not self._ending.wait(0.1):  # the pace
+                self._write(self._per_second // 10)
+            assert self._producer.flush(60) == 0, "not all records were acknowledged"
+        except BaseException as error:
+            self.failure = error
+
+    def _write(self, count: int) -> None:
+        for number in range(self.written, self.written + count):
+            self._send(self._record(number))
+        self.written += count
+        self._producer.poll(0)
+
+    def _send(self, record: Record) -> None:
+        topic, value, key, partition = record
+        self.recorder.topics.add(topic)
+        place = {} if partition < 0 else {"partition": partition}
+        while True:
+            try:
+                self._producer.produce(topic, value, key, on_delivery=self._delivered, **place)
+                return
+            except BufferError:
+                self._producer.poll(0.05)
+
+    def finish(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+
+class Reader:
+    """A plain read_committed consumer of whole topics, in a thread of its own, that records what it reads."""
+
+    def __init__(self, recorder: Recorder, topics: tuple[str, ...]) -> None:
+        self.recorder = recorder
+        self.failure: BaseException | None = None
+        self.values: dict[str, list[bytes]] = {topic: [] for topic in topics}
+        self.times: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._name = f"concurrent reader {time.monotonic_ns()}"
+        self._reached = {(topic, p): 0 for topic in topics for p in recorder.cluster.partitions(topic)}
+        self._stopping = threading.Event()
+        self._consumer = ck.Consumer(
+            {
+                **recorder.common,
+                "group.id": "unused",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 100,
+            }
+        )
+        starts = [ck.TopicPartition(topic, p, 0) for topic, p in self._reached]
+        for start in starts:
+            first_offset(self._consumer, start)
+        self._consumer.assign(starts)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                found = self._consumer.consume(1_000, 0.05)
+                self.recorder.history.read(self._name, [m for m in found if m.error() is None])
+                for m in found:
+                    self._take(m)
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._consumer.close()
+
+    def _take(self, m: Any) -> None:
+        place = m.topic(), m.partition()
+        if m.error() is None:
+            self.values[m.topic()].append(m.value())
+            self.times[place].append(time.monotonic())
+            self._reached[place] = m.offset() + 1
+        elif m.error().code() == ck.KafkaError._PARTITION_EOF:
+            self._reached[place] = m.offset()
+        elif m.error().code() == ck.KafkaError._AUTO_OFFSET_RESET:
+            raise ck.KafkaException(m.error())
+
+    def await_more(self, count: int) -> None:
+        """Returns once that many more records of each topic have been read than at the call."""
+        wanted = {topic: len(values) + count for topic, values in self.values.items()}
+        wait_until(
+            lambda: self.failure or all(len(values) >= wanted[topic] for topic, values in self.values.items()),
+            f"{count} more records of each of {', '.join(wanted)}",
+        )
+        assert self.failure is None, self.failure
+
+    def finish(self) -> None:
+        """Reads to the ends as they are now, and stops: nothing more will be written."""
+        for topic in self.values:
+            ends = self.recorder.ends(topic)
+            wait_until(
+                lambda: self.failure or all(self._reached[topic, p] >= end for p, end in ends.items()),  # noqa: B023
+                f"the concurrent reader at {ends} of {topic}",
+            )
+        self.stop()
+        for topic in self.values:
+            ends = self.recorder.ends(topic, "read_uncommitted")
+            self.recorder.history.read_out(self._name, topic, ends)
+        for (topic, p), times in sorted(self.times.items()):
+            gap, at = max(((b - a, a - times[0]) for a, b in itertools.pairwise(times)), default=(0.0, 0.0))
+            logger.info("%s[%d]: %d records, %.1f s without one from %.1f s on", topic, p, len(times), gap, at)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()

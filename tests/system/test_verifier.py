@@ -1,0 +1,265 @@
+"""A graph of map, fork, join and alts whose workers are stopped, killed and added: every record is computed anew."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastavro import parse_schema, schemaless_reader
+
+from kstreams_py import Settings
+from kstreams_py.delivery import hash_prefix, joined_hash, pack_offset
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.testing import Expected
+from tests.system.harness import WorkerProcess, wait_until
+from tests.system.recorder import Reader, Record, Recorder
+
+MakeSettings = Callable[..., Settings]
+
+PARTITIONS = 4
+
+INPUTS = ("orders", "payments", "refunds")
+OUTPUTS = ("priced", "even", "odd", "paid", "booked")
+
+GRAPH = """
+import kstreams_py as ks
+
+graph = ks.Graph({name!r}, errors="{name}.errors")
+orders, payments, refunds, priced, even, odd, paid, booked = [
+    graph.topic(f"{name}.{{topic}}")
+    for topic in "orders payments refunds priced even odd paid booked".split()
+]
+
+@graph.map(orders, to=priced)
+def price(value):
+    number = int(value.split(b"-")[1])
+    if number % 50 == 7:
+        raise ValueError("no price")
+    return b"%s=%d" % (value, 3 * number)
+
+@graph.map(priced, to=[even, odd])
+def split(value):
+    total = int(value.split(b"=")[1])
+    if total % 5 == 0:
+        return {{even: value, odd: value}}
+    return {{odd if total % 2 else even: value}}
+
+@graph.join(even, payments, to=paid)
+def pay(order, payment):
+    return order + b" by " + payment
+
+@graph.alts(odd, refunds, to=booked)
+def book(value):
+    return b"booked " + value
+"""
+
+DEAD_LETTER = parse_schema(json.loads((Path(__file__).parents[2] / "schemas" / "dead_letter.avsc").read_text("utf-8")))
+
+Copy = tuple[bytes, bytes | None, bytes]
+"""Value, key, delivery hash: what must be in a topic, record by record."""
+
+
+def of_number(order: bytes) -> int:
+    return int(order.split(b"-")[1].split(b"=")[0])
+
+
+class Oracle:
+    """What each committed input must have become; written apart from the graph's functions."""
+
+    def __init__(self, name: str, topics: Mapping[str, Sequence[Any]], topic_ids: Mapping[str, str]) -> None:
+        self.name = name
+        self.topics = topics
+        self.ids = topic_ids
+
+    def records(self, topic: str, partition: int) -> list[Any]:
+        return [m for m in self.topics[topic] if m.partition() == partition]
+
+    def copies(self, topic: str, partition: int) -> list[Copy]:
+        return [(m.value(), m.key(), dict(m.headers())["ks-hash"]) for m in self.records(topic, partition)]
+
+    def hash(self, processor: str, *read: Any) -> bytes:
+        """The delivery hash of a step of one record, or of one of each input."""
+        if len(read) == 1:
+            m = read[0]
+            prefix = hash_prefix(f"{self.name}.{processor}", m.topic(), self.ids[m.topic()], m.partition())
+            return prefix + pack_offset(m.offset())
+        tailers = ((m.topic(), self.ids[m.topic()], m.partition(), m.offset()) for m in read)
+        return joined_hash(f"{self.name}.{processor}", tailers)
+
+    def priced(self, p: int) -> list[Copy]:
+        return [
+            (m.value() + b"=%d" % (of_number(m.value()) * 3), m.key(), self.hash("price", m))
+            for m in self.records("orders", p)
+            if of_number(m.value()) % 50 != 7
+        ]
+
+    def split(self, p: int, wanted: Callable[[int], bool]) -> list[Copy]:
+        return [
+            (m.value(), m.key(), self.hash("split", m))
+            for m in self.records("priced", p)
+            if wanted(of_number(m.value()) * 3)
+        ]
+
+    def even(self, p: int) -> list[Copy]:
+        return self.split(p, lambda total: total % 5 == 0 or total % 2 == 0)
+
+    def odd(self, p: int) -> list[Copy]:
+        return self.split(p, lambda total: total % 5 == 0 or total % 2 == 1)
+
+    def paid(self, p: int) -> list[Copy]:
+        pairs = zip(self.records("even", p), self.records("payments", p), strict=False)
+        return [(b"%s by %s" % (a.value(), b.value()), a.key(), self.hash("pay", a, b)) for a, b in pairs]
+
+    def booked(self, p: int) -> list[Copy]:
+        """In the order in which the steps were chosen: the hashes say what they read. Each input's order is kept."""
+        inputs = [self.records(topic, p) for topic in ("odd", "refunds")]
+        became = {
+            digest: (b"booked " + m.value(), m.key(), digest)
+            for m in (*inputs[0], *inputs[1])
+            for digest in (self.hash("book", m),)
+        }
+        chosen = [digest for _, _, digest in self.copies("booked", p)]
+        assert Counter(chosen) == Counter(became.keys()), "each record of odd and refunds in one step"
+        of_input = [[self.hash("book", m) for m in records] for records in inputs]
+        assert [[d for d in chosen if d in set(digests)] for digests in of_input] == of_input, "in order"
+        return [became[digest] for digest in chosen]
+
+
+def letter(m: Any) -> dict[str, Any]:
+    found: Any = schemaless_reader(BytesIO(m.value()[5:]), DEAD_LETTER, None)
+    return dict(found)
+
+
+class Verified:
+    """The graph's topics, its worker processes, and what goes in."""
+
+    def __init__(self, directory: Path, name: str, settings: Settings, cleanup: ExitStack) -> None:
+        self.name = name
+        self.settings = settings
+        self.recorder = Recorder(settings.bootstrap_servers)
+        self.topic = {short: f"{name}.{short}" for short in (*INPUTS, *OUTPUTS)}
+        self.errors = f"{name}.errors"
+        journal = f"__ks.{name}.book.journal"
+        self.recorder.cluster.create(*self.topic.values(), journal, partitions=PARTITIONS)
+        self.recorder.cluster.create(self.errors)
+        self.file = directory / "verified_graph.py"
+        self.file.write_text(GRAPH.format(name=name))
+        self.workers: dict[int, WorkerProcess] = {}
+        self._cleanup = cleanup
+        self._random = random.Random(4)
+
+    def record(self, number: int) -> Record:
+        """Orders, payments and refunds in turn, counted, each with one of 40 keys."""
+        short = INPUTS[number % 3]
+        key = b"%d" % self._random.randrange(40)
+        return self.topic[short], b"%s-%d" % (short.encode(), number // 3), key, -1
+
+    def start(self, *slots: int) -> None:
+        for slot in slots:
+            self.recorder.history.fault(f"worker {slot} is added")
+            self.workers[slot] = worker = WorkerProcess(self.file, slot, self.settings.as_environment())
+            self._cleanup.callback(worker.kill)
+
+    def end(self, signum: signal.Signals, *slots: int) -> None:
+        for slot in slots:
+            if signum is signal.SIGTERM:  # before it has begun, it would die of it
+                wait_until(lambda: ": holds " in self.workers[slot].text, f"worker {slot} has begun")  # noqa: B023
+            self.recorder.history.fault(f"{signum.name} to worker {slot}")
+            self.workers[slot].send(signum)
+        for slot in slots:
+            worker = self.workers.pop(slot)
+            assert worker.wait() == (0 if signum is signal.SIGTERM else -signum), worker.text
+
+    def await_done(self, reader: Reader) -> None:
+        """Returns once nothing is left that a step could read; of the join, records may wait for their partners."""
+        recorder, topic = self.recorder, self.topic
+        for processor, inputs in (("price", ["orders"]), ("split", ["priced"]), ("book", ["odd", "refunds"])):
+            recorder.await_done(f"{self.name}.{processor}", *(topic[short] for short in inputs))
+        sides = [Counter(m.partition() for m in recorder.cluster.read(topic[short])) for short in ("even", "payments")]
+        pairs = sum((sides[0] & sides[1]).values())
+        wait_until(lambda: len(reader.values[topic["paid"]]) >= pairs, f"{pairs} pairs")
+        recorder.await_no_open_transaction(*topic.values(), self.errors)
+
+
+def expectations(topic: Mapping[str, str]) -> Iterable[Expected]:
+    """The same for the history's checker, contents alone."""
+
+    def price(m: Any) -> list[tuple[str, bytes, bytes]]:
+        number = of_number(m.value)
+        return [] if number % 50 == 7 else [(topic["priced"], m.key, m.value + b"=%d" % (3 * number))]
+
+    def split(m: Any) -> list[tuple[str, bytes, bytes]]:
+        total = 3 * of_number(m.value)
+        to = ["even", "odd"] if total % 5 == 0 else ["odd" if total % 2 else "even"]
+        return [(topic[short], m.key, m.value) for short in to]
+
+    def book(m: Any) -> list[tuple[str, bytes, bytes]]:
+        return [(topic["booked"], m.key, b"booked " + m.value)]
+
+    yield Expected(topic["orders"], to=topic["priced"], outputs=price)
+    yield Expected(topic["priced"], to=[topic["even"], topic["odd"]], outputs=split)
+    yield Expected(
+        [topic["even"], topic["payments"]],
+        to=topic["paid"],
+        outputs=lambda a, b: [(topic["paid"], a.key, a.value + b" by " + b.value)],
+    )
+    yield Expected(topic["odd"], to=topic["booked"], outputs=book)
+    yield Expected(topic["refunds"], to=topic["booked"], outputs=book)
+
+
+def disturb(app: Verified, reader: Reader) -> None:
+    """Workers 0, 1 and 2 are killed, stopped, replaced by others and killed all at once, with work done in between."""
+    app.end(signal.SIGKILL, 0)
+    app.start(0)
+    reader.await_more(20)
+    app.end(signal.SIGTERM, 1)
+    app.start(3)
+    reader.await_more(20)
+    app.end(signal.SIGKILL, 2)
+    app.end(signal.SIGTERM, 3)
+    app.start(1, 2)
+    reader.await_more(20)
+    app.end(signal.SIGKILL, 0, 1, 2)
+    app.start(0, 1, 2)
+    reader.await_more(20)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "per_second"),
+    [pytest.param(1, 150, id="one round"), pytest.param(6, 600, id="six rounds", marks=pytest.mark.long)],
+)
+def test_exactly_once_workers_stopped_killed_and_added_every_record_is_as_computed(
+    tmp_path: Path, name: str, settings: MakeSettings, rounds: int, per_second: int
+) -> None:
+    short_lived = settings(session_timeout_ms=4_000, transaction_timeout_ms=3_000)
+    with ExitStack() as cleanup:
+        app = Verified(tmp_path, name, short_lived, cleanup)
+        recorder = app.recorder
+        with recorder.reading(*(app.topic[short] for short in OUTPUTS)) as reader:
+            with recorder.feeding(app.record, at_once=300, per_second=per_second):
+                app.start(0, 1, 2)
+                reader.await_more(50)
+                for _ in range(rounds):
+                    disturb(app, reader)
+            app.await_done(reader)
+            app.end(signal.SIGTERM, *list(app.workers))
+            reader.finish()
+    ids = {topic: found.topic_id for topic, found in KafkaLog(short_lived).topics([*app.topic.values()]).items()}
+    oracle = Oracle(name, {short: recorder.cluster.read(topic) for short, topic in app.topic.items()}, ids)
+    for short in OUTPUTS:
+        for p in range(PARTITIONS):
+            assert oracle.copies(short, p) == getattr(oracle, short)(p), f"{short}[{p}]"
+    letters = [letter(m) for m in recorder.cluster.read(app.errors)]
+    refused = [m for m in oracle.topics["orders"] if of_number(m.value()) % 50 == 7]
+    assert Counter((m["delivery_hash"], m["inputs"][0]["value"]) for m in letters) == Counter(
+        (oracle.hash("price", m), m.value()) for m in refused
+    )
+    recorder.verify(*expectations(app.topic))

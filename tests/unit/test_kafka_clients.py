@@ -1,0 +1,111 @@
+"""ports/kafka/clients.py: what no broker does on request; the rest is in tests/contract/."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kstreams_py.errors import OutcomeUnknown, Replaced, Retriable
+from kstreams_py.ports.kafka import clients
+from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
+from kstreams_py.record import TopicPartition
+from tests.unit.fakes import Read
+
+SETTINGS = {"group.id": "g", "group.instance.id": "g.0"}
+
+
+class Client:
+    """A consumer's client: what each `consume` does and returns is told beforehand."""
+
+    def __init__(self, *, member: str = "me") -> None:
+        self.answers: list[Callable[[], list[Any]]] = []
+        self._member = member
+
+    def subscribe(self, topics: list[str], **callbacks: Callable[[Any, list[Any]], None]) -> None:
+        self.on_assign, self.on_revoke = callbacks["on_assign"], callbacks["on_revoke"]
+
+    def consume(self, limit: int, timeout: float) -> list[Any]:
+        return self.answers.pop(0)() if self.answers else []
+
+    def memberid(self) -> str:
+        return self._member
+
+
+class Fetched(Read):
+    def error(self) -> None:
+        return None
+
+
+def consumer_of(client: Client, monkeypatch: pytest.MonkeyPatch, *, held: str | None = None) -> KafkaConsumer:
+    monkeypatch.setattr(clients, "made", lambda *_: client)
+    return KafkaConsumer(SETTINGS, 1.0, "earliest", lambda group, seat: held)
+
+
+@pytest.mark.parametrize("rebalance", ["revoked", "revoked and assigned again", "none"])
+def test_record_from_before_a_rebalance_is_not_handed_out(rebalance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, events = Client(), list[str]()
+    consumer = consumer_of(client, monkeypatch)
+    consumer.subscribe(["a"], lambda partitions: events.append("assigned"), lambda: events.append("revoked"))
+    first, second = Fetched("a", 0), Fetched("a", 1)
+
+    def rebalancing() -> list[Any]:
+        if rebalance != "none":
+            client.on_revoke(client, [])
+        if "assigned" in rebalance:
+            client.on_assign(client, [SimpleNamespace(topic="a", partition=0)])
+        return [second]
+
+    client.answers = [lambda: [first], rebalancing]
+    found = consumer.consume(10, 0.1)
+    assert found == ([first, second] if rebalance == "none" else [second])
+    assert events == {"none": [], "revoked": ["revoked"]}.get(rebalance, ["revoked", "assigned"])
+
+
+@pytest.mark.parametrize(
+    ("held", "member", "fenced", "outcome"),
+    [
+        ("me", "me", False, None),
+        ("other", "me", False, Replaced),
+        ("other", "", True, Replaced),
+        ("other", "", False, Retriable),  # it may be our own, which we have not been told yet
+        (None, "me", False, Retriable),
+        (None, "", True, Retriable),
+    ],
+)
+def test_seat_is_held_lost_or_not_known(
+    held: str | None, member: str, fenced: bool, outcome: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(member=member)
+    consumer = consumer_of(client, monkeypatch, held=held)
+
+    def told() -> list[Any]:
+        consumer._log.fenced = fenced
+        return []
+
+    client.answers = [told]
+    if outcome is None:
+        consumer.hold_seat()
+    else:
+        with pytest.raises(outcome):
+            consumer.hold_seat()
+
+
+def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka's send_offsets_to_transaction may wait for a coordinator without end."""
+    released = threading.Event()
+    stuck = SimpleNamespace(
+        send_offsets_to_transaction=lambda *_: released.wait(),
+        purge=lambda **_: None,
+    )
+    monkeypatch.setattr(clients, "made", lambda *_: stuck)
+    monkeypatch.setattr(clients, "CALL_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(KafkaConsumer, "group_metadata", lambda _: None)
+    producer, consumer = KafkaProducer({}, 0.05), consumer_of(Client(), monkeypatch)
+    with pytest.raises(OutcomeUnknown, match=r"adding positions .*: the client did not return within its own limit of"):
+        producer.send_offsets({TopicPartition("a", 0): 1}, consumer)
+    producer.drop()
+    released.set()
