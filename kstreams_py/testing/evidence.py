@@ -9,12 +9,12 @@ from enum import StrEnum
 from math import inf
 from typing import Any, NamedTuple
 
+from kstreams_py.errors import HistoryError
 from kstreams_py.testing.history import (
     Assigned,
     Committed,
     Event,
     Fault,
-    HistoryError,
     Isolation,
     Outcome,
     Phase,

@@ -28,12 +28,8 @@ from operator import attrgetter, index
 from pathlib import Path
 from typing import Any, Final
 
-from kstreams_py.errors import KStreamsError
+from kstreams_py.errors import HistoryError
 from kstreams_py.record import Message, Positions
-
-
-class HistoryError(KStreamsError):
-    """A history that cannot be judged: it says too little, contradicts itself, or cannot be read."""
 
 
 class Isolation(StrEnum):

@@ -15,7 +15,7 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import Durability, Promise, TopicInfo
 from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError
 from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
-from kstreams_py.ports.kafka.errors import REFUSED, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.ports.kafka.errors import REFUSED, STALE, UNREACHABLE, ClientLog, E, log_error, made
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ class KafkaLog:
             "retry.backoff.ms": 2,
             # a broker that is back is found again within a second, as Java's clients do; the default is ten
             "reconnect.backoff.max.ms": 1_000,
-            # what was deleted, got more partitions or another leader is seen so soon; the default is five minutes
-            "topic.metadata.refresh.interval.ms": 10_000,
             # topics are checked at the start: one that is gone is told before a call times out
             "topic.metadata.propagation.max.ms": min(3_000, settings.transaction_timeout_ms // 3),
             "log.connection.close": True,
@@ -66,6 +64,9 @@ class KafkaLog:
                 "fetch.message.max.bytes": 4 << 20,
                 "queued.min.messages": 500_000,
                 "queued.max.messages.kbytes": 64 << 10,
+                # a topic that was deleted, or that got more partitions, is seen so soon; the default, five minutes,
+                # is left to other clients: where brokers create topics by themselves, their asking brings one back
+                "topic.metadata.refresh.interval.ms": 10_000,
                 "heartbeat.interval.ms": min(3_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
                 "group.id": group,
@@ -238,6 +239,9 @@ class KafkaLog:
 
     def _unavailable(self, error: ck.KafkaError) -> Exception:
         """A failed admin call, as the message a person needs."""
+        if error.code() in STALE:
+            self._admin_client = None  # it asks by the leaders that it knows, and does not learn of new ones from this
+            return log_error(error, "asking a broker that no longer leads")
         self._admin.poll(0)
         cause = self._client_log.error
         address = self._settings.bootstrap_servers

@@ -140,17 +140,9 @@ class KafkaProducer:
         for error, topic in failed:
             if error.code() in TOO_LARGE:
                 raise too_large(topic)
-            if error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._MSG_TIMED_OUT) and self._gone(topic):
+            if error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._MSG_TIMED_OUT) and gone(self._producer, topic, self._limit):
                 raise TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
         return failed
-
-    def _gone(self, topic: str) -> bool:
-        """Whether the cluster has no such topic: what is for a deleted one may be retried by the client to its end."""
-        try:
-            found = self._producer.list_topics(topic, self._limit).topics[topic]
-        except ck.KafkaException:
-            return False
-        return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
     def drop(self) -> None:
         self._producer.purge(blocking=False)
@@ -191,6 +183,15 @@ class KafkaProducer:
             raise leaf from None
 
 
+def gone(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> bool:
+    """Whether the cluster has no such topic: a client may go on for long with one that was deleted."""
+    try:
+        found = client.list_topics(topic, limit).topics[topic]
+    except ck.KafkaException:
+        return False
+    return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
+
+
 def too_large(topic: str, size: int = 0) -> RecordTooLarge:
     return RecordTooLarge(
         f"a record for topic {topic!r} {f'({size} bytes) ' if size else ''}is larger than it takes: raise the topic's "
@@ -219,6 +220,7 @@ class KafkaConsumer:
         self._holder = holder
         self._seat = settings["group.instance.id"]
         self._rejoin: Callable[[], None] = self._connect
+        self._topics: list[str] = []
         self._connect()
 
     def _connect(self) -> None:
@@ -243,6 +245,8 @@ class KafkaConsumer:
 
         def subscribe() -> None:
             self._consumer.subscribe(list(topics), on_assign=on_assign, on_revoke=on_revoke, on_lost=on_revoke)
+
+        self._topics = sorted(topics)
 
         def rejoin() -> None:
             self._connect()
@@ -296,8 +300,6 @@ class KafkaConsumer:
                 f"{m.topic()}[{m.partition()}]: the records at the committed position were deleted before they were "
                 f"read ({error.str()}): set the group's position on purpose (kafka-consumer-groups --reset-offsets)"
             )
-        elif error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_PARTITION, E._UNKNOWN_TOPIC):
-            raise TopicError(f"topic {m.topic()!r} does not exist (any more): run `kstreams topics create`")
         else:
             self._raise_if_serious(error)
 
@@ -306,6 +308,10 @@ class KafkaConsumer:
             raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}")
         if error.fatal() or error.code() in FENCED | {E._FATAL}:
             raise self._log_error(error, "reading")
+        if error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_PARTITION, E._UNKNOWN_TOPIC):
+            for topic in self._topics:
+                if gone(self._consumer, topic, self._limit):
+                    raise TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
         logger.info("reading: %s (%s); the client retries", error.str(), error.name())
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:

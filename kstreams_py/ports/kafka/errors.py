@@ -47,6 +47,7 @@ _PASSING: Final = {
     E.LEADER_NOT_AVAILABLE,
     E.NOT_LEADER_FOR_PARTITION,
 }
+STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
 REFUSED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
 
 SEAT_LOST: Final = "fenced by other consumer"
@@ -93,7 +94,7 @@ class ClientLog(logging.Handler):
         logger.debug("%s", text)
 
     def on_error(self, error: ck.KafkaError) -> None:
-        if self.error is None or not (self.error.fatal() or self.error.code() == E._FATAL):
+        if self.error is None or not (self.error.fatal() or self.error.code() in REFUSED | {E._FATAL}):
             self.error = error
 
 
