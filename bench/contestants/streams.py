@@ -23,7 +23,7 @@ WANTED: Final = (
 
 def classpath() -> str:
     """Jars and compiled class; fetches and compiles what is not cached. Raises MissingSoftware."""
-    found = jars._resolve(WANTED, set(), None)  # noqa: SLF001, into the same cache as the broker's jars
+    found = jars.resolve(WANTED, set(), None)  # into the same cache as the broker's jars
     joined = os.pathsep.join(map(str, found))
     made = jars.cache_directory() / "bench" / hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
     if not made.is_dir():

@@ -55,7 +55,6 @@ HEALTHY_SECONDS: Final = 10.0
 BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
 """Seconds before each restart in a row: the first two at once, because a seat is waiting."""
 
-
 STANDBY_DELAY: Final = 2.0
 """Seconds after a start until the next process is made ready, so that it takes no time from the worker that starts."""
 

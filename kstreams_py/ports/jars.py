@@ -76,7 +76,7 @@ def kafka_classpath(progress: Progress | None = None) -> list[Path]:
 
     `progress` is called with one line of text per step. Raises MissingSoftware if they cannot be had.
     """
-    return _resolve(_KAFKA, set(), progress)
+    return resolve(_KAFKA, set(), progress)
 
 
 def spark_jars(progress: Progress | None = None) -> list[Path]:
@@ -89,7 +89,7 @@ def spark_jars(progress: Progress | None = None) -> list[Path]:
         Artifact("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA_VERSION}", pyspark),
         Artifact("org.apache.spark", f"spark-avro_{SCALA_VERSION}", pyspark),
     )
-    return _resolve(wanted, module_names(_pyspark_jars().glob("*.jar")), progress)
+    return resolve(wanted, module_names(_pyspark_jars().glob("*.jar")), progress)
 
 
 def _candidates() -> Iterable[Path]:
@@ -140,7 +140,7 @@ def module_names(jars: Iterable[Path]) -> set[str]:
     return {re.sub(r"-\d[\w.\-]*$", "", jar.stem) for jar in jars}
 
 
-def _resolve(wanted: tuple[Artifact, ...], present: set[str], progress: Progress | None) -> list[Path]:
+def resolve(wanted: tuple[Artifact, ...], present: set[str], progress: Progress | None) -> list[Path]:
     """Jars of `wanted` and of all they need, but for modules named in `present`."""
     final = cache_directory() / "jars" / "+".join(f"{artifact.name}-{artifact.revision}" for artifact in wanted)
     if not final.is_dir():

@@ -26,14 +26,13 @@ from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.engine.worker import Worker
 from kstreams_py.errors import Abortable, KStreamsError, OutcomeUnknown, Replaced, Retriable, Stop
 from kstreams_py.record import Message, Step, TopicPartition
-from kstreams_py.testing import ManualClock, MemoryLog
+from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from kstreams_py.testing.memory_clients import Fault as Broken
 from kstreams_py.testing.memory_clients import MemoryProducer
 from kstreams_py.topology import Graph
 from tests.simulation import invariants
 from tests.simulation.inputs import Inputs
 from tests.simulation.plan import FAILS, HALTS, PARTITIONS, SKIPS, STOPS, Fault, Kind, Plan
-from tests.unit.fakes import MemoryRegistry
 
 TURNS_MAX: Final = 2_000
 """Turns in which a run must have settled."""

@@ -1,4 +1,4 @@
-"""What the unit tests share: a record as a client hands it out, and a schema registry in memory."""
+"""What the unit tests share: a record as a client hands it out."""
 
 from __future__ import annotations
 
@@ -47,21 +47,3 @@ class Read:
     def timestamp(self) -> tuple[int, int]:
         """As the client has it: type 0 and -1 where the record has none."""
         return (0, -1) if self._timestamp is None else (1, self._timestamp)
-
-
-class MemoryRegistry:
-    """A serde.Registry: ids count from 1."""
-
-    def __init__(self) -> None:
-        self._schemas: list[tuple[str, str]] = []
-
-    def register(self, subject: str, schema: str, /) -> int:
-        if (subject, schema) not in self._schemas:
-            self._schemas.append((subject, schema))
-        return self._schemas.index((subject, schema)) + 1
-
-    def schema(self, schema_id: int, /) -> str:
-        return self._schemas[schema_id - 1][1]
-
-    def ids(self, subject: str, /) -> list[int]:
-        return [number for number, (of, _) in enumerate(self._schemas, 1) if of == subject]

@@ -12,8 +12,9 @@ from kstreams_py.errors import Abortable, DecodeError, GraphError, RecordTooLarg
 from kstreams_py.record import Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Json, String, bind
 from kstreams_py.task import BUFFER_LIMIT, Intake, Plan, Tasks
+from kstreams_py.testing import MemoryRegistry
 from kstreams_py.topology import Graph, Topic
-from tests.unit.fakes import MemoryRegistry, Read
+from tests.unit.fakes import Read
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 B0, B1, C0 = TopicPartition("b", 0), TopicPartition("b", 1), TopicPartition("c", 0)

@@ -30,9 +30,9 @@ from kstreams_py.errors import (
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Intake, Plan
-from kstreams_py.testing import ManualClock, MemoryLog
+from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from kstreams_py.topology import Graph
-from tests.unit.fakes import MemoryRegistry, Read
+from tests.unit.fakes import Read
 
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
 EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE

@@ -29,9 +29,8 @@ from kstreams_py.errors import (
     Stop,
 )
 from kstreams_py.record import Positions, TopicPartition
-from kstreams_py.testing import ManualClock, MemoryLog
+from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from kstreams_py.topology import Graph
-from tests.unit.fakes import MemoryRegistry
 
 A0, A1, B0, B1 = (TopicPartition(topic, number) for topic in "ab" for number in (0, 1))
 EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE

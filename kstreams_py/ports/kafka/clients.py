@@ -225,7 +225,6 @@ class KafkaConsumer:
 
     def _connect(self) -> None:
         self._log = ClientLog("consumer")
-        self._assigned: set[TopicPartition] = set()
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
         self._rebalances = 0
@@ -240,7 +239,6 @@ class KafkaConsumer:
 
         def on_revoke(_: ck.Consumer, __: list[ck.TopicPartition]) -> None:
             self._rebalances += 1
-            self._assigned = set()
             revoked()
 
         def subscribe() -> None:
@@ -257,7 +255,6 @@ class KafkaConsumer:
         subscribe()
 
     def assign(self, positions: Positions) -> None:
-        self._assigned = set(positions)
         self._paused = frozenset()
         self.ends.clear()
         self._consumer.assign(_partitions(positions))
@@ -343,9 +340,7 @@ class KafkaConsumer:
     def hold_seat(self) -> None:
         held, mine = self._holder(self._settings["group.id"], self._seat), self._consumer.memberid()
         if held and held != mine:
-            self._consumer.consume(
-                1, 0
-            )  # serves the log: a client that is fenced has no id any more, and says so there
+            self._consumer.consume(1, 0)  # serves the log, which tells fencing to a client that has no id any more
             if mine or self._log.fenced:
                 raise self._replaced()
         if held != mine or not mine:
