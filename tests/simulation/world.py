@@ -22,7 +22,7 @@ import pytest
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES
 from kstreams_py.engine import transaction
-from kstreams_py.engine.transaction import Surroundings
+from kstreams_py.engine.transaction import OUTPUTS_HELD, Surroundings
 from kstreams_py.engine.worker import Worker
 from kstreams_py.errors import Abortable, KStreamsError, OutcomeUnknown, Replaced, Retriable, Stop
 from kstreams_py.record import Message, Step, TopicPartition
@@ -71,7 +71,9 @@ class Process:
 
     def start(self) -> None:
         world = self._world
-        around = Surroundings(world.log, world.registry, SETTINGS, world.clock, world.clock.advance)
+        around = Surroundings(
+            world.log, world.registry, SETTINGS, world.clock, world.clock.advance, outputs_held=world.outputs_held
+        )
         self.worker = worker = Worker(world.graph, world.processor, self.slot, around, self._stopping)
         consume, assign = worker.consumer.consume, worker.consumer.assign
 
@@ -148,6 +150,7 @@ class World:
         self.registry = MemoryRegistry()
         self.latency = random.choice((0.0, 0.001, 0.03))
         self.labour = random.choice((0.0, 0.02, 0.3))
+        self.outputs_held = random.choice((OUTPUTS_HELD, 0, 1))
         self.graph = self._graph()
         (self.processor,) = self.graph.processors
         self.journal = self.graph.journal(self.processor)

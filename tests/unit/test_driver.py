@@ -211,18 +211,21 @@ def test_registry_of_ones_own_is_used() -> None:
 
 def test_step_is_one_turn_and_commits_when_it_is_due() -> None:
     driver = fed(TestDriver(mapped()), 1)
-    driver.step()  # fetches, and writes in a transaction
-    assert (driver.values("x"), len(driver.read("x", "read_uncommitted")), driver.committed("p")) == ([], 1, {})
+    driver.step()  # fetches, and holds the output until the commit
+    assert (driver.values("x"), driver.committed("p")) == ([], {})
     driver.step()  # the input is dry
     assert (driver.values("x"), driver.committed("p")) == ([10], {TopicPartition("a", 0): 1})
 
 
 def test_advance_lets_the_broker_time_an_open_transaction_out_and_the_worker_does_it_again() -> None:
-    driver = fed(TestDriver(mapped()), 1)
-    driver.step()
+    driver = fed(TestDriver(mapped()), *range(1_000))
+    while not driver.read("x", "read_uncommitted"):
+        driver.step()
+    open_, committed = len(driver.read("x", "read_uncommitted")), driver.committed("p")
     driver.advance(11)
     driver.run()
-    assert (driver.values("x"), len(driver.read("x", "read_uncommitted"))) == ([10], 2)
+    assert (driver.values("x"), committed) == ([10 * value for value in range(1_000)], {})
+    assert len(driver.read("x", "read_uncommitted")) == 1_000 + open_
 
 
 def test_positions_pass_transaction_markers_once_the_workers_are_idle() -> None:
@@ -340,7 +343,7 @@ def test_failure_of_one_processor_lets_the_others_commit() -> None:
 
 def test_faults_other_than_crashes_are_injected_into_the_log() -> None:
     driver = fed(TestDriver(mapped()), 1, 2)
-    driver.log.inject("send_offsets", error=Abortable("why not"), applied=False)
+    driver.log.inject("commit_transaction", error=Abortable("why not"), applied=False)
     driver.log.inject("committed", nth=2, error=Retriable("again"), applied=False)
     driver.run()
     assert (driver.values("x"), len(driver.read("x", "read_uncommitted"))) == ([10, 20], 4)

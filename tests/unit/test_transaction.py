@@ -43,8 +43,15 @@ class Bench:
     """A started session of g.p in slot 0, which reads a and b and writes x, and the log it works on."""
 
     def __init__(
-        self, guarantee: Guarantee = EO, *, alts: bool = False, linger: float = 0.0, session_timeout: float = 30.0
+        self,
+        guarantee: Guarantee = EO,
+        *,
+        alts: bool = False,
+        linger: float = 0.0,
+        session_timeout: float = 30.0,
+        outputs_held: int = 0,
     ) -> None:
+        self.outputs_held = outputs_held
         self.clock = ManualClock()
         self.log = MemoryLog(self.clock, linger=linger, session_timeout=session_timeout)
         self.slept: list[float] = []
@@ -69,7 +76,7 @@ class Bench:
         return Session(
             self.processor,
             consumer,
-            Surroundings(self.log, MemoryRegistry(), Settings(), self.clock, self._sleep),
+            Surroundings(self.log, MemoryRegistry(), Settings(), self.clock, self._sleep, self.outputs_held),
             transactional_id="g.p.0",
             journal=self.journal,
             counters=self.counters,
@@ -200,8 +207,9 @@ def test_session_that_never_started_recovers_with_a_producer() -> None:
 # What is saved when.
 
 
-def test_exactly_once_commit_makes_outputs_and_positions_visible_together() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("outputs_held", [0, 1, 9])
+def test_exactly_once_commit_makes_outputs_and_positions_visible_together(outputs_held: int) -> None:
+    bench = Bench(outputs_held=outputs_held)
     bench.session.prepare(Intake([Read("a", 0)]))
     bench.write(b"1", 1)
     bench.write(b"2", 2)
@@ -224,6 +232,62 @@ def test_guarantees_differ_in_the_order_of_their_effects(guarantee: Guarantee, o
     bench.write(b"1", 1)
     bench.session.commit()
     assert (bench.did(), bench.visible, bench.saved) == (order, [b"1"], {A0: 1})
+
+
+def test_outputs_are_held_while_they_are_few_and_follow_the_positions() -> None:
+    bench = Bench(outputs_held=2)
+    bench.write(b"1", 1)
+    bench.write(b"2", 2)
+    assert (bench.did(), bench.session.state, bench.session.busy) == ([], State.READY, True)
+    bench.session.commit()
+    assert bench.did() == ["send_offsets", "produce", "commit_transaction"]
+    assert (bench.visible, bench.saved, bench.session.busy) == ([b"1", b"2"], {A0: 2}, False)
+
+
+def test_outputs_are_written_in_order_once_they_are_more_than_few() -> None:
+    bench = Bench(outputs_held=1)
+    bench.write(b"1", 1)
+    assert bench.did() == []
+    bench.write(b"2", 2)
+    assert (bench.did(), bench.session.state) == (["produce"], State.OPEN)
+    bench.write(b"3", 3)
+    assert bench.did() == ["produce"]
+    bench.session.commit()
+    assert (bench.did(), bench.visible) == (["send_offsets", "commit_transaction"], [b"1", b"2", b"3"])
+
+
+@pytest.mark.parametrize("guarantee", [ALO, AMO])
+def test_outputs_without_a_transaction_are_not_held(guarantee: Guarantee) -> None:
+    bench = Bench(guarantee, outputs_held=9)
+    bench.session.prepare(Intake([Read("a", 0)]))
+    bench.did()
+    bench.write()
+    assert bench.did() == ["produce"]
+
+
+def test_outputs_that_were_held_are_not_in_the_transaction_after_a_failure() -> None:
+    bench = Bench(outputs_held=9)
+    bench.write(b"1", 1)
+    bench.log.inject("send_offsets", error=Abortable("no more ours"), applied=False)
+    bench.fail(bench.failed_commit())
+    assert not bench.session.busy
+    bench.write(b"2", 1)
+    bench.session.commit()
+    assert (bench.visible, bench.saved) == ([b"2"], {A0: 1})
+
+
+def test_outputs_that_were_held_survive_a_new_producer() -> None:
+    bench = Bench(outputs_held=9)
+    bench.write(b"1", 1)
+    bench.log.inject("commit_transaction", late=6.0)
+    bench.session.commit()
+    bench.write(b"2", 2)
+    bench.session.commit()
+    assert bench.did() == [
+        "send_offsets", "produce", "commit_transaction",
+        "init_transactions", "send_offsets", "produce", "commit_transaction",
+    ]  # fmt: skip
+    assert (bench.visible, bench.saved) == ([b"1", b"2"], {A0: 2})
 
 
 def test_at_most_once_positions_of_the_whole_intake_are_saved_before_its_functions_run() -> None:
@@ -270,8 +334,9 @@ def test_at_least_once_positions_that_fail_are_done_again_with_the_outputs() -> 
     assert (bench.visible, bench.saved) == ([b"1", b"1"], {A0: 1})
 
 
-def test_commit_is_due_after_the_interval_or_at_the_record_limit() -> None:
-    bench, due = Bench(), list[bool]()
+@pytest.mark.parametrize("outputs_held", [0, 9])
+def test_commit_is_due_after_the_interval_or_at_the_record_limit(outputs_held: int) -> None:
+    bench, due = Bench(outputs_held=outputs_held), list[bool]()
 
     def look() -> None:
         due.append(bench.session.due)
@@ -493,6 +558,17 @@ def test_rebalance_dooms_the_open_transaction() -> None:
     bench.fail(caught.value)
     bench.session.check()
     assert ("abort_transaction" in bench.did(), bench.visible, bench.saved) == (True, [], {})
+
+
+def test_rebalance_dooms_outputs_that_are_held() -> None:
+    bench = Bench(outputs_held=9)
+    bench.write()
+    bench.session.doom()
+    with pytest.raises(Abortable, match="partitions were taken away in mid-transaction"):
+        bench.session.check()
+    bench.fail(bench.failed_commit())
+    bench.session.commit()
+    assert (bench.did(), bench.visible, bench.counters.aborts) == ([], [], 1)
 
 
 def test_rebalance_between_transactions_dooms_nothing_and_forgets_positions_of_lost_partitions() -> None:
@@ -762,7 +838,7 @@ def test_alts_choices_are_committed_before_the_functions_run() -> None:
     bench.session.prepare(choosing(("a", 3), ("b", 1)))
     assert choices_of(bench) == [(0, Choices((("a", 3), ("b", 1))))]
     assert (bench.session.state, bench.saved) == (State.READY, {A0: 3, B0: 1})
-    assert bench.did() == ["produce", "send_offsets", "commit_transaction"]
+    assert bench.did() == ["send_offsets", "produce", "commit_transaction"]
     assert [m.headers() for m in bench.log.records(bench.journal or "")] == [[("ks-type", b"alts-choices")]]
     assert bench.session.journaled(0) == Choices((("a", 3), ("b", 1)))
     assert bench.session.journaled(1) == Choices()
@@ -794,7 +870,8 @@ def test_alts_choices_do_not_commit_before_what_was_open() -> None:
     bench = Bench(alts=True)
     bench.write()
     bench.session.prepare(choosing(("a", 1)))
-    assert bench.did() == ["produce", "send_offsets", "commit_transaction"] * 2
+    opened, journaled = ["produce", "send_offsets"], ["send_offsets", "produce"]
+    assert bench.did() == [*opened, "commit_transaction", *journaled, "commit_transaction"]
     assert (bench.visible, bench.saved) == ([b"1"], {A0: 1})
 
 
@@ -803,7 +880,7 @@ def test_alts_choices_of_several_partitions_are_journaled_in_one_transaction() -
     both = Intake([], choosing(("a", 1)).choices | choosing(("b", 2), partition=1).choices)
     bench.session.prepare(both)
     assert choices_of(bench) == [(0, Choices((("a", 1),))), (1, Choices((("b", 2),)))]
-    assert bench.did() == ["produce", "produce", "send_offsets", "commit_transaction"]
+    assert bench.did() == ["send_offsets", "produce", "produce", "commit_transaction"]
 
 
 def test_alts_that_follows_saved_choices_journals_nothing() -> None:

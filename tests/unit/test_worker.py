@@ -54,6 +54,7 @@ class Plant:
         partitions: int = 2,
         session_timeout: float = 15.0,
         settings: Settings | None = None,
+        outputs_held: int = 0,
         **options: Any,
     ) -> None:
         self.clock = ManualClock()
@@ -70,11 +71,14 @@ class Plant:
         names = ["a", "b", "x", "dead", *([self.journal] if self.journal else [])]
         self.log.create_topics([(name, 1 if name in ("x", "dead") else partitions, -1, {}) for name in names])
         self.settings = settings or Settings()
+        self.outputs_held = outputs_held
         self.timeouts: list[float] = []
         """What `consume` was called with."""
 
     def worker(self, slot: int = 0) -> Worker:
-        around = Surroundings(self.log, MemoryRegistry(), self.settings, self.clock, self.clock.advance)
+        around = Surroundings(
+            self.log, MemoryRegistry(), self.settings, self.clock, self.clock.advance, self.outputs_held
+        )
         return Worker(self.graph, self.processor, slot, around, Event())
 
     def feed(self, topic: str, *values: str, partition: int = 0) -> None:
