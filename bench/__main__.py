@@ -74,16 +74,26 @@ class Bench:
             self._console.print("interrupted: the rest is left out")
 
     def _run(self) -> None:
+        entries = [(entry, self._throughput) for entry in plan.ENTRIES if self._wanted(entry)]
+        entries += [(entry, self._latency) for entry in plan.LATENCY_ENTRIES if self._wanted(entry)]
+        if entries:
+            self._warm_up()
         for number in range(1, self._size.rounds + 1):
-            for entry in filter(self._wanted, plan.ENTRIES):
-                self._measure(number, entry, self._throughput)
-            for entry in filter(self._wanted, plan.LATENCY_ENTRIES):
-                self._measure(number, entry, self._latency)
+            # every other round backwards: the broker is faster the longer it has run
+            for entry, how in entries if number % 2 else reversed(entries):
+                self._measure(number, entry, how)
         if self._size.memory and self._wanted(plan.MEMORY_ENTRY):
             self._measure(1, plan.MEMORY_ENTRY, self._memory)
         if self._size.chaos_seconds:
             for entry in filter(self._wanted, plan.CHAOS_ENTRIES):
                 self._measure(1, entry, self._chaos)
+
+    def _warm_up(self) -> None:
+        """A run that does not count: a broker is slow until its code is compiled."""
+        try:
+            throughput(self._cluster, plan.ENTRIES[0], *self._size.of(plan.ENTRIES[0]))
+        except GaveUp as error:
+            self._console.print(f"warming up: {error}", markup=False)
 
     def _measure(self, number: int, entry: Entry, how: Callable[[Entry], dict[str, float]]) -> None:
         if entry.id in self.results.missing:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kstreams_py import Graph, Settings
 from kstreams_py.engine.slot import Slot
 from kstreams_py.engine.supervisor import REPORT_FD
-from kstreams_py.engine.transaction import Surroundings
+from kstreams_py.engine.transaction import OUTPUTS_HELD, Surroundings
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import FileRegistry
 
@@ -160,9 +160,10 @@ class RunningSlot:
 
     active: ClassVar[list[RunningSlot]] = []
 
-    def __init__(self, graph: Graph, settings: Settings, number: int = 0) -> None:
+    def __init__(self, graph: Graph, settings: Settings, number: int = 0, *, outputs_held: int = OUTPUTS_HELD) -> None:
         registry = FileRegistry(settings.schema_directory)
-        self.slot = Slot(graph, number, Surroundings(KafkaLog(settings), registry, settings))
+        around = Surroundings(KafkaLog(settings), registry, settings, outputs_held=outputs_held)
+        self.slot = Slot(graph, number, around)
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -183,9 +184,14 @@ class RunningSlot:
 
 
 @contextmanager
-def running(graph: Graph, settings: Settings, *numbers: int) -> Iterator[list[RunningSlot]]:
-    """The slots run inside the block, and must have ended without a failure after it."""
-    slots = [RunningSlot(graph, settings, number) for number in numbers or (0,)]
+def running(
+    graph: Graph, settings: Settings, *numbers: int, outputs_held: int = OUTPUTS_HELD
+) -> Iterator[list[RunningSlot]]:
+    """The slots run inside the block, and must have ended without a failure after it.
+
+    With no `outputs_held`, a transaction is open from its first output on.
+    """
+    slots = [RunningSlot(graph, settings, number, outputs_held=outputs_held) for number in numbers or (0,)]
     RunningSlot.active += slots
     try:
         yield slots

@@ -181,14 +181,14 @@ def test_dead_letter_and_its_position_become_visible_in_one_transaction(
             assert gate.wait(60)
         return reject(value)
 
-    cluster.write(pipe.source, [b"bad"] * 150 + [b"wait"])
+    cluster.write(pipe.source, [b"bad"] * 1_200 + [b"wait"])  # more than a transaction holds back
     with running(pipe.graph(function), settings(commit_interval_ms=5_000)):
         wait_until(lambda: cluster.read(pipe.errors, "read_uncommitted"), "dead letters are written")
         assert waits.wait(60)
         assert (pipe.letters, pipe.position) == ([], None)
         gate.set()
-        pipe.await_position(151)
-        assert pipe.letters == [("Rejected", [b"bad"])] * 150
+        pipe.await_position(1_201)
+        assert pipe.letters == [("Rejected", [b"bad"])] * 1_200
     assert pipe.outputs == [b"wait"]
 
 

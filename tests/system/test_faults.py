@@ -21,6 +21,9 @@ from tests.system.command import RunningCommand, command
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.recorder import Record, Recorder
 
+MANY = 1_200
+"""Records of which some outputs are written before the last take: more than a transaction holds back."""
+
 GRAPH = """
 import os, time
 from pathlib import Path
@@ -121,7 +124,7 @@ def test_exactly_once_frozen_past_its_session_with_a_replacement_ends_and_writes
     """A real zombie: another slot has had its partitions, a third worker holds its seat, and it knows of neither."""
     made = app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
     with made.recorder.reading(made.target) as reader:
-        made.write(120, 0, b"wait")
+        made.write(MANY, 0, b"wait")
         frozen = made.start(0)
         made.freeze_in_mid_transaction(frozen.send)
         other = made.start(1)
@@ -144,7 +147,7 @@ def test_exactly_once_frozen_past_its_session_with_a_replacement_ends_and_writes
 def test_exactly_once_frozen_past_its_session_without_a_replacement_takes_part_again(app: MakeApp) -> None:
     """Whether by itself or by its supervisor: nobody holds its seat when it wakes up."""
     made = app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
-    made.write(120, 0, b"wait")
+    made.write(MANY, 0, b"wait")
     with made.recorder.reading(made.target) as reader, made.supervised() as supervisor:
         wait_until(made.waiting.exists, "the function waits")
         pid = int(Path(f"/proc/{supervisor.process.pid}/task/{supervisor.process.pid}/children").read_text())
@@ -169,7 +172,7 @@ def test_exactly_once_frozen_past_its_transaction_goes_on_with_a_new_one(app: Ma
     """The broker has aborted it and the seat is still held: no replacement, no other worker."""
     made = app(session_timeout_ms=60_000, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
     with made.recorder.reading(made.target) as reader:
-        made.write(120, 0, b"wait")
+        made.write(MANY, 0, b"wait")
         worker = made.start(0)
         made.freeze_in_mid_transaction(worker.send)
         made.recorder.await_no_open_transaction(made.target)

@@ -68,7 +68,7 @@ def app(tmp_path: Path, name: str, cluster: Cluster, settings: Callable[..., Set
 def test_exactly_once_sigkill_in_mid_transaction_delivers_once(app: Callable[..., App], cluster: Cluster) -> None:
     # an interval that does not come: what is written before the gate stays in one open transaction
     copier = app(commit_interval_ms=5_000)
-    values = [str(i).encode() for i in range(150)]
+    values = [str(i).encode() for i in range(1_200)]  # more than a transaction holds back
     cluster.write(copier.source, [*values, b"wait", b"last"])
     with copier.worker() as first:
         wait_until(lambda: len(cluster.read(copier.target, "read_uncommitted")) >= 100, "outputs are written")
@@ -78,11 +78,11 @@ def test_exactly_once_sigkill_in_mid_transaction_delivers_once(app: Callable[...
         assert first.wait() == -signal.SIGKILL
     copier.gate.touch()
     with copier.worker() as second:
-        cluster.await_committed(copier.group, copier.source, {0: 152})
+        cluster.await_committed(copier.group, copier.source, {0: 1_202})
         second.send(signal.SIGTERM)
         assert second.wait() == 0, second.text
     assert cluster.values(copier.target) == [*values, b"wait", b"last"]
-    assert len(cluster.read(copier.target, "read_uncommitted")) > 152, "the killed worker's outputs were there"
+    assert len(cluster.read(copier.target, "read_uncommitted")) > 1_202, "the killed worker's outputs were there"
 
 
 def test_at_least_once_sigkill_before_positions_are_saved_repeats_and_loses_nothing(

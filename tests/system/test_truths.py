@@ -131,7 +131,7 @@ def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_repla
         return value
 
     caplog.set_level(logging.INFO)
-    with running(graph, settings(transaction_timeout_ms=2_000, commit_interval_ms=1_500)):
+    with running(graph, settings(transaction_timeout_ms=2_000, commit_interval_ms=1_500), outputs_held=0):
         cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 120})
     assert cluster.values(f"{name}.out") == numbered(0, 120)
     assert "the broker timed the transaction out after" in caplog.text

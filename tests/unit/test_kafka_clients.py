@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.errors import OutcomeUnknown, Replaced, Retriable
+from kstreams_py.errors import Abortable, OutcomeUnknown, Replaced, Retriable
 from kstreams_py.ports.kafka import clients
 from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
 from kstreams_py.record import TopicPartition
@@ -99,6 +99,7 @@ def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypa
     released = threading.Event()
     stuck = SimpleNamespace(
         send_offsets_to_transaction=lambda *_: released.wait(),
+        flush=lambda _: 1,
         purge=lambda **_: None,
     )
     monkeypatch.setattr(clients, "made", lambda *_: stuck)
@@ -109,3 +110,54 @@ def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypa
         producer.send_offsets({TopicPartition("a", 0): 1}, consumer)
     producer.drop()
     released.set()
+
+
+class Queue:
+    """A producer's client with records of which each flush sends one; its calls wait until all are sent, or never."""
+
+    def __init__(self, records: int) -> None:
+        self.records = records
+        self.did: list[str] = []
+        self._sent = threading.Event()
+
+    def flush(self, _: float) -> int:
+        if self.records:
+            self.records -= 1
+            self.did.append("sent")
+        if not self.records:
+            self._sent.set()
+        return self.records
+
+    def send_offsets_to_transaction(self, *_: object) -> None:
+        assert self._sent.wait(10)
+        self.did.append("positions")
+
+    def commit_transaction(self, _: float) -> None:
+        self.did.append("commit")
+
+
+def producer_of(client: object, monkeypatch: pytest.MonkeyPatch, limit: float = 10.0) -> KafkaProducer:
+    monkeypatch.setattr(clients, "made", lambda *_: client)
+    return KafkaProducer({}, limit)
+
+
+def test_records_are_sent_while_positions_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, consumer = Queue(3), consumer_of(Client(), monkeypatch)
+    monkeypatch.setattr(KafkaConsumer, "group_metadata", lambda _: None)
+    producer_of(client, monkeypatch).send_offsets({TopicPartition("a", 0): 1}, consumer)
+    assert client.did == ["sent", "sent", "sent", "positions"]
+
+
+def test_commit_waits_until_every_record_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Queue(3)
+    producer_of(client, monkeypatch).commit_transaction()
+    assert client.did == ["sent", "sent", "sent", "commit"]
+
+
+@pytest.mark.parametrize("call", [KafkaProducer.commit_transaction, KafkaProducer.flush])
+def test_records_that_are_not_acknowledged_in_time_are_an_abort(
+    call: Callable[[KafkaProducer], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = SimpleNamespace(flush=lambda _: 2)
+    with pytest.raises(Abortable, match=r"2 records were not acknowledged within 0\.05 s"):
+        call(producer_of(stuck, monkeypatch, 0.05))

@@ -32,6 +32,8 @@ ABORT_FLUSH_SECONDS: Final = 5.0
 """How long an abort waits for what is on its way; a new producer does without."""
 
 
+FLUSH_SECONDS: Final = 0.001
+
 CALL_GRACE_SECONDS: Final = 1.0
 """How long a call may outlast the limit it was given."""
 
@@ -109,6 +111,7 @@ class KafkaProducer:
         )
 
     def commit_transaction(self) -> None:
+        self._acknowledged()
         try:
             self._call(self._producer.commit_transaction, "committing the transaction")
         except Retriable as error:
@@ -117,7 +120,7 @@ class KafkaProducer:
     def abort_transaction(self) -> None:
         # librdkafka #4849: an abort must not race what is on its way, and what is purged in flight leaves a gap in the
         # sequence numbers, at which the next transaction of the same epoch would fail
-        left = self._producer.flush(min(self._limit, ABORT_FLUSH_SECONDS))
+        left = self._drain(time.monotonic() + min(self._limit, ABORT_FLUSH_SECONDS))
         self._failed.clear()
         if left:
             raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
@@ -127,12 +130,27 @@ class KafkaProducer:
             raise OutcomeUnknown(str(error)) from None
 
     def flush(self) -> None:
-        left = self._producer.flush(self._limit)
-        failed = self._raise_mistakes()
-        if failed:
+        self._acknowledged()
+        if failed := self._raise_mistakes():
             raise Abortable(f"writing to {failed[0][1]}: {failed[0][0].str()}")
-        if left:
+
+    def _acknowledged(self) -> None:
+        """Waits until every record was acknowledged or has failed. Raises Abortable if that takes too long."""
+        if left := self._drain(time.monotonic() + self._limit):
+            self._raise_mistakes()
             raise Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
+
+    def _drain(self, deadline: float, going: Callable[[], bool] = lambda: True) -> int:
+        """Sends what is queued without lingering, until the deadline or as long as `going`; how many are left.
+
+        Where only failures are reported, one long flush would look every 10 ms whether all has been acknowledged.
+        """
+        try:
+            while (left := self._producer.flush(FLUSH_SECONDS)) and going() and time.monotonic() < deadline:
+                pass
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], "sending what is queued") from None
+        return left
 
     def _raise_mistakes(self) -> list[tuple[ck.KafkaError, str]]:
         """The deliveries that failed since the last call. Raises what a new attempt cannot mend, if there is one."""
@@ -172,7 +190,10 @@ class KafkaProducer:
 
         thread = threading.Thread(target=run, name=doing, daemon=True)
         thread.start()
-        thread.join(self._limit + CALL_GRACE_SECONDS)
+        deadline = time.monotonic() + self._limit + CALL_GRACE_SECONDS
+        with suppress(LogError):  # the call itself will say so
+            self._drain(deadline, thread.is_alive)  # while positions are added, what is queued is sent
+        thread.join(max(0.0, deadline - time.monotonic()))
         if not outcome:
             raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {self._limit:g} s")
         if (failure := outcome[0]) is not None:
