@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from kstreams_py import picture
 from kstreams_py.config import Settings
 from kstreams_py.engine import supervisor
+from kstreams_py.engine.target import load
 from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.errors import KStreamsError, MissingSoftware, SettingsError
 from kstreams_py.ports import broker as embedded
@@ -109,7 +110,7 @@ def run(
     """Run a graph until Ctrl-C; a second Ctrl-C ends at once."""
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     if slot is not None:
-        supervisor.run_slot(supervisor.load(target), slot, settings, create=create_topics)
+        supervisor.run_slot(load(target), slot, settings, create=create_topics)
     else:
         numbers = list(range(workers)) if slots is None else slots_of(slots)
         supervisor.run_slots(target, numbers, settings, create=create_topics)
@@ -121,13 +122,13 @@ def standby(target: Target) -> None:
     settings = Settings.load()
     slot = supervisor.awaited_slot()
     if slot is not None:
-        supervisor.run_slot(supervisor.load(target), slot, settings)
+        supervisor.run_slot(load(target), slot, settings)
 
 
 @topics_app.command("create")
 def topics_create(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Create the graph's missing topics."""
-    graph = supervisor.load(target)
+    graph = load(target)
     graph.validate()
     created = create_topics(graph, KafkaLog(Settings.load(config, bootstrap_servers=bootstrap_servers)))
     print("\n".join(f"created {name}" for name in created) or "all topics exist")
@@ -136,7 +137,7 @@ def topics_create(target: Target, bootstrap_servers: Bootstrap = None, config: C
 @topics_app.command("check")
 def topics_check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Check that the graph's topics exist and fit."""
-    graph = supervisor.load(target)
+    graph = load(target)
     graph.validate()
     found = check_topics(graph, KafkaLog(Settings.load(config, bootstrap_servers=bootstrap_servers)))
     print(
@@ -161,7 +162,7 @@ def graph(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of the terminal")] = None,
 ) -> None:
     """Describe a graph as text, Mermaid or SVG."""
-    found = supervisor.load(target)
+    found = load(target)
     found.validate()
     drawn = {"text": picture.text, "mermaid": picture.mermaid, "svg": picture.svg}[form](found)
     if output is None:

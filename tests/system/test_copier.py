@@ -120,6 +120,7 @@ class Copier:
             def bounce() -> None:
                 for slot in range(WORKERS):
                     reader.await_more(30)
+                    await_begun(workers[slot])
                     self.recorder.history.fault(f"worker {slot} is {'killed' if hard else 'stopped'}")
                     workers[slot].send(signal.SIGKILL if hard else signal.SIGTERM)
                     assert workers[slot].wait() == (-signal.SIGKILL if hard else 0), workers[slot].text
@@ -128,7 +129,7 @@ class Copier:
             workers = [start(slot) for slot in range(WORKERS)]
             yield bounce
             for worker in workers:
-                wait_until(lambda: "copy: holds" in worker.text, "it can be asked to end")  # noqa: B023
+                await_begun(worker)
                 worker.send(signal.SIGTERM)
             assert [worker.wait() for worker in workers] == [0] * WORKERS, [worker.text for worker in workers]
 
@@ -147,6 +148,11 @@ class Copier:
             reader.finish()
         recorder.verify(Expected(self.source, to=self.target))
         recorder.await_equal_replicas(self.brokers, self.source, self.target)
+
+
+def await_begun(worker: WorkerProcess) -> None:
+    """A process that is asked to end before it has begun dies of it."""
+    wait_until(lambda: "copy: holds" in worker.text, "it can be asked to end")
 
 
 @pytest.mark.parametrize(

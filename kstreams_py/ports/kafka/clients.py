@@ -240,8 +240,9 @@ class KafkaConsumer:
         self._start = start
         self._holder = holder
         self._seat = settings["group.instance.id"]
-        self._rejoin: Callable[[], None] = self._connect
         self._topics: list[str] = []
+        self._assigned: Callable[[set[TopicPartition]], None] = lambda _: None
+        self._revoked: Callable[[], None] = lambda: None
         self._connect()
 
     def _connect(self) -> None:
@@ -254,26 +255,28 @@ class KafkaConsumer:
     def subscribe(
         self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
     ) -> None:
-        def on_assign(_: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            self._rebalances += 1
-            assigned({TopicPartition(p.topic, p.partition) for p in partitions})
+        self._topics, self._assigned, self._revoked = sorted(topics), assigned, revoked
+        self._join()
 
-        def on_revoke(_: ck.Consumer, __: list[ck.TopicPartition]) -> None:
-            self._rebalances += 1
-            revoked()
+    def _join(self) -> None:
+        self._consumer.subscribe(
+            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+        )
 
-        def subscribe() -> None:
-            self._consumer.subscribe(list(topics), on_assign=on_assign, on_revoke=on_revoke, on_lost=on_revoke)
+    def _rejoin(self) -> None:
+        """Takes the seat with a new member."""
+        self._connect()
+        if self._topics:
+            self._revoked()
+            self._join()
 
-        self._topics = sorted(topics)
+    def _on_assign(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        self._rebalances += 1
+        self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
-        def rejoin() -> None:
-            self._connect()
-            revoked()
-            subscribe()
-
-        self._rejoin = rejoin
-        subscribe()
+    def _on_revoke(self, _: ck.Consumer, __: list[ck.TopicPartition]) -> None:
+        self._rebalances += 1
+        self._revoked()
 
     def assign(self, positions: Positions) -> None:
         self._paused = frozenset()
