@@ -37,7 +37,7 @@ import platformdirs
 from kstreams_py.errors import BrokerUnavailable, SettingsError
 
 HOST: Final = "127.0.0.1"
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 10.0
 
 # Below the range from which systems take ports for outgoing connections, so that a node that is down keeps its port.

@@ -23,7 +23,7 @@ from kstreams_py.engine.transaction import OUTPUTS_HELD, Surroundings
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import FileRegistry
 
-WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "60"))
+WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "120"))
 """Seconds after which a condition that does not come true fails a test."""
 
 

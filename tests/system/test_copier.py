@@ -155,6 +155,7 @@ def await_begun(worker: WorkerProcess) -> None:
     wait_until(lambda: "copy: holds" in worker.text, "it can be asked to end")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("what", "hard", "ordered"),
     [("brokers", True, False), ("brokers", False, True), ("clients", True, True), ("clients", False, False)],
