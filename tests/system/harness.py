@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,6 +154,27 @@ class Cluster:
     def await_committed(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Returns once the group has committed exactly these offsets."""
         wait_until(lambda: self.committed(group, topic) == offsets, f"{group} at {offsets} of {topic}")
+
+
+FORGETFUL = {
+    "transactional.id.expiration.ms": "2000",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
+    "producer.id.expiration.ms": "2000",
+    "producer.id.expiration.check.interval.ms": "500",
+}
+"""Settings of a broker that soon forgets transactional ids and producers."""
+
+
+def transactional_ids(bootstrap_servers: str) -> list[str]:
+    """What the brokers know, as text."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        from kafka import KafkaAdminClient  # noqa: PLC0415  # has transaction admin calls; its import warns
+
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    try:
+        return [str(found) for found in admin.list_transactions()]
+    finally:
+        admin.close()
 
 
 class RunningSlot:

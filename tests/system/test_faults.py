@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.testing import Expected
 from tests.system.command import RunningCommand, command
-from tests.system.harness import WorkerProcess, wait_until
+from tests.system.harness import FORGETFUL, WorkerProcess, transactional_ids, wait_until
 from tests.system.recorder import Record, Recorder
 
 MANY = 1_200
@@ -219,25 +218,8 @@ def test_exactly_once_workers_come_and_go_under_load_each_record_once_and_in_ord
 @pytest.fixture(scope="module")
 def forgetful() -> Iterator[EmbeddedKafka]:
     """A broker that soon forgets transactional ids and producers."""
-    soon = {
-        "transactional.id.expiration.ms": "2000",
-        "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
-        "producer.id.expiration.ms": "2000",
-        "producer.id.expiration.check.interval.ms": "500",
-    }
-    with EmbeddedKafka(kafka_classpath(), find_java(), settings=soon) as kafka:
+    with EmbeddedKafka(kafka_classpath(), find_java(), settings=FORGETFUL) as kafka:
         yield kafka
-
-
-def known_transactional_ids(servers: str) -> list[str]:
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        from kafka import KafkaAdminClient  # noqa: PLC0415  # has transaction admin calls; its import warns
-
-    admin = KafkaAdminClient(bootstrap_servers=servers)
-    try:
-        return [str(found) for found in admin.list_transactions()]
-    finally:
-        admin.close()
 
 
 def test_exactly_once_all_workers_idle_past_the_expiration_of_their_ids_go_on(
@@ -251,7 +233,7 @@ def test_exactly_once_all_workers_idle_past_the_expiration_of_their_ids_go_on(
         made.write(50, 0)
         made.write(50, 1)
         made.recorder.await_done(made.group, made.source)
-        wait_until(lambda: not any(name in found for found in known_transactional_ids(servers)), "they are forgotten")
+        wait_until(lambda: not any(name in found for found in transactional_ids(servers)), "they are forgotten")
         made.write(50, 0)
         made.write(50, 1)
         made.drain(*workers)

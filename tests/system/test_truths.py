@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.kafka.clients import KafkaConsumer
 from kstreams_py.record import TopicPartition
-from tests.system.harness import Cluster, RunningSlot, running, wait_until
+from tests.system.harness import FORGETFUL, Cluster, RunningSlot, running, transactional_ids, wait_until
 
 EXACTLY_ONCE = PROMISES[Guarantee.EXACTLY_ONCE]
 MakeSettings = Callable[..., Settings]
@@ -32,13 +32,7 @@ MakeSettings = Callable[..., Settings]
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[EmbeddedKafka]:
     """A broker that a test may freeze, and that soon forgets transactional ids."""
-    forgetful = {
-        "transactional.id.expiration.ms": "2000",
-        "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
-        "producer.id.expiration.ms": "2000",
-        "producer.id.expiration.check.interval.ms": "500",
-    }
-    with EmbeddedKafka(kafka_classpath(), find_java(), settings=forgetful) as kafka:
+    with EmbeddedKafka(kafka_classpath(), find_java(), settings=FORGETFUL) as kafka:
         yield kafka
 
 
@@ -97,21 +91,11 @@ def test_idle_beyond_the_expiration_of_transactional_ids_goes_on_unnoticed(
     with running(copying(name), settings):
         cluster.write(f"{name}.in", numbered(0, 50))
         cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 50})
-        wait_until(lambda: not transactional_ids(own_broker, f"{name}.copy.0"), "the id is forgotten")
+        known = partial(transactional_ids, own_broker.bootstrap_servers)
+        wait_until(lambda: not any(f"{name}.copy.0" in found for found in known()), "the id is forgotten")
         cluster.write(f"{name}.in", numbered(50, 100))
         cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 100})
     assert cluster.values(f"{name}.out") == numbered(0, 100)
-
-
-def transactional_ids(broker: EmbeddedKafka, wanted: str) -> list[str]:
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        from kafka import KafkaAdminClient  # noqa: PLC0415  # has transaction admin calls; its import warns
-
-    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    try:
-        return [found for found in map(str, admin.list_transactions()) if wanted in found]
-    finally:
-        admin.close()
 
 
 def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_replacement(

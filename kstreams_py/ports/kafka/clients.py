@@ -33,6 +33,7 @@ ABORT_FLUSH_SECONDS: Final = 5.0
 
 
 FLUSH_SECONDS: Final = 0.001
+"""Of one flush, after which it is looked whether all has been acknowledged."""
 
 CALL_GRACE_SECONDS: Final = 1.0
 """How long a call may outlast the limit it was given."""
@@ -241,8 +242,8 @@ class KafkaConsumer:
         self._holder = holder
         self._seat = settings["group.instance.id"]
         self._topics: list[str] = []
-        self._assigned: Callable[[set[TopicPartition]], None] = lambda _: None
-        self._revoked: Callable[[], None] = lambda: None
+        self._assigned: Callable[[set[TopicPartition]], None]
+        self._revoked: Callable[[], None]
         self._connect()
 
     def _connect(self) -> None:
