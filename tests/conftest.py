@@ -6,8 +6,10 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
@@ -35,3 +37,15 @@ def broker() -> Iterator[RunningBroker]:
 def topic_name() -> str:
     """A topic name that no other test uses; the topic is not there yet."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+class OneClusterAtATime(LoadScopeScheduling):
+    """Each file is one worker's; those that start three brokers are together, or six would share two processors."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "three brokers" if file.endswith(("test_broker.py", "test_copier.py", "test_durability.py")) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAtATime:
+    return OneClusterAtATime(config, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_exactly_once_workers_come_and_go_under_load_each_record_once_and_in_ord
     made.verify()
 
 
-# Transactional ids that expire.
+# A broker that forgets, and that dies.
 
 
 @pytest.fixture(scope="module")
@@ -222,23 +223,56 @@ def forgetful() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
+@pytest.fixture
+def alone(tmp_path: Path, name: str, forgetful: EmbeddedKafka) -> Iterator[MakeApp]:
+    """Apps on the forgetful broker."""
+    made: list[App] = []
+
+    def make(partitions: int, **changed: Any) -> App:
+        common = {"bootstrap_servers": forgetful.bootstrap_servers, "schema_directory": tmp_path / "schemas"}
+        made.append(App(tmp_path, name, Settings.load(**common, **changed), partitions))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+
+
 def test_exactly_once_all_workers_idle_past_the_expiration_of_their_ids_go_on(
-    tmp_path: Path, name: str, forgetful: EmbeddedKafka
+    alone: MakeApp, name: str, forgetful: EmbeddedKafka
 ) -> None:
+    made = alone(2)
+    workers = [made.start(0), made.start(1)]
+    wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "both have a partition")
+    made.write(50, 0)
+    made.write(50, 1)
+    made.recorder.await_done(made.group, made.source)
     servers = forgetful.bootstrap_servers
-    made = App(tmp_path, name, Settings.load(bootstrap_servers=servers, schema_directory=tmp_path / "schemas"), 2)
-    try:
-        workers = [made.start(0), made.start(1)]
-        wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "both have a partition")
-        made.write(50, 0)
-        made.write(50, 1)
-        made.recorder.await_done(made.group, made.source)
-        wait_until(lambda: not any(name in found for found in transactional_ids(servers)), "they are forgotten")
-        made.write(50, 0)
-        made.write(50, 1)
-        made.drain(*workers)
-    finally:
-        made.kill()
+    wait_until(lambda: not any(name in found for found in transactional_ids(servers)), "they are forgotten")
+    made.write(50, 0)
+    made.write(50, 1)
+    made.drain(*workers)
+    made.verify()
+
+
+def test_exactly_once_coordinator_away_past_the_session_while_a_function_runs_nobody_is_replaced(
+    alone: MakeApp, forgetful: EmbeddedKafka
+) -> None:
+    """The client has forgotten its member id by then, and the coordinator that is back refuses its heartbeats."""
+    made = alone(1, session_timeout_ms=6_000, transaction_timeout_ms=6_000)
+    made.write(100, 0, b"wait")
+    worker = made.start(0)
+    wait_until(made.waiting.exists, "the function waits")
+    made.recorder.history.fault("the broker is killed")
+    forgetful.kill(0)
+    time.sleep(2)  # and six until its old session with the controller is over: more than the worker's
+    forgetful.restart(0)
+    made.recorder.history.fault("the broker is there again")
+    time.sleep(3)  # more than one heartbeat, less than the session
+    made.gate.touch()
+    made.recorder.await_done(made.group, made.source)
+    made.write(100, 0)
+    made.drain(worker)
     made.verify()
 
 

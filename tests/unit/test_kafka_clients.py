@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import confluent_kafka as ck
 import pytest
 
 from kstreams_py.errors import Abortable, OutcomeUnknown, Replaced, Retriable
@@ -23,16 +24,18 @@ class Client:
 
     def __init__(self, *, member: str = "me") -> None:
         self.answers: list[Callable[[], list[Any]]] = []
-        self._member = member
+        self.member = member
+        self.joined = 0
 
     def subscribe(self, topics: list[str], **callbacks: Callable[[Any, list[Any]], None]) -> None:
         self.on_assign, self.on_revoke = callbacks["on_assign"], callbacks["on_revoke"]
+        self.joined += 1
 
     def consume(self, limit: int, timeout: float) -> list[Any]:
         return self.answers.pop(0)() if self.answers else []
 
     def memberid(self) -> str:
-        return self._member
+        return self.member
 
 
 class Fetched(Read):
@@ -81,17 +84,74 @@ def test_seat_is_held_lost_or_not_known(
 ) -> None:
     client = Client(member=member)
     consumer = consumer_of(client, monkeypatch, held=held)
-
-    def told() -> list[Any]:
-        consumer._log.fenced = fenced
-        return []
-
-    client.answers = [told]
+    client.answers = [fencing(consumer, fenced)]
     if outcome is None:
         consumer.hold_seat()
     else:
         with pytest.raises(outcome):
             consumer.hold_seat()
+
+
+def fencing(consumer: KafkaConsumer, fenced: bool = True) -> Callable[[], list[Any]]:
+    """What the client's log tells as it is served."""
+
+    def told() -> list[Any]:
+        consumer._log.fenced = fenced
+        return []
+
+    return told
+
+
+def fatal() -> list[Any]:
+    raise ck.KafkaException(ck.KafkaError(ck.KafkaError._FATAL))
+
+
+@pytest.mark.parametrize(
+    ("held", "member", "assigned", "times", "outcome"),
+    [
+        ("other", "me", True, 1, Replaced),
+        ("other", "", True, 1, Replaced),
+        ("me", "", True, 1, Abortable),  # librdkafka #3437: its session timed out, and it has forgotten its id
+        (None, "", True, 1, Abortable),
+        ("me", "newer", True, 1, Abortable),  # the coordinator died before it wrote the newer id down
+        ("before", "newer", False, 1, Abortable),  # the same, where another process had the seat before
+        ("other", "newer", False, 2, Replaced),
+    ],
+)
+def test_fencing_is_replacement_only_if_the_group_says_so(
+    held: str | None,
+    member: str,
+    assigned: bool,
+    times: int,
+    outcome: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the seat is taken with a new client."""
+    client, events = Client(), list[str]()
+    consumer = consumer_of(client, monkeypatch, held=held)
+    consumer.subscribe(["a"], lambda _: events.append("assigned"), lambda: events.append("revoked"))
+    if assigned:
+        client.on_assign(client, [SimpleNamespace(topic="a", partition=0)])
+    client.member = member
+    for _ in range(times - 1):
+        client.answers = [fatal, fencing(consumer)]
+        with pytest.raises(Abortable):
+            consumer.consume(1, 0.1)
+    client.answers = [fatal, fencing(consumer)]
+    with pytest.raises(outcome):
+        consumer.consume(1, 0.1)
+    joined = times if outcome is Replaced else times + 1
+    assert client.joined == joined
+    assert events == ["assigned"] * assigned + ["revoked"] * (joined - 1)
+
+
+def test_seat_is_held_by_a_client_that_has_forgotten_its_member_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    consumer = consumer_of(client, monkeypatch, held="me")
+    consumer.subscribe(["a"], lambda _: None, lambda: None)
+    client.on_assign(client, [])
+    client.member = ""
+    consumer.hold_seat()
 
 
 def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:

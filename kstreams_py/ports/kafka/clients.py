@@ -241,6 +241,9 @@ class KafkaConsumer:
         self._start = start
         self._holder = holder
         self._seat = settings["group.instance.id"]
+        self._member = ""
+        """By which the group knew this consumer at its last assignment."""
+        self._insisted = False
         self._topics: list[str] = []
         self._assigned: Callable[[set[TopicPartition]], None]
         self._revoked: Callable[[], None]
@@ -273,6 +276,7 @@ class KafkaConsumer:
 
     def _on_assign(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         self._rebalances += 1
+        self._member = self._consumer.memberid()
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
     def _on_revoke(self, _: ck.Consumer, __: list[ck.TopicPartition]) -> None:
@@ -364,19 +368,40 @@ class KafkaConsumer:
 
     def hold_seat(self) -> None:
         held, mine = self._holder(self._settings["group.id"], self._seat), self._consumer.memberid()
-        if held and held != mine:
-            self._consumer.consume(1, 0)  # serves the log, which tells fencing to a client that has no id any more
+        if held and held in (mine, self._member):
+            return
+        if held:
+            self._serve_log()
             if mine or self._log.fenced:
                 raise self._replaced()
-        if held != mine or not mine:
-            raise Retriable(f"{self._seat} is no member of its group at this moment")
+        raise Retriable(f"{self._seat} is no member of its group at this moment")
 
     def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
-        """As for a producer, but that the group's word on a seat is final."""
-        self._consumer.consume(1, 0)  # serves the log: after a fatal error, only there is its reason told again
+        """As for a producer, but that fencing is about the seat."""
+        self._serve_log()
         if error.code() == E.FENCED_INSTANCE_ID or SEAT_LOST in error.str() or self._log.fenced:
-            return self._replaced()
+            return self._fenced(doing)
         return log_error(error, doing)
+
+    def _serve_log(self) -> None:
+        """Only the log tells the reason of a fatal error again, and fencing to a client that has no member id."""
+        self._consumer.consume(1, 0)
+
+    def _fenced(self, doing: str) -> Exception:
+        """Replaced if the group says that another member has the seat; else takes the seat with a new client.
+
+        librdkafka #3437: a client whose session has timed out forgets its member id, and goes on with heartbeats until
+        its rebalance is served; a coordinator that still knows the member takes an empty id for another's. And one that
+        died before it wrote a new member down has a successor that knows only who had the seat before.
+        """
+        held, mine = self._holder(self._settings["group.id"], self._seat), self._consumer.memberid()
+        if held and held not in (mine, self._member):
+            if self._member or self._insisted:
+                return self._replaced()
+            self._insisted = True
+        logger.warning("%s: fenced, but no other worker has taken the seat: taking it anew", self._seat)
+        self._rejoin()
+        return Abortable(f"{doing}: this client is no member of its group any more")
 
     def _replaced(self) -> Replaced:
         return Replaced(f"another worker has taken the slot of {self._seat} over; this one ends")
