@@ -14,8 +14,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka import IsolationLevel
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
@@ -34,6 +33,10 @@ COORDINATOR_MOVES = {
 }
 
 LEADER_MOVES = {
+    ck.KafkaError._DESTROY_BROKER,
+    ck.KafkaError._TIMED_OUT,
+    ck.KafkaError._TRANSPORT,
+    ck.KafkaError._UNKNOWN_PARTITION,
     ck.KafkaError.FENCED_LEADER_EPOCH,
     ck.KafkaError.UNKNOWN_LEADER_EPOCH,
     ck.KafkaError.LEADER_NOT_AVAILABLE,
@@ -98,20 +101,24 @@ class Recorder:
 
     def ends(self, topic: str, isolation: str = "read_committed") -> dict[int, int]:
         """The last stable offset of each partition, or its high watermark."""
-        level = IsolationLevel.READ_COMMITTED if isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
-        asked = {ck.TopicPartition(topic, p): OffsetSpec.latest() for p in self.cluster.partitions(topic)}
+        # of a consumer: the admin client takes a whole processor to reach a leader that is down
+        consumer = self._consumer(f"ends, {isolation}", {"isolation.level": isolation})
         found: dict[int, int] = {}
 
         def answered() -> bool:
+            asked = [ck.TopicPartition(topic, p, ck.OFFSET_END) for p in self.cluster.partitions(topic)]
             try:
-                futures = self.admin.list_offsets(asked, isolation_level=level, request_timeout=20)
-                found.update({p.partition: future.result().offset for p, future in futures.items()})
+                partitions = consumer.offsets_for_times(asked, 2)
             except ck.KafkaException as error:
-                if error.args[0].code() not in LEADER_MOVES:
-                    raise
-                self.admin.list_topics(topic, 10)  # or the client goes on asking in the name of the leader it knows
-                return False
-            return True
+                errors = [error.args[0]]
+            else:
+                errors = [p.error for p in partitions if p.error is not None]
+                found.update({p.partition: p.offset for p in partitions})
+            if others := [error for error in errors if error.code() not in LEADER_MOVES]:
+                raise ck.KafkaException(others[0])
+            if errors:
+                consumer.list_topics(topic, 10)  # or the client goes on asking in the name of the leader it knows
+            return not errors
 
         wait_until(answered, f"the ends of {topic}")
         return found
@@ -119,8 +126,7 @@ class Recorder:
     def positions(self, group: str, topic: str) -> dict[int, int]:
         """What the group has committed, now; nothing, if its coordinator is not to be had."""
         # of a consumer: the admin client aborts the process where a coordinator's answer comes after its time-out
-        consumer = self._consumers.get(group) or ck.Consumer({**self.common, "group.id": group})
-        self._consumers[group] = consumer
+        consumer = self._consumer(group, {})
         asked = [ck.TopicPartition(topic, p) for p in self.cluster.partitions(topic)]
         try:
             found = {p.partition: p.offset for p in consumer.committed(asked, timeout=5) if p.offset >= 0}
@@ -130,6 +136,11 @@ class Recorder:
             raise
         self.history.positions(group, {TopicPartition(topic, p): position for p, position in found.items()})
         return found
+
+    def _consumer(self, group: str, settings: dict[str, str]) -> ck.Consumer:
+        if group not in self._consumers:
+            self._consumers[group] = ck.Consumer({**self.common, "group.id": group, **settings})
+        return self._consumers[group]
 
     def await_done(self, group: str, *topics: str) -> None:
         """Returns once the group has read these topics out: it stands at the end of every partition."""

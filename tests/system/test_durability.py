@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,10 @@ from confluent_kafka.admin import NewTopic
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
-from kstreams_py.errors import Abortable
+from kstreams_py.errors import Abortable, BrokerUnavailable, LogError
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.testing import Expected, Kind
 from tests.system.harness import running, wait_until
 from tests.system.recorder import Recorder, three_brokers
@@ -123,6 +124,27 @@ def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_ea
     anomalies = recorder.anomalies(*(Expected(source, to=target) for target in targets))
     assert [found for found in anomalies if found.kind is not Kind.DUPLICATE] == []
     assert len(before[targets[0]]) == len(written), "once under exactly_once"
+
+
+def test_ends_of_partitions_whose_leader_has_died_are_asked_of_its_successor(
+    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
+) -> None:
+    create(recorder, name, [0, 1], [1, 2], [2, 0])
+    for partition in range(3):
+        recorder.write(name, [b"value"] * (partition + 1), partition=partition)
+    log = KafkaLog(place())
+    expected = {TopicPartition(name, partition): partition + 1 for partition in range(3)}
+    assert log.ends([*expected]) == expected
+    told: list[Positions] = []
+
+    def tell() -> bool:
+        with suppress(LogError, BrokerUnavailable):
+            told.append(log.ends([*expected]))
+        return bool(told)
+
+    with without(brokers, 1, recorder):
+        wait_until(tell, "the ends are known again")
+    assert told == [expected]
 
 
 def output(topic: str, value: bytes) -> list[Output]:

@@ -12,6 +12,7 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import TopicInfo
 from kstreams_py.errors import Retriable
 from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.record import TopicPartition
 
 
 class Silent:
@@ -61,3 +62,13 @@ def test_topic_that_one_broker_does_not_know_yet_is_not_there_yet(monkeypatch: p
     monkeypatch.setattr(KafkaLog, "_admin", Admin())
     found = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).topics(["none", "new", "old"])
     assert found == {"old": TopicInfo("old", "id", 3, 2, {"cleanup.policy": "delete"})}
+
+
+def test_newest_record_that_cannot_be_read_now_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader:
+        def get_watermark_offsets(self, partition: ck.TopicPartition, timeout: float) -> tuple[int, int]:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(KafkaLog, "_reader", Reader())
+    with pytest.raises(Retriable, match=r"^reading the newest record of a\[0\]: "):
+        KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -27,6 +28,9 @@ BATCH_BYTES = 1_000_000
 
 COORDINATOR_SECONDS: Final = 300.0
 """Longer than a coordinator is ever away."""
+
+ENDS_SECONDS: Final = 5.0
+"""How long the ends of partitions are asked for, three times: no request to a leader that is down goes to the next."""
 
 
 class KafkaLog:
@@ -51,7 +55,7 @@ class KafkaLog:
         }
         self._client_log = ClientLog("admin")
         self._admin_client: ck_admin.AdminClient | None = None
-        self._reader: ck.Consumer | None = None
+        self._reading_client: ck.Consumer | None = None
         self._reading = threading.Lock()
 
     def consumer(self, group: str, seat: str) -> KafkaConsumer:
@@ -184,29 +188,48 @@ class KafkaLog:
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         if not partitions:
             return {}
-        futures = self._admin.list_offsets(
-            {ck.TopicPartition(*tp): ck_admin.OffsetSpec.latest() for tp in partitions},
-            isolation_level=ck.IsolationLevel.READ_COMMITTED,
-            request_timeout=self._limit,
-        )
-        return {TopicPartition(p.topic, p.partition): self._result(future).offset for p, future in futures.items()}
+        # not of the admin client: that one connects to a leader that is down thousands of times a second (measured: a
+        # whole processor), and does not ask for its successor
+        asked = [ck.TopicPartition(*tp, ck.OFFSET_END) for tp in partitions]
+        deadline = time.monotonic() + min(self._limit, ENDS_SECONDS)
+        while True:
+            try:
+                found = self._reader.offsets_for_times(asked, ENDS_SECONDS / 3)
+                if (failure := next((p.error for p in found if p.error is not None), None)) is None:
+                    return {TopicPartition(p.topic, p.partition): p.offset for p in found}
+            except ck.KafkaException as error:
+                failure = error.args[0]
+            if time.monotonic() > deadline:
+                raise self._unavailable(failure)
+            with suppress(ck.KafkaException):
+                for topic in {tp.topic for tp in partitions}:
+                    self._reader.list_topics(topic, ENDS_SECONDS / 3)  # or it goes on asking the leaders that it knows
+            time.sleep(0.05)
+
+    @property
+    def _reader(self) -> ck.Consumer:
+        if self._reading_client is None:
+            configuration = {**self._of_consumers(), "group.id": "unused", "fetch.wait.max.ms": 10}
+            self._reading_client = ck.Consumer(configuration, logger=ClientLog("reader").logger)
+        return self._reading_client
 
     def newest(self, partition: TopicPartition) -> Message | None:
-        with self._reading:  # the processors of a slot share the log, and each is a thread
-            if self._reader is None:
-                configuration = {**self._of_consumers(), "group.id": "unused", "fetch.wait.max.ms": 10}
-                self._reader = ck.Consumer(configuration, logger=ClientLog("reader").logger)
-            low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
-            window = 4  # a record and its marker are the usual tail
-            while True:
-                start = max(low, stable - window)
-                last = self._last_between(self._reader, partition, start, stable)
-                if last is not None or start == low:
-                    return last
-                window *= 8
+        try:
+            with self._reading:  # the processors of a slot share the log, and each is a thread
+                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                window = 4  # a record and its marker are the usual tail
+                while True:
+                    start = max(low, stable - window)
+                    last = self._last_between(partition, start, stable)
+                    if last is not None or start == low:
+                        return last
+                    window *= 8
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], f"reading the newest record of {partition}") from None
 
-    def _last_between(self, reader: ck.Consumer, partition: TopicPartition, start: int, stable: int) -> Message | None:
+    def _last_between(self, partition: TopicPartition, start: int, stable: int) -> Message | None:
         last: Message | None = None
+        reader = self._reader
         if start >= stable:
             return None
         reader.assign([ck.TopicPartition(*partition, start)])
