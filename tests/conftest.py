@@ -47,5 +47,6 @@ class OneClusterAtATime(LoadScopeScheduling):
         return "three brokers" if file.endswith(("test_broker.py", "test_copier.py", "test_durability.py")) else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAtATime:
     return OneClusterAtATime(config, log)

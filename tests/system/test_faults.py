@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +105,24 @@ class App:
 MakeApp = Callable[..., App]
 
 
-@pytest.fixture
-def app(tmp_path: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
+@contextmanager
+def making(directory: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
+    """Gives what makes an app; its workers are killed in the end."""
     made: list[App] = []
 
     def make(partitions: int = 1, **changed: Any) -> App:
-        made.append(App(tmp_path, name, settings(**changed), partitions))
+        made.append(App(directory, name, settings(**changed), partitions))
         return made[-1]
 
     yield make
     for each in made:
         each.kill()
+
+
+@pytest.fixture
+def app(tmp_path: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
+    with making(tmp_path, name, settings) as make:
+        yield make
 
 
 # Frozen workers.
@@ -226,22 +234,15 @@ def forgetful() -> Iterator[EmbeddedKafka]:
 @pytest.fixture
 def alone(tmp_path: Path, name: str, forgetful: EmbeddedKafka) -> Iterator[MakeApp]:
     """Apps on the forgetful broker."""
-    made: list[App] = []
-
-    def make(partitions: int, **changed: Any) -> App:
-        common = {"bootstrap_servers": forgetful.bootstrap_servers, "schema_directory": tmp_path / "schemas"}
-        made.append(App(tmp_path, name, Settings.load(**common, **changed), partitions))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill()
+    common = {"bootstrap_servers": forgetful.bootstrap_servers, "schema_directory": tmp_path / "schemas"}
+    with making(tmp_path, name, partial(Settings.load, **common)) as make:
+        yield make
 
 
 def test_exactly_once_all_workers_idle_past_the_expiration_of_their_ids_go_on(
     alone: MakeApp, name: str, forgetful: EmbeddedKafka
 ) -> None:
-    made = alone(2)
+    made = alone(partitions=2)
     workers = [made.start(0), made.start(1)]
     wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "both have a partition")
     made.write(50, 0)
@@ -259,16 +260,15 @@ def test_exactly_once_coordinator_away_past_the_session_while_a_function_runs_no
     alone: MakeApp, forgetful: EmbeddedKafka
 ) -> None:
     """The client has forgotten its member id by then, and the coordinator that is back refuses its heartbeats."""
-    made = alone(1, session_timeout_ms=6_000, transaction_timeout_ms=6_000)
+    made = alone(session_timeout_ms=6_000, transaction_timeout_ms=6_000)
     made.write(100, 0, b"wait")
     worker = made.start(0)
     wait_until(made.waiting.exists, "the function waits")
     made.recorder.history.fault("the broker is killed")
     forgetful.kill(0)
-    time.sleep(2)  # and six until its old session with the controller is over: more than the worker's
-    forgetful.restart(0)
+    forgetful.restart(0)  # ready only when its old session with the controller is over: after the worker's
     made.recorder.history.fault("the broker is there again")
-    time.sleep(3)  # more than one heartbeat, less than the session
+    time.sleep(3)  # no client shows its heartbeats: more than one of them, less than the session
     made.gate.touch()
     made.recorder.await_done(made.group, made.source)
     made.write(100, 0)

@@ -228,10 +228,10 @@ class KafkaLog:
             raise log_error(error.args[0], f"reading the newest record of {partition}") from None
 
     def _last_between(self, partition: TopicPartition, start: int, stable: int) -> Message | None:
-        last: Message | None = None
-        reader = self._reader
         if start >= stable:
             return None
+        last: Message | None = None
+        reader = self._reader
         reader.assign([ck.TopicPartition(*partition, start)])
         deadline = time.monotonic() + self._limit
         try:

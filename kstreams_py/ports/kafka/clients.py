@@ -28,9 +28,9 @@ from kstreams_py.ports.kafka.errors import FENCED, REFUSED, SEAT_LOST, TOO_LARGE
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
+
 ABORT_FLUSH_SECONDS: Final = 5.0
 """How long an abort waits for what is on its way; a new producer does without."""
-
 
 FLUSH_SECONDS: Final = 0.001
 """Of one flush, after which it is looked whether all has been acknowledged."""
@@ -367,14 +367,18 @@ class KafkaConsumer:
             raise self._log_error(error.args[0], "committing positions") from None
 
     def hold_seat(self) -> None:
-        held, mine = self._holder(self._settings["group.id"], self._seat), self._consumer.memberid()
-        if held and held in (mine, self._member):
-            return
-        if held:
+        mine, holds = self._consumer.memberid(), self._holds_seat()
+        if holds is False:
             self._serve_log()
             if mine or self._log.fenced:
                 raise self._replaced()
-        raise Retriable(f"{self._seat} is no member of its group at this moment")
+        if not holds:
+            raise Retriable(f"{self._seat} is no member of its group at this moment")
+
+    def _holds_seat(self) -> bool | None:
+        """Whether the seat is this consumer's, by its member id of now or the last one; None if nobody has it."""
+        held = self._holder(self._settings["group.id"], self._seat)
+        return held in (self._consumer.memberid(), self._member) if held else None
 
     def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
         """As for a producer, but that fencing is about the seat."""
@@ -394,8 +398,7 @@ class KafkaConsumer:
         its rebalance is served; a coordinator that still knows the member takes an empty id for another's. And one that
         died before it wrote a new member down has a successor that knows only who had the seat before.
         """
-        held, mine = self._holder(self._settings["group.id"], self._seat), self._consumer.memberid()
-        if held and held not in (mine, self._member):
+        if self._holds_seat() is False:
             if self._member or self._insisted:
                 return self._replaced()
             self._insisted = True
