@@ -288,6 +288,11 @@ class Graph:
         """All processors, as declared."""
         return tuple(self._processors.values())
 
+    @property
+    def beginnings(self) -> str:
+        """The topic that keeps which partitions the processors have begun to read."""
+        return f"{RESERVED}ks.{self.name}.beginnings"
+
     def journal(self, processor: Processor) -> str | None:
         """The topic where a processor saves its choices before it acts on them; None if it needs none."""
         if processor.kind.is_alts and PROMISES[processor.guarantee].transactional:

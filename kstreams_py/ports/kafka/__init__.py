@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -14,9 +16,9 @@ from confluent_kafka import admin as ck_admin
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import Durability, Promise, TopicInfo
-from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError
-from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
-from kstreams_py.ports.kafka.errors import REFUSED, STALE, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
+from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, log_error, made
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -75,20 +77,20 @@ class KafkaLog:
                 **self._of_consumers(),
                 "group.id": group,
                 "group.instance.id": seat,
+                "client.id": f"{seat}@{platform.node()}-{os.getpid()}",
                 "session.timeout.ms": self._settings.session_timeout_ms,
                 "partition.assignment.strategy": "range",
             },
             self._limit,
-            self._settings.auto_offset_reset,
             self._holder,
         )
 
-    def _holder(self, group: str, seat: str) -> str | None:
-        """The member that has a seat of a group."""
+    def _holder(self, group: str, seat: str) -> Holder | None:
+        """The member that holds a static membership of a group."""
         # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
         described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
         members = self._result(described).members
-        return {m.group_instance_id: m.member_id for m in members}.get(seat)
+        return next((Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None)
 
     def _of_consumers(self) -> dict[str, Any]:
         return {
@@ -113,13 +115,18 @@ class KafkaLog:
             "partitioner": "murmur2_random",
             "delivery.report.only.error": True,
             "acks": durability.acks,
-            "enable.idempotence": promise.retries and durability is Durability.COMMITTED,
+            "enable.idempotence": durability is Durability.COMMITTED,
         }
         if promise.transactional:
             settings["transactional.id"] = transactional_id
             settings["transaction.timeout.ms"] = self._settings.transaction_timeout_ms
-        if not promise.retries:
-            settings["retries"] = 0
+        else:
+            settings["message.timeout.ms"] = 0  # what expires would be lost, or written again behind later records
+        if durability is not Durability.COMMITTED:
+            # without a producer id, a batch that is sent again would come behind the one that was sent after it
+            settings["max.in.flight"] = 1
+            if not promise.may_repeat:
+                settings["retries"] = 0
         return KafkaProducer(settings, self._limit)
 
     @property
@@ -173,7 +180,7 @@ class KafkaLog:
                 future.result()
             except ck.KafkaException as error:
                 code = error.args[0].code()
-                if code in UNREACHABLE or code in REFUSED:
+                if code in UNREACHABLE or code in UNAUTHENTICATED:
                     raise self._unavailable(error.args[0]) from None
                 if code != E.TOPIC_ALREADY_EXISTS:
                     raise TopicError(f"topic {name!r} cannot be created: {error.args[0].str()}") from None
@@ -185,12 +192,18 @@ class KafkaLog:
                 )
             time.sleep(0.02)
 
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._offsets(partitions, ck.OFFSET_BEGINNING)
+
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._offsets(partitions, ck.OFFSET_END)
+
+    def _offsets(self, partitions: Collection[TopicPartition], which: int) -> Positions:
         if not partitions:
             return {}
         # not of the admin client: that one connects to a leader that is down thousands of times a second (measured: a
         # whole processor), and does not ask for its successor
-        asked = [ck.TopicPartition(*tp, ck.OFFSET_END) for tp in partitions]
+        asked = [ck.TopicPartition(*tp, which) for tp in partitions]
         deadline = time.monotonic() + min(self._limit, ENDS_SECONDS)
         while True:
             try:
@@ -220,32 +233,58 @@ class KafkaLog:
                 window = 4  # a record and its marker are the usual tail
                 while True:
                     start = max(low, stable - window)
-                    last = self._last_between(partition, start, stable)
-                    if last is not None or start == low:
-                        return last
+                    found = self._between(partition, start, stable)
+                    if found or start == low:
+                        return found[-1] if found else None
                     window *= 8
         except ck.KafkaException as error:
             raise log_error(error.args[0], f"reading the newest record of {partition}") from None
 
-    def _last_between(self, partition: TopicPartition, start: int, stable: int) -> Message | None:
+    def records(self, partition: TopicPartition) -> Sequence[Message]:
+        try:
+            with self._reading:
+                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                return self._between(partition, low, stable)
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], f"reading {partition}") from None
+
+    def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
+        """The committed records between two offsets."""
+        found: list[Any] = []
         if start >= stable:
-            return None
-        last: Message | None = None
+            return found
         reader = self._reader
         reader.assign([ck.TopicPartition(*partition, start)])
         deadline = time.monotonic() + self._limit
         try:
             while time.monotonic() < deadline:
                 for m in reader.consume(1000, 0.05):
-                    if m.error() is None:
-                        last = m  # type: ignore[assignment]
-                    elif m.error().code() == E._PARTITION_EOF:  # type: ignore[union-attr]
-                        return last
-                if last is not None and last.offset() + 1 >= stable:
-                    return last
+                    if (error := m.error()) is None:
+                        found.append(m)
+                    elif error.code() == E._PARTITION_EOF:
+                        return found
+                if found and found[-1].offset() + 1 >= stable:
+                    return found
         finally:
             reader.unassign()
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
+
+    def grow(self, topic: str, partitions: int) -> None:
+        for future in self._admin.create_partitions(
+            [ck_admin.NewPartitions(topic, partitions)], request_timeout=self._limit
+        ).values():
+            self._result(future)
+        logger.info("topic %r has %d partitions now", topic, partitions)
+
+    def offsets_retention_minutes(self) -> int | None:
+        try:
+            brokers = self._admin.list_topics(timeout=self._limit).brokers
+            resource = ck_admin.ConfigResource(ck_admin.ResourceType.BROKER, str(min(brokers)))
+            (described,) = self._admin.describe_configs([resource], request_timeout=self._limit).values()
+            return int(self._result(described)["offsets.retention.minutes"].value)
+        except (ck.KafkaException, KStreamsError, KeyError, ValueError) as error:
+            logger.info("offsets.retention.minutes is not known: %s", error)
+            return None
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
         deleted = self._admin.delete_records([ck.TopicPartition(*partition, before)], request_timeout=self._limit)
@@ -268,7 +307,7 @@ class KafkaLog:
         self._admin.poll(0)
         cause = self._client_log.error
         address = self._settings.bootstrap_servers
-        if cause is not None and cause.code() in REFUSED:
+        if cause is not None and cause.code() in UNAUTHENTICATED:
             return BrokerUnavailable(
                 f"the broker at {address} refuses the credentials ({cause.str()}): correct security.protocol, sasl.* "
                 "or ssl.* under [kafka] or in KSTREAMS_KAFKA__*"
