@@ -85,7 +85,9 @@ class Tasks:
         registry: Registry,
         topic_ids: Mapping[str, str],
         dead_letters: Topic | None,
+        dead_letter_bytes: int | None = None,
     ) -> None:
+        """`dead_letter_bytes` is what the dead-letter topic takes, see dead_letter(); None if it takes any size."""
         self.processor = processor
         self.name = name
         self.positions: Positions = {}
@@ -107,6 +109,7 @@ class Tasks:
         if len(self._to) == 1 and not processor.generator:
             self._emit = _emitter(self._to[0], *self._encode[self._to[0]], hashed=processor.hash_header)
         self._dead_letters = dead_letters
+        self._dead_letter_bytes = dead_letter_bytes
         if dead_letters is not None:
             self._encode_dead = _encoder(dead_letters.value, registry, f"{dead_letters.name}-value")[0]
         self._run: Callable[[Any, Plan], None] = (
@@ -409,7 +412,8 @@ class Tasks:
         failure = Failure(inputs, self._hash(inputs), error)
         plan.failures.append(failure)
         if self._dead_letters is not None:
-            plan.outputs.append(dead_letter(failure, self.name, self._dead_letters.name, self._encode_dead))
+            topic, limit = self._dead_letters.name, self._dead_letter_bytes
+            plan.outputs.append(dead_letter(failure, self.name, topic, self._encode_dead, limit))
             plan.letters += 1
         return True
 

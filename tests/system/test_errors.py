@@ -128,6 +128,7 @@ def test_function_raises_makes_a_dead_letter_that_holds_the_whole_step(
                 "headers": [{"name": "trace", "value": b"1"}, {"name": "none", "value": None}],
             }
         ],
+        "cut": None,
     }
     trace = str(schemaless_reader(BytesIO(m.value()[5:]), PARSED, None)["traceback"])  # type: ignore[index, call-overload]
     assert trace.startswith("Traceback (most recent call last):\n")

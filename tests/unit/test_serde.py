@@ -654,6 +654,7 @@ LETTER = {
         },
         {"topic": "planes", "partition": 3, "offset": 0, "timestamp": -1, "key": b"k", "value": None, "headers": []},
     ],
+    "cut": "value of planes[3]@0: 0 of 2,000,000 bytes kept",
 }
 
 

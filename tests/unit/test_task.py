@@ -30,7 +30,7 @@ class Bench:
         self.graph = Graph("g", **graph)
         self.topics: dict[str, Topic] = {name: self.graph.topic(name) for name in "abcxy"}
 
-    def tasks(self, registry: MemoryRegistry | None = None) -> Tasks:
+    def tasks(self, registry: MemoryRegistry | None = None, **options: Any) -> Tasks:
         (processor,) = self.graph.processors
         tasks = Tasks(
             processor,
@@ -38,6 +38,7 @@ class Bench:
             registry=registry or MemoryRegistry(),
             topic_ids={"a": "id-a", "b": "id-b", "c": "id-c"},
             dead_letters=self.graph.topics[processor.errors] if processor.errors else None,
+            **options,
         )
         tasks.assign(START, {})
         return tasks
@@ -573,7 +574,18 @@ def test_dead_letter_holds_the_input_as_it_was_the_error_and_the_hash() -> None:
              "headers": [{"name": "h", "value": b"1"}, {"name": "n", "value": None}]},
             {"topic": "b", "partition": 0, "offset": 7, "timestamp": -1, "key": None, "value": None, "headers": []},
         ],
+        "cut": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(None, 50_000), (10_000, 9_000)])
+def test_dead_letter_is_cut_to_what_its_topic_takes(limit: int | None, kept: int) -> None:
+    bench, registry = Bench(errors="dead"), MemoryRegistry()
+    bench.graph.map("a", to="x", id="p")(fail(LookupError("no")))
+    tasks = bench.tasks(registry, dead_letter_bytes=limit)
+    (made,) = plan_of(tasks, Read("a", 0, b"v" * 50_000)).outputs
+    (read,) = letter(bench, made, registry)["inputs"]
+    assert kept <= len(read["value"]) <= (limit or kept)
 
 
 def test_dead_letter_of_a_record_that_does_not_decode_has_its_raw_bytes() -> None:
