@@ -7,15 +7,16 @@ guarantee         positions are saved      lost     duplicated  producer        
                   one transaction                               acks=all                     readers wait for its commit
 `at_least_once`   after the outputs are    never    after a     idempotent where acks=all,   a flush and an offset
                   acknowledged                      crash       retries                      commit every 100 ms
-`at_most_once`    before the functions     after a  never       idempotent and retries       an offset commit before
-                  run                      crash                where acks=all, else none    each batch of records
+`at_most_once`    before the functions     after a  never       idempotent and retries, or   an offset commit before
+                  run                      crash                acks=0 and no retries        each batch of records
 ================  =======================  =======  ==========  ===========================  ==========================
 
 `PROMISES` is this table for the engine: it asks for a column, never for the name of a guarantee.
 
 How far an acknowledged write survives is a second choice, apart from the first: `Durability`. Kafka's transactional
-producer works with acks=all only, so `exactly_once` goes with `committed` alone; with `leader` or `none` the table
-holds as long as no broker fails.
+and idempotent producers work with acks=all only. So `exactly_once` goes with `committed` alone, and `at_most_once` not
+with `leader`: without a producer id, the client sends a batch again that its broker may have written. With `leader` or
+`none`, outputs are lost where a broker fails before its followers have them; nothing else changes in the table.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Consumer(Protocol):
         """
 
     def rejoin(self) -> None:
-        """Takes the membership with a new member id, at which the broker refuses what the old one sent; calls nothing."""
+        """Takes the membership with a new member id; the broker then refuses what the old one sent."""
 
     def assign(self, positions: Positions) -> None:
         """Fetches from exactly these positions; what was fetched before is forgotten."""
@@ -278,7 +279,7 @@ class Log(Protocol):
     def newest(self, partition: TopicPartition) -> Message | None:
         """The newest committed record; None if there is none."""
 
-    def records(self, partition: TopicPartition) -> Sequence[Message]:
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
         """All committed records, in order."""
 
     def truncate(self, partition: TopicPartition, before: int) -> None:

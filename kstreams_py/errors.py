@@ -67,7 +67,7 @@ class SchemaError(UserMistake):
 
 
 class RecordRefused(UserMistake):
-    """A topic refuses an output on every attempt: a wrong timestamp, no key for a compacted topic, a broker's policy."""
+    """A topic refuses an output on every attempt: no key for compaction, a timestamp, a broker's policy."""
 
 
 class RecordTooLarge(RecordRefused):

@@ -80,13 +80,22 @@ class Beginning:
         self._begun |= named
 
     def _record(self, begun: Begun, count: int) -> Output:
-        return (self._topic, json.dumps({"partitions": count}).encode(), json.dumps(begun).encode(), 0, None, None, 0, None)
+        return (
+            self._topic,
+            json.dumps({"partitions": count}).encode(),
+            json.dumps(begun).encode(),
+            0,
+            None,
+            None,
+            0,
+            None,
+        )
 
     def _read(self) -> dict[Begun, int]:
         if self._begun is None:
             self._begun = {
                 Begun(*json.loads(m.key() or b"")): json.loads(m.value() or b"")["partitions"]
-                for m in self._log.records(TopicPartition(self._topic, 0))
+                for m in self._log.read(TopicPartition(self._topic, 0))
             }
         return self._begun
 

@@ -31,7 +31,10 @@ def create_topics(graph: Graph, log: Log) -> list[str]:
 
 
 def check_topics(graph: Graph, log: Log) -> dict[str, TopicInfo]:
-    """The graph's topics as they are; the framework's own are created on the way. Raises TopicError for the first misfit."""
+    """The graph's topics as they are; the framework's own are created on the way.
+
+    Raises TopicError for the first misfit.
+    """
     found = log.topics(list(graph.topics))
     if missing := [name for name in graph.topics if name not in found]:
         raise TopicError(

@@ -27,7 +27,17 @@ from typing import Final
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Choices, Consumer, Log, Output, Producer
-from kstreams_py.errors import Abortable, Fatal, Fenced, LogError, OutcomeUnknown, Refused, Replaced, Retriable, Unavailable
+from kstreams_py.errors import (
+    Abortable,
+    Fatal,
+    Fenced,
+    LogError,
+    OutcomeUnknown,
+    Refused,
+    Replaced,
+    Retriable,
+    Unavailable,
+)
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.serde import Registry

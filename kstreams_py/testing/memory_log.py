@@ -98,6 +98,18 @@ class MemoryLog:
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
 
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._network.request("starts", lambda: {tp: self._broker.partition(tp).start for tp in partitions})
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self._network.request("grow", lambda: self._broker.grow_topic(topic, partitions))
+
+    def offsets_retention_minutes(self) -> int | None:
+        return None
+
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        return self._network.request("read", lambda: list(self._broker.partition(partition).read(0, "read_committed")))
+
     def newest(self, partition: TopicPartition) -> Message | None:
         return self._network.request("newest", self._broker.partition(partition).newest)
 

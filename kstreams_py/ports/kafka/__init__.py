@@ -90,7 +90,9 @@ class KafkaLog:
         # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
         described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
         members = self._result(described).members
-        return next((Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None)
+        return next(
+            (Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None
+        )
 
     def _of_consumers(self) -> dict[str, Any]:
         return {
@@ -123,7 +125,6 @@ class KafkaLog:
         else:
             settings["message.timeout.ms"] = 0  # what expires would be lost, or written again behind later records
         if durability is not Durability.COMMITTED:
-            # without a producer id, a batch that is sent again would come behind the one that was sent after it
             settings["max.in.flight"] = 1
             if not promise.may_repeat:
                 settings["retries"] = 0
@@ -240,7 +241,7 @@ class KafkaLog:
         except ck.KafkaException as error:
             raise log_error(error.args[0], f"reading the newest record of {partition}") from None
 
-    def records(self, partition: TopicPartition) -> Sequence[Message]:
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
         try:
             with self._reading:
                 low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)

@@ -54,6 +54,10 @@ CALL_GRACE_SECONDS: Final = 1.0
 FAILURES_KEPT: Final = 100
 """Failed deliveries of one transaction, which is aborted whatever the others are."""
 
+CHUNK_RECORDS: Final = 1_000
+CHUNK_BYTES: Final = 500_000
+"""What a producer without idempotence has under way: no more than one batch of a partition."""
+
 MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITION}
 
 RETURN_SECONDS: Final = 1.0
@@ -70,6 +74,7 @@ class KafkaProducer:
         self._log = ClientLog("producer")
         self._failed: list[tuple[ck.KafkaError, Any]] = []
         self._transactional = "transactional.id" in settings
+        self._keeps_order = settings["enable.idempotence"]
         self._limit = limit
         configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
         self._producer = made(ck.Producer, configuration, self._log)
@@ -87,6 +92,27 @@ class KafkaProducer:
         return self._log.tainted
 
     def write(self, outputs: list[delivery.Output]) -> None:
+        if self._keeps_order:
+            self._queue(outputs)
+            return
+        while outputs:
+            # librdkafka without idempotence sends a second batch of a partition while the first may still fail and be
+            # sent again (measured, also with max.in.flight=1, and when the leader moves): so there is never a second
+            if left := self._await_acknowledgements():
+                raise Retriable(f"{left} records wait for their acknowledgement")
+            size, chunk = 0, list[delivery.Output]()
+            for output in outputs[:CHUNK_RECORDS]:
+                size += len(output[1] or b"") + len(output[2] or b"") + 100
+                if chunk and size > CHUNK_BYTES:
+                    break
+                chunk.append(output)
+            del outputs[: len(chunk)]
+            try:
+                self._queue(chunk)
+            finally:
+                outputs[:0] = chunk
+
+    def _queue(self, outputs: list[delivery.Output]) -> None:
         produce: Callable[..., None] = self._producer.produce
         done = 0
         try:
@@ -281,9 +307,7 @@ class KafkaConsumer:
     `holder` names the member that holds the membership of this name in the group now, None if nobody does.
     """
 
-    def __init__(
-        self, settings: Mapping[str, Any], limit: float, holder: Callable[[str, str], Holder | None]
-    ) -> None:
+    def __init__(self, settings: Mapping[str, Any], limit: float, holder: Callable[[str, str], Holder | None]) -> None:
         self.ends: Positions = {}
         self.tainted = False
         self._settings = settings
