@@ -259,7 +259,12 @@ class Session:
             self._call(lambda producer: producer.commit_transaction())
         else:
             self._send()
-            self._call(lambda producer: producer.flush())
+            try:
+                self._call(lambda producer: producer.flush())
+            except Abortable as error:
+                if not self.promise.saves_first:
+                    raise
+                logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
             if self._positions:
                 self._save(self._positions)
         self._counters.committed()
@@ -418,7 +423,8 @@ class Session:
                 self._producer.abort_transaction()
             except LogError as error:
                 logger.info("%s: %s; a new producer will do", self._processor.id, error)
-                self._fail(error)
+                if isinstance(error, Fenced):
+                    self._fail(error)
                 return False
         self._close()
         return True
@@ -578,7 +584,7 @@ class Session:
         except LogError as error:
             if isinstance(error, Retriable) and not self.promise.transactional:
                 self.pending = True  # nothing is lost, and the group must be heard meanwhile
-            elif not (isinstance(error, Refused) and self.promise.saves_first):
+            elif not (self.promise.saves_first and isinstance(error, Refused | Abortable)):
                 self._fail(error)
             raise
 

@@ -114,6 +114,8 @@ class Worker:
             if self._astray:
                 self.rewind()
             self.turn()
+            if self._astray:
+                self.rewind()
         except LogError as error:
             self._recover(error)
 

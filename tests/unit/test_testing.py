@@ -25,14 +25,24 @@ class Member:
         self.events: list[object] = []
         self.values: list[bytes | None] = []
         self.consumer: MemoryConsumer = log.consumer("group", seat)
-        self.consumer.subscribe([topic], self._assigned, lambda: self.events.append("revoked"))
+        self._new: set[TopicPartition] = set()
+        self.consumer.subscribe(
+            [topic], self._assigned, lambda: self.events.append("revoked"), lambda: self.events.append("lost")
+        )
 
     def _assigned(self, partitions: set[TopicPartition]) -> None:
         self.events.append(partitions)
-        self.consumer.assign(self.consumer.committed(partitions))
+        self._new = partitions
 
     def poll(self) -> None:
-        self.values += [m.value() for m in self.consumer.consume(100, 0.0)]
+        """Reads; from the start, or the committed positions, of what is assigned meanwhile."""
+        found = self.consumer.consume(100, 0.0)
+        if self._new:
+            assert not found
+            self.consumer.assign(dict.fromkeys(self._new, 0) | self.consumer.committed(self._new))
+            self._new = set()
+            found = self.consumer.consume(100, 0.0)
+        self.values += [m.value() for m in found]
 
 
 def memory_log(clock: ManualClock | None = None, *, linger: float = 0.0) -> MemoryLog:
