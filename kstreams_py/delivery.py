@@ -248,7 +248,8 @@ class TopicInfo:
 class Log(Protocol):
     """A cluster."""
 
-    def consumer(self, group: str, seat: str) -> Consumer: ...
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> Consumer:
+        """A member of a group; `commits` says that it commits positions itself, outside of transactions."""
 
     def producer(
         self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from threading import Event
 from typing import Final
 
-from kstreams_py.delivery import Output, TopicInfo
+from kstreams_py.delivery import PROMISES, Output, TopicInfo
 from kstreams_py.engine.beginning import Beginning
 from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
@@ -44,7 +44,9 @@ class Worker:
         topics = around.log.topics([topic.name for topic in (*processor.inputs, *written)])
         self.processor = processor
         self.counters = Counters()
-        self.consumer = around.log.consumer(name, f"{name}.{slot}")
+        self.consumer = around.log.consumer(
+            name, f"{name}.{slot}", commits=not PROMISES[processor.guarantee].transactional
+        )
         self.tasks = Tasks(
             processor,
             name=name,

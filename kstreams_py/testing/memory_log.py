@@ -66,7 +66,7 @@ class MemoryLog:
 
     # delivery.Log
 
-    def consumer(self, group: str, seat: str) -> MemoryConsumer:
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> MemoryConsumer:  # noqa: ARG002
         return MemoryConsumer(self._network, group, seat)
 
     def producer(

@@ -173,7 +173,7 @@ def test_second_ctrl_c_ends_at_once_and_nothing_is_lost(app: App, options: tuple
         running.send(signal.SIGINT)
         assert running.wait() != 0, "what was under way is not done, and whoever started it should know"
     assert not app.pids()
-    assert (app.outputs, app.committed) == ([], {})
+    assert (app.outputs, app.committed) == ([], {0: 0})
     (app.directory / "open").touch()
     with app.run(*options):
         app.await_outputs(3)
@@ -192,7 +192,7 @@ def test_function_that_outlasts_the_drain_is_named_and_the_exit_status_tells(
         assert running.wait() == 1, running.text
     assert re.search(r"copy did not end within drain_timeout_ms", running.text), running.text
     assert not app.pids()
-    assert (app.outputs, app.committed) == ([], {})
+    assert (app.outputs, app.committed) == ([], {0: 0})
 
 
 def test_slots_of_a_second_machine_work_beside_the_first(app: App) -> None:

@@ -60,7 +60,7 @@ class KafkaLog:
         self._reading_client: ck.Consumer | None = None
         self._reading = threading.Lock()
 
-    def consumer(self, group: str, seat: str) -> KafkaConsumer:
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> KafkaConsumer:
         return KafkaConsumer(
             {
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold
@@ -75,6 +75,9 @@ class KafkaLog:
                 "topic.metadata.refresh.interval.ms": 10_000,
                 "heartbeat.interval.ms": min(3_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
+                # measured: a plain commit that meets a coordinator's move is sent again before the client looks for the
+                # new one, every 500 ms and for up to 30 s, without a heartbeat; transactions have no such request
+                **({"retry.backoff.ms": 750} if commits else {}),
                 "group.id": group,
                 "group.instance.id": seat,
                 "client.id": f"{seat}@{platform.node()}-{os.getpid()}",
@@ -128,7 +131,7 @@ class KafkaLog:
             settings["max.in.flight"] = 1
             if not promise.may_repeat:
                 settings["retries"] = 0
-        return KafkaProducer(settings, self._limit)
+        return KafkaProducer(settings, self._limit, keeps_failed=not promise.may_repeat)
 
     @property
     def _admin(self) -> ck_admin.AdminClient:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import confluent_kafka as ck
@@ -27,6 +28,7 @@ from kstreams_py.errors import (
     TopicError,
     Unavailable,
 )
+from kstreams_py.partitioner import ColdPartitions
 from kstreams_py.ports.kafka.errors import (
     FENCED,
     REFUSED,
@@ -70,18 +72,32 @@ CONNECT_SECONDS: Final = 1.0
 class KafkaProducer:
     """delivery.Producer on a real cluster."""
 
-    def __init__(self, settings: Mapping[str, Any], limit: float) -> None:
+    def __init__(self, settings: Mapping[str, Any], limit: float, *, keeps_failed: bool = False) -> None:
+        """With `keeps_failed`, the outputs that the broker refused go with `Refused`."""
         self._log = ClientLog("producer")
-        self._failed: list[tuple[ck.KafkaError, Any]] = []
+        self._failed: list[tuple[ck.KafkaError, str, delivery.Output | None]] = []
         self._transactional = "transactional.id" in settings
-        self._keeps_order = settings["enable.idempotence"]
+        self._idempotent = settings["enable.idempotence"]
+        self._keeps_failed = keeps_failed
         self._limit = limit
+        self._cold = ColdPartitions(self._partitions_of)
         configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
         self._producer = made(ck.Producer, configuration, self._log)
 
     def _delivered(self, error: ck.KafkaError | None, message: Any) -> None:
         if error is not None and not (self._transactional and len(self._failed) >= FAILURES_KEPT):
-            self._failed.append((error, message))
+            self._failed.append((error, message.topic(), None))
+
+    def _output_delivered(self, output: delivery.Output, error: ck.KafkaError | None, _: Any) -> None:
+        # the message of a report gives neither headers nor time back (measured)
+        if error is not None:
+            self._failed.append((error, output[0], output))
+
+    def _partitions_of(self, topic: str) -> int:
+        try:
+            return len(self._producer.list_topics(topic, self._limit).topics[topic].partitions)
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], f"asking for the partitions of topic {topic!r}") from None
 
     @property
     def tainted(self) -> bool:
@@ -92,14 +108,18 @@ class KafkaProducer:
         return self._log.tainted
 
     def write(self, outputs: list[delivery.Output]) -> None:
-        if self._keeps_order:
+        if self._idempotent:
+            # a broker takes any sequence number from a producer that is new to a partition: were the first batch to
+            # fail and the second, on its way already, to be taken, librdkafka would report both (measured: lost)
+            if first := self._cold.take(outputs, time.monotonic()):
+                self._queue(first)
+                self._acknowledge()
             self._queue(outputs)
             return
         while outputs:
             # librdkafka without idempotence sends a second batch of a partition while the first may still fail and be
             # sent again (measured, also with max.in.flight=1, and when the leader moves): so there is never a second
-            if left := self._await_acknowledgements():
-                raise Retriable(f"{left} records wait for their acknowledgement")
+            self._acknowledge()
             size, chunk = 0, list[delivery.Output]()
             for output in outputs[:CHUNK_RECORDS]:
                 size += len(output[1] or b"") + len(output[2] or b"") + 100
@@ -112,8 +132,16 @@ class KafkaProducer:
             finally:
                 outputs[:0] = chunk
 
+    def _acknowledge(self) -> None:
+        """Waits until what is queued is acknowledged, before more follows."""
+        if left := self._await_acknowledgements():
+            leaf = Abortable if self._transactional else Retriable
+            raise self._failure() or leaf(f"{left} records were not acknowledged within {self._limit:g} s")
+        if self._failed and (failure := self._failure()) is not None:
+            raise failure
+
     def _queue(self, outputs: list[delivery.Output]) -> None:
-        produce: Callable[..., None] = self._producer.produce
+        produce: Callable[..., None] = self._produce_traced if self._keeps_failed else self._producer.produce
         done = 0
         try:
             while done < len(outputs):
@@ -130,6 +158,10 @@ class KafkaProducer:
                     raise self._failure() or self._refused(error.args[0], output) from None
         finally:
             del outputs[:done]
+
+    def _produce_traced(self, *output: Any) -> None:
+        produce: Callable[..., None] = self._producer.produce
+        produce(*output[:4], partial(self._output_delivered, output), None, *output[6:])
 
     def _await_room(self) -> None:
         """Waits until the queue is shorter. Raises a LogError if the broker takes nothing within the limit."""
@@ -215,21 +247,22 @@ class KafkaProducer:
 
     def _failure(self) -> KStreamsError | None:
         """What the deliveries that failed since the last call come to; what no attempt mends comes first."""
-        refused = [(error, m) for error, m in self._failed if error.code() in REFUSED]
+        refused = [each for each in self._failed if each[0].code() in REFUSED]
         failed, self._failed = self._failed, []
-        for error, m in failed:
-            doing = f"writing to topic {m.topic()!r}"
-            if isinstance(failure := log_error(error, doing), NotAuthorized):
+        for error, topic, _ in failed:
+            if isinstance(failure := log_error(error, f"writing to topic {topic!r}"), NotAuthorized):
                 return failure
-            if error.code() in MISSING | {E._MSG_TIMED_OUT} and is_missing(self._producer, m.topic(), self._limit):
-                return TopicError(f"topic {m.topic()!r} does not exist: run `kstreams topics create`")
+            if error.code() in MISSING | {E._MSG_TIMED_OUT} and is_missing(self._producer, topic, self._limit):
+                return TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
         if refused:
-            self._failed = [(error, m) for error, m in failed if error.code() not in REFUSED]
-            error, m = next((r for r in refused if r[0].code() != E._INVALID_DIFFERENT_RECORD), refused[0])
-            return Refused(record_refused(error, m.topic()), [_output(m) for _, m in refused])
+            self._failed = [each for each in failed if each[0].code() not in REFUSED]
+            error, topic, _ = next(
+                (each for each in refused if each[0].code() != E._INVALID_DIFFERENT_RECORD), refused[0]
+            )
+            return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
         if failed:
-            error, m = failed[0]
-            return Abortable(f"writing to {m.topic()}: {error.str()} ({error.name()})")
+            error, topic, _ = failed[0]
+            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})")
         return None
 
     def drop(self) -> None:
@@ -282,11 +315,6 @@ def is_missing(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> b
     except ck.KafkaException:
         return False
     return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
-
-
-def _output(m: Any) -> delivery.Output:
-    """A record whose delivery failed, as it was written; its partition stays, or its order would change."""
-    return (m.topic(), m.value(), m.key(), m.partition(), None, None, max(m.timestamp()[1], 0), m.headers())
 
 
 def _partitions(positions: Positions) -> list[ck.TopicPartition]:
@@ -359,7 +387,10 @@ class KafkaConsumer:
         self._member = client.memberid()
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
-    def _revoke(self, _: ck.Consumer, __: list[ck.TopicPartition]) -> None:
+    def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        if not client.memberid():  # frozen while this waited to be served: the session is over all the same
+            self._leave_after_loss(client, partitions)
+            return
         self._rebalances += 1
         self._revoked()
 
