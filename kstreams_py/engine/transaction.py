@@ -221,9 +221,9 @@ class Session:
             self._positions.update(plan.positions)
         self._records += plan.records
         self._outputs += plan.outputs
+        self._counters.stepped(plan)
         if not self.promise.transactional or self.state is State.OPEN or len(self._outputs) > self._outputs_held:
             self._send()
-        self._counters.stepped(plan)
 
     def _send(self) -> None:
         self._open()

@@ -207,19 +207,22 @@ class Worker:
         started = self._clock()
         plan = self.tasks.run(intake)
         self.pace.ran(len(intake.steps), self._clock() - started)
+        self._last = intake
         if self.session.promise.saves_first:
             self._unacknowledged.append((intake, plan))
-        self._last = intake
-        self.session.write(plan)
-        if plan.interrupt is not None:
-            if self.session.promise.saves_first:
+            if plan.interrupt is not None:
                 self._unrun = intake, self.tasks.positions | plan.tried
-            else:
-                self._commit()
-            self._interrupt = plan.interrupt
-            self._stopping.set()
+                self._stop(plan.interrupt)
+        self.session.write(plan)
+        if plan.interrupt is not None and self._unrun is None:
+            self._commit()
+            self._stop(plan.interrupt)
         if self.session.due or self.search.searching:
             self._commit()
+
+    def _stop(self, interrupt: Exception) -> None:
+        self._interrupt = interrupt
+        self._stopping.set()
 
     def _commit(self) -> None:
         steps = self.session.steps
