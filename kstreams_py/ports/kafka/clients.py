@@ -460,10 +460,8 @@ class KafkaConsumer:
             raise self._log_error(error, doing)
         if isinstance(failure, NotAuthorized):
             raise failure
-        if error.code() in MISSING:
-            for topic in self._topics:
-                if is_missing(self._consumer, topic, self._limit):
-                    raise TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
+        if error.code() in MISSING and (missing := self._missing_topic()) is not None:
+            raise missing
         logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
@@ -502,7 +500,15 @@ class KafkaConsumer:
         if error.fatal() or error.code() in FENCED | {E._FATAL} or SEAT_LOST in error.str() or self._log.fenced:
             self._lose()
             return Abortable(f"{doing}: this client is no member of its group any more")
+        if error.code() in MISSING:
+            return self._missing_topic() or Retriable(f"{doing}: {error.str()} ({error.name()})")
         return log_error(error, doing)
+
+    def _missing_topic(self) -> TopicError | None:
+        for topic in self._topics:
+            if is_missing(self._consumer, topic, self._limit):
+                return TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
+        return None
 
     def _return(self) -> bool:
         """Joins again if no other member has taken the membership; False if the group does not say.

@@ -35,7 +35,8 @@ FENCED: Final = {
 _SPENT: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE, E.INVALID_TXN_STATE}
 """The broker has forgotten this producer (idle beyond transactional.id.expiration.ms), or the client its state."""
 
-_REBALANCED: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS}
+_OVER: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS, E.TRANSACTION_ABORTABLE}
+"""The group has changed, or the broker asks for an abort."""
 
 UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
 _PASSING: Final = {
@@ -51,9 +52,17 @@ _PASSING: Final = {
     E.NETWORK_EXCEPTION,
     E.LEADER_NOT_AVAILABLE,
     E.NOT_LEADER_FOR_PARTITION,
+    E.BROKER_NOT_AVAILABLE,
+    E.REPLICA_NOT_AVAILABLE,
+    E.LISTENER_NOT_FOUND,
+    E.FENCED_LEADER_EPOCH,
+    E.UNKNOWN_LEADER_EPOCH,
+    E.OFFSET_NOT_AVAILABLE,
+    E.NOT_CONTROLLER,
+    E.KAFKA_STORAGE_ERROR,
     E.NOT_ENOUGH_REPLICAS,
     E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    E.KAFKA_STORAGE_ERROR,
+    E.THROTTLING_QUOTA_EXCEEDED,
 }
 STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
 UNAUTHENTICATED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
@@ -113,7 +122,7 @@ def log_error(error: ck.KafkaError, doing: str, topic: str = "") -> KStreamsErro
         return OutcomeUnknown(text)
     if error.fatal():
         return Fatal(text)
-    if error.txn_requires_abort() or error.code() in _REBALANCED:
+    if error.txn_requires_abort() or error.code() in _OVER:
         return Abortable(text)
     if error.retriable() or error.code() in UNREACHABLE | _PASSING:
         return Retriable(text)
