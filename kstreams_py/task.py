@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, Final
 
 from kstreams_py.dead_letter import Failure, Inputs, dead_letter
-from kstreams_py.delivery import Choices, Output, hash_prefix, joined_hash, pack_offset
+from kstreams_py.delivery import Choices, Output, Start, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, Stop
 from kstreams_py.record import HASH_HEADER, KEEP, Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Avro, Bytes, Json, Registry, Serde, String, bind
@@ -38,8 +38,8 @@ class Intake:
     choices: dict[int, Choices] = field(default_factory=dict)
 
     def starts(self) -> Positions:
-        """Where the inputs stand before this intake."""
-        first: dict[tuple[str, int], int] = {}
+        """Where the inputs stand before this intake; with choices, all inputs that these are for."""
+        first = {(s.topic, partition): s.offset for partition, chosen in self.choices.items() for s in chosen.starts}
         for m in self._messages():
             first.setdefault((m.topic(), m.partition()), m.offset())
         return {TopicPartition(*tp): offset for tp, offset in first.items()}
@@ -118,18 +118,24 @@ class Tasks:
 
     # What comes in.
 
-    def assign(self, positions: Positions, choices: Mapping[int, Choices]) -> None:
-        """Starts anew at these positions; alts tasks follow what is left of their choices first."""
+    def assign(self, positions: Positions, choices: Mapping[int, Choices]) -> list[str]:
+        """Starts anew at these positions; alts tasks follow what is left of their choices first.
+
+        Returns the reasons for choices that are not followed, each with its partition: a person should know.
+        """
         self.clear()
         self.positions = dict(positions)
         for topic, partition in positions:
             by_partition = self._prefixes.setdefault(topic, {})
             by_partition[partition] = hash_prefix(self.name, topic, self._topic_ids[topic], partition)
+        dropped, ids = [], {topic: self._topic_ids[topic] for topic in self._inputs if topic in self._topic_ids}
         for partition, chosen in choices.items():
             committed = {tp.topic: offset for tp, offset in positions.items() if tp.partition == partition}
-            runs = chosen.after(committed).runs
-            if runs:
-                self._scripts[partition] = deque(runs)
+            left, reasons = chosen.still_valid(committed, ids)
+            dropped += [f"partition {partition}: {reason}: choices saved for it are dropped" for reason in reasons]
+            if left.runs:
+                self._scripts[partition] = deque(left.runs)
+        return dropped
 
     def clear(self) -> None:
         """Forgets positions and records: the partitions are no longer ours."""
@@ -222,7 +228,16 @@ class Tasks:
                 if chosen and chosen[-1][0] == m.topic():
                     chosen.pop()
                 chosen.append((m.topic(), m.offset()))
-        return {partition: Choices((*chosen, *self._scripts.get(partition, ()))) for partition, chosen in runs.items()}
+        return {
+            partition: self._as_chosen(partition, (*chosen, *self._scripts.get(partition, ())))
+            for partition, chosen in runs.items()
+        }
+
+    def _as_chosen(self, partition: int, runs: tuple[tuple[str, int], ...]) -> Choices:
+        """The runs with the inputs that they are for, as they are now."""
+        topics = dict.fromkeys(topic for topic, _ in runs)
+        starts = [Start(t, self._topic_ids[t], self.positions[TopicPartition(t, partition)]) for t in topics]
+        return Choices(runs, tuple(starts))
 
     # What comes out.
 

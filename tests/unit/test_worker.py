@@ -12,7 +12,7 @@ import pytest
 
 from kstreams_py import task
 from kstreams_py.config import Settings
-from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee
+from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Start
 from kstreams_py.engine.transaction import State, Surroundings
 from kstreams_py.engine.worker import IDLE_WAIT, Pace, Worker
 from kstreams_py.errors import (
@@ -854,9 +854,10 @@ def test_alts_journal_holds_the_choices_of_every_intake() -> None:
     plant.feed("a", "a0", "a1")
     plant.feed("b", "b0")
     plant.run(worker, hook=lambda number: plant.feed("a", "a2") if number == 3 else None)
+    a, b = (plant.log.topics("ab")[topic].topic_id for topic in "ab")
     assert [Choices.decode(m.value() or b"") for m in plant.log.records(plant.journal or "")] == [
-        Choices((("b", 0), ("a", 1))),
-        Choices((("a", 2),)),
+        Choices((("b", 0), ("a", 1)), (Start("b", b, 0), Start("a", a, 0))),
+        Choices((("a", 2),), (Start("a", a, 2),)),
     ]
 
 
