@@ -8,11 +8,12 @@ carries out. Nothing here reads a clock, waits or writes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
+from kstreams_py.buffers import Buffers
 from kstreams_py.dead_letter import Failure, Inputs, dead_letter
 from kstreams_py.delivery import Choices, Output, Start, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, Stop
@@ -22,9 +23,6 @@ from kstreams_py.topology import Processor, Topic
 
 OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
-
-BUFFER_LIMIT: Final = 10_000
-"""Records of one partition that may wait for another input's before their partition is paused."""
 
 
 @dataclass(slots=True)
@@ -96,8 +94,7 @@ class Tasks:
         self._to = [topic.name for topic in processor.outputs]
         self._joins = len(processor.inputs) > 1 and not processor.kind.is_alts
         self._ready: list[Any] = []
-        self._buffers: dict[int, dict[str, deque[Message]]] = {}
-        self._scripts: dict[int, deque[tuple[str, int]]] = {}
+        self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes: dict[str, dict[int, bytes]] = {}
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.unhandled_exceptions)
         self._decode = {t.name: _decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
@@ -134,57 +131,22 @@ class Tasks:
             left, reasons = chosen.still_valid(committed, ids)
             dropped += [f"partition {partition}: {reason}: choices saved for it are dropped" for reason in reasons]
             if left.runs:
-                self._scripts[partition] = deque(left.runs)
+                self._buffers.scripts[partition] = deque(left.runs)
         return dropped
 
     def clear(self) -> None:
         """Forgets positions and records: the partitions are no longer ours."""
         self.positions = {}
         self._ready = []
-        self._buffers = {}
-        self._scripts = {}
+        self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes = {}
 
     def add(self, messages: Sequence[Message]) -> None:
         """Takes records in, each partition's in order."""
-        if not self._joins and not self._scripts:
+        if not self._joins and not self._buffers.scripts:
             self._ready = [*self._ready, *messages] if self._ready else list(messages)
-            return
-        for m in messages:
-            partition = m.partition()
-            if self._joins or partition in self._scripts:
-                self._buffers.setdefault(partition, {t: deque() for t in self._inputs})[m.topic()].append(m)
-            else:
-                self._ready.append(m)
-        self._ready += self._zip() if self._joins else self._follow()
-
-    def _zip(self) -> Iterator[Inputs]:
-        """One record from each input, in step, as far as all of them have one."""
-        for by_topic in self._buffers.values():
-            queues = list(by_topic.values())
-            for _ in range(min(map(len, queues))):
-                yield tuple(queue.popleft() for queue in queues)
-
-    def _follow(self) -> Iterator[Message]:
-        """Records in the order of the saved choices; once those are used up, whatever had to wait for them."""
-        for partition, script in list(self._scripts.items()):
-            by_topic = self._buffers.get(partition, {})
-            while script:
-                topic, through = script[0]
-                queue = by_topic.get(topic)
-                if not queue:
-                    break
-                m = queue.popleft()
-                if m.offset() >= through:
-                    script.popleft()
-                if m.offset() <= through:
-                    yield m
-                else:
-                    queue.appendleft(m)
-            if not script:
-                del self._scripts[partition]
-                for queue in self._buffers.pop(partition, {}).values():
-                    yield from queue
+        else:
+            self._ready += self._buffers.add(messages)
 
     @property
     def ready(self) -> bool:
@@ -193,24 +155,18 @@ class Tasks:
 
     @property
     def waiting(self) -> frozenset[TopicPartition]:
-        """Partitions with so many records waiting for another input that they should be paused."""
-        return frozenset(
-            TopicPartition(topic, partition)
-            for partition, by_topic in self._buffers.items()
-            for topic, queue in by_topic.items()
-            if len(queue) >= BUFFER_LIMIT
-        )
+        """Partitions of which so much waits for other inputs that they should be paused."""
+        return self._buffers.paused
 
     def advance(self, ends: Positions) -> Positions:
         """Moves positions past what holds no records (transaction markers) where all before it was processed."""
         if self._ready:
             return {}
         moved = {
-            tp: end
-            for tp, end in ends.items()
-            if end > self.positions.get(tp, end) and not self._buffers.get(tp.partition, {}).get(tp.topic)
+            tp: end for tp, end in ends.items() if end > self.positions.get(tp, end) and not self._buffers.holds(tp)
         }
         self.positions.update(moved)
+        self._ready += self._buffers.skip(ends)
         return moved
 
     def take(self, limit: int) -> Intake | None:
@@ -229,7 +185,7 @@ class Tasks:
                     chosen.pop()
                 chosen.append((m.topic(), m.offset()))
         return {
-            partition: self._as_chosen(partition, (*chosen, *self._scripts.get(partition, ())))
+            partition: self._as_chosen(partition, (*chosen, *self._buffers.scripts.get(partition, ())))
             for partition, chosen in runs.items()
         }
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from kstreams_py.buffers import BUFFER_LIMIT
 from kstreams_py.delivery import Choices, Output, Start, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import Abortable, DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
 from kstreams_py.record import Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Json, String, bind
-from kstreams_py.task import BUFFER_LIMIT, Intake, Plan, Tasks
+from kstreams_py.task import Intake, Plan, Tasks
 from kstreams_py.testing import MemoryRegistry
 from kstreams_py.topology import Graph, Topic
 from tests.unit.fakes import Read
@@ -959,6 +960,18 @@ def test_alts_waiting_counts_what_the_choices_hold_back() -> None:
     assert tasks.waiting == {B0}
     tasks.add([Read("a", 0)])
     assert tasks.waiting == frozenset()
+
+
+def test_alts_choices_whose_records_were_deleted_are_passed_once_their_inputs_were_read_out() -> None:
+    tasks = assigned({0: Choices((("a", 1), ("b", 2), ("c", 5)))})
+    assert places(intake(tasks, Read("c", 0), Read("a", 0)).steps) == [("a", 0)]
+    assert (tasks.advance({A0: 1, B0: 9}), tasks.ready) == ({A0: 1, B0: 9}, False)  # of a, a record may yet come
+    assert tasks.advance({A0: 2, B0: 9, C0: 1}) == {A0: 2}
+    taken = tasks.take(9)
+    assert taken is not None
+    assert (places(taken.steps), taken.choices) == ([("c", 0)], {0: chosen(("c", 0), ("c", 5))})
+    assert places(intake(tasks, Read("c", 6), Read("a", 2)).steps) == [("a", 2), ("c", 6)]
+    assert places(intake(tasks, Read("c", 7), Read("a", 3)).steps) == [("c", 7), ("a", 3)]
 
 
 def test_alts_that_follows_some_of_its_choices_still_has_the_rest_saved() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py import task
+from kstreams_py import buffers
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Start
 from kstreams_py.engine.transaction import State, Surroundings
@@ -306,7 +306,7 @@ def test_fetch_is_taken_as_a_whole_where_every_intake_costs_a_commit(kind: str, 
 
 
 def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "BUFFER_LIMIT", 50)
+    monkeypatch.setattr(buffers, "BUFFER_LIMIT", 50)
     plant = Plant("join")
     plant.feed("a", *numbers(0, 1_000))
     worker = plant.started()
@@ -321,7 +321,7 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(mo
     for _ in range(5):
         worker.turn()
     assert paused == [{A0}] * 5
-    assert len(worker.tasks._buffers[0]["a"]) == 100
+    assert len(worker.tasks._buffers._tasks[0]["a"].records) == 100
     plant.feed("b", *["!"] * 60)
     worker.turn()
     assert paused[-1] == set()
