@@ -8,13 +8,14 @@ carries out. Nothing here reads a clock, waits or writes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
+from kstreams_py.buffers import Buffers
 from kstreams_py.dead_letter import Failure, Inputs, dead_letter
-from kstreams_py.delivery import PROMISES, Choices, Output, hash_prefix, joined_hash, pack_offset
+from kstreams_py.delivery import PROMISES, Choices, Output, Start, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
 from kstreams_py.record import HASH_HEADER, KEEP, Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Avro, Bytes, Json, Registry, Serde, String, bind
@@ -22,9 +23,6 @@ from kstreams_py.topology import Processor, Topic
 
 OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
-
-BUFFER_LIMIT: Final = 10_000
-"""Records of one partition that may wait for another input's before their partition is paused."""
 
 
 Place = tuple[tuple[str, int, int], ...]
@@ -42,8 +40,8 @@ class Intake:
     choices: dict[int, Choices] = field(default_factory=dict)
 
     def starts(self) -> Positions:
-        """Where the inputs stand before this intake."""
-        first: dict[tuple[str, int], int] = {}
+        """Where the inputs stand before this intake; with choices, all inputs that these are for."""
+        first = {(s.topic, partition): s.offset for partition, chosen in self.choices.items() for s in chosen.starts}
         for m in self._messages():
             first.setdefault((m.topic(), m.partition()), m.offset())
         return {TopicPartition(*tp): offset for tp, offset in first.items()}
@@ -114,8 +112,7 @@ class Tasks:
         self._owned = PROMISES[processor.guarantee].saves_first and not processor.hash_header
         """A refused output is traced to its step by the delivery hash, or, without that, by keeping owners."""
         self._ready: list[Any] = []
-        self._buffers: dict[int, dict[str, deque[Message]]] = {}
-        self._scripts: dict[int, deque[tuple[str, int]]] = {}
+        self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes: dict[str, dict[int, bytes]] = {}
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.unhandled_exceptions)
         self._decode = {t.name: _decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
@@ -136,67 +133,38 @@ class Tasks:
 
     # What comes in.
 
-    def assign(self, positions: Positions, choices: Mapping[int, Choices]) -> None:
-        """Starts anew at these positions; alts tasks follow what is left of their choices first."""
+    def assign(self, positions: Positions, choices: Mapping[int, Choices]) -> list[str]:
+        """Starts anew at these positions; alts tasks follow what is left of their choices first.
+
+        Returns the reasons for choices that are not followed, each with its partition: a person should know.
+        """
         self.clear()
         self.positions = dict(positions)
         for topic, partition in positions:
             by_partition = self._prefixes.setdefault(topic, {})
             by_partition[partition] = hash_prefix(self.name, topic, self._topic_ids[topic], partition)
+        dropped, ids = [], {topic: self._topic_ids[topic] for topic in self._inputs if topic in self._topic_ids}
         for partition, chosen in choices.items():
             committed = {tp.topic: offset for tp, offset in positions.items() if tp.partition == partition}
-            runs = chosen.after(committed).runs
-            if runs:
-                self._scripts[partition] = deque(runs)
+            left, reasons = chosen.still_valid(committed, ids)
+            dropped += [f"partition {partition}: {reason}: choices saved for it are dropped" for reason in reasons]
+            if left.runs:
+                self._buffers.scripts[partition] = deque(left.runs)
+        return dropped
 
     def clear(self) -> None:
         """Forgets positions and records: the partitions are no longer ours."""
         self.positions = {}
         self._ready = []
-        self._buffers = {}
-        self._scripts = {}
+        self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes = {}
 
     def add(self, messages: Sequence[Message]) -> None:
         """Takes records in, each partition's in order."""
-        if not self._joins and not self._scripts:
+        if not self._joins and not self._buffers.scripts:
             self._ready = [*self._ready, *messages] if self._ready else list(messages)
-            return
-        for m in messages:
-            partition = m.partition()
-            if self._joins or partition in self._scripts:
-                self._buffers.setdefault(partition, {t: deque() for t in self._inputs})[m.topic()].append(m)
-            else:
-                self._ready.append(m)
-        self._ready += self._zip() if self._joins else self._follow()
-
-    def _zip(self) -> Iterator[Inputs]:
-        """One record from each input, in step, as far as all of them have one."""
-        for by_topic in self._buffers.values():
-            queues = list(by_topic.values())
-            for _ in range(min(map(len, queues))):
-                yield tuple(queue.popleft() for queue in queues)
-
-    def _follow(self) -> Iterator[Message]:
-        """Records in the order of the saved choices; once those are used up, whatever had to wait for them."""
-        for partition, script in list(self._scripts.items()):
-            by_topic = self._buffers.get(partition, {})
-            while script:
-                topic, through = script[0]
-                queue = by_topic.get(topic)
-                if not queue:
-                    break
-                m = queue.popleft()
-                if m.offset() >= through:
-                    script.popleft()
-                if m.offset() <= through:
-                    yield m
-                else:
-                    queue.appendleft(m)
-            if not script:
-                del self._scripts[partition]
-                for queue in self._buffers.pop(partition, {}).values():
-                    yield from queue
+        else:
+            self._ready += self._buffers.add(messages)
 
     @property
     def ready(self) -> bool:
@@ -205,24 +173,18 @@ class Tasks:
 
     @property
     def waiting(self) -> frozenset[TopicPartition]:
-        """Partitions with so many records waiting for another input that they should be paused."""
-        return frozenset(
-            TopicPartition(topic, partition)
-            for partition, by_topic in self._buffers.items()
-            for topic, queue in by_topic.items()
-            if len(queue) >= BUFFER_LIMIT
-        )
+        """Partitions of which so much waits for other inputs that they should be paused."""
+        return self._buffers.paused
 
     def advance(self, ends: Positions) -> Positions:
         """Moves positions past what holds no records (transaction markers) where all before it was processed."""
         if self._ready:
             return {}
         moved = {
-            tp: end
-            for tp, end in ends.items()
-            if end > self.positions.get(tp, end) and not self._buffers.get(tp.partition, {}).get(tp.topic)
+            tp: end for tp, end in ends.items() if end > self.positions.get(tp, end) and not self._buffers.holds(tp)
         }
         self.positions.update(moved)
+        self._ready += self._buffers.skip(ends)
         return moved
 
     def take(self, limit: int) -> Intake | None:
@@ -240,7 +202,16 @@ class Tasks:
                 if chosen and chosen[-1][0] == m.topic():
                     chosen.pop()
                 chosen.append((m.topic(), m.offset()))
-        return {partition: Choices((*chosen, *self._scripts.get(partition, ()))) for partition, chosen in runs.items()}
+        return {
+            partition: self._as_chosen(partition, (*chosen, *self._buffers.scripts.get(partition, ())))
+            for partition, chosen in runs.items()
+        }
+
+    def _as_chosen(self, partition: int, runs: tuple[tuple[str, int], ...]) -> Choices:
+        """The runs with the inputs that they are for, as they are now."""
+        topics = dict.fromkeys(topic for topic, _ in runs)
+        starts = [Start(t, self._topic_ids[t], self.positions[TopicPartition(t, partition)]) for t in topics]
+        return Choices(runs, tuple(starts))
 
     # What comes out.
 

@@ -260,7 +260,8 @@ class Worker:
         if missing := partitions - positions.keys():
             positions |= self._beginning.begin(missing, self.session)
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
-        self.tasks.assign(positions, choices)
+        for reason in self.tasks.assign(positions, choices):
+            logger.warning("%s: %s", self.processor.id, reason)
         self.consumer.assign(positions)
         self._astray = False
 

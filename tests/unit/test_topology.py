@@ -487,9 +487,11 @@ def test_topic_that_cannot_be_is_refused_with_its_name_and_the_remedy(declare: A
         (
             lambda g: g.map("a", to="b", guarantee="at_most_once", durability="leader"),
             one,
-            "processor 'one' is at_most_once with durability leader: a batch whose broker leaves is sent again though "
-            "it may be written, and only acknowledgements of all in-sync replicas tell: choose durability committed or "
-            "none, or another guarantee",
+            (
+                "processor 'one' is at_most_once with durability leader: a batch whose broker leaves is sent again though "
+                "it may be written, and only acknowledgements of all in-sync replicas tell: choose durability committed or "
+                "none, or another guarantee"
+            ),
         ),
         (
             lambda g: g.map("a", to="b", unhandled_exceptions=ValueError("x")),
@@ -530,11 +532,14 @@ def test_every_guarantee_takes_the_durabilities_that_it_can_be_kept_with(guarant
         with suppress(GraphError):
             graph.map(a, to=b, guarantee=guarantee, durability=durability)(one)
             taken.append(str(durability))
-    assert taken == {
-        Guarantee.EXACTLY_ONCE: ["committed"],
-        Guarantee.AT_LEAST_ONCE: ["committed", "leader", "none"],
-        Guarantee.AT_MOST_ONCE: ["committed", "none"],
-    }[guarantee]
+    assert (
+        taken
+        == {
+            Guarantee.EXACTLY_ONCE: ["committed"],
+            Guarantee.AT_LEAST_ONCE: ["committed", "leader", "none"],
+            Guarantee.AT_MOST_ONCE: ["committed", "none"],
+        }[guarantee]
+    )
 
 
 # Dead letters.

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kstreams_py import task
+from kstreams_py import buffers
 from kstreams_py.config import Settings
-from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee
+from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Start
 from kstreams_py.engine.transaction import State, Surroundings
 from kstreams_py.engine.worker import IDLE_WAIT, Pace, Worker
 from kstreams_py.errors import (
@@ -321,7 +321,7 @@ def test_fetch_is_taken_as_a_whole_where_every_intake_costs_a_commit(kind: str, 
 
 
 def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "BUFFER_LIMIT", 50)
+    monkeypatch.setattr(buffers, "BUFFER_LIMIT", 50)
     plant = Plant("join")
     plant.feed("a", *numbers(0, 1_000))
     worker = plant.started()
@@ -336,7 +336,7 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(mo
     for _ in range(5):
         worker.turn()
     assert paused == [{A0}] * 5
-    assert len(worker.tasks._buffers[0]["a"]) == 100
+    assert len(worker.tasks._buffers._tasks[0]["a"].records) == 100
     plant.feed("b", *["!"] * 60)
     worker.turn()
     assert paused[-1] == set()
@@ -902,9 +902,10 @@ def test_alts_journal_holds_the_choices_of_every_intake() -> None:
     plant.feed("a", "a0", "a1")
     plant.feed("b", "b0")
     plant.run(worker, hook=lambda number: plant.feed("a", "a2") if number == 3 else None)
+    a, b = (plant.log.topics("ab")[topic].topic_id for topic in "ab")
     assert [Choices.decode(m.value() or b"") for m in plant.log.records(plant.journal or "")] == [
-        Choices((("b", 0), ("a", 1))),
-        Choices((("a", 2),)),
+        Choices((("b", 0), ("a", 1)), (Start("b", b, 0), Start("a", a, 0))),
+        Choices((("a", 2),), (Start("a", a, 2),)),
     ]
 
 
