@@ -354,9 +354,13 @@ def test_worker_process_that_is_stopped_is_replaced_after_stuck_timeout(app: App
     long = {"KSTREAMS_STUCK_TIMEOUT_MS": "3000", "KSTREAMS_SESSION_TIMEOUT_MS": "300000"}
     with app.run("--workers", 2, **long) as running:
         app.await_outputs(200, running)
-        os.kill(min(app.await_workers(2, running)), signal.SIGSTOP)
+        os.kill(stopped := min(app.await_workers(2, running)), signal.SIGSTOP)
         values += app.feed(100, 2, first=100)
-        app.await_outputs(400, running)
+        try:
+            app.await_outputs(400, running)
+        finally:
+            if alive(stopped):
+                os.kill(stopped, signal.SIGKILL)
         assert re.search(r"ended by SIGKILL \(its process has not reported for \d+ s: it is stopped, or ", running.text)
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
