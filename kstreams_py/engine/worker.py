@@ -44,6 +44,7 @@ class Worker:
         topics = around.log.topics([topic.name for topic in (*processor.inputs, *written)])
         self.processor = processor
         self.counters = Counters()
+        self.turned_at = around.clock()
         self.consumer = around.log.consumer(
             name, f"{name}.{slot}", commits=not PROMISES[processor.guarantee].transactional
         )
@@ -112,6 +113,7 @@ class Worker:
 
     def step(self) -> None:
         """One turn, or the way back of one that failed: what the error's name says, then the committed positions."""
+        self.turned_at = self._clock()
         try:
             if self._astray:
                 self.rewind()

@@ -488,9 +488,9 @@ def test_topic_that_cannot_be_is_refused_with_its_name_and_the_remedy(declare: A
             lambda g: g.map("a", to="b", guarantee="at_most_once", durability="leader"),
             one,
             (
-                "processor 'one' is at_most_once with durability leader: a batch whose broker leaves is sent again though "
-                "it may be written, and only acknowledgements of all in-sync replicas tell: choose durability committed or "
-                "none, or another guarantee"
+                "processor 'one' is at_most_once with durability leader: a batch whose broker leaves is sent again "
+                "though it may be written, and only acknowledgements of all in-sync replicas tell: choose durability "
+                "committed or none, or another guarantee"
             ),
         ),
         (
