@@ -142,6 +142,7 @@ class Settings(BaseSettings):
     session_timeout_ms: Milliseconds = 15_000
     request_timeout_ms: Milliseconds = 15_000
     drain_timeout_ms: Milliseconds = 10_000
+    leave_on_stop: bool = False
     kafka: Annotated[ClientSettings, BeforeValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
         ClientSettings({})
     )

@@ -61,6 +61,7 @@ def test_defaults_are_those_of_a_broker_at_hand() -> None:
         "session_timeout_ms": 15_000,
         "request_timeout_ms": 15_000,
         "drain_timeout_ms": 10_000,
+        "leave_on_stop": False,
         "kafka": {},
     }
 
