@@ -146,6 +146,7 @@ class Settings(BaseSettings):
     request_timeout_ms: Milliseconds = 15_000
     drain_timeout_ms: Milliseconds = 10_000
     stuck_timeout_ms: Milliseconds | None = None
+    leave_on_stop: bool = False
     kafka: Annotated[ClientSettings, BeforeValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
         ClientSettings({})
     )

@@ -240,7 +240,7 @@ class Consumer(Protocol):
         """Stops fetching these, and resumes all others."""
 
     def close(self) -> None:
-        """Stops without leaving: the seat stays this slot's until the session times out."""
+        """Stops without leaving: the seat stays this slot's until the session times out, or until `Log.leave`."""
 
 
 class Producer(Protocol):
@@ -310,6 +310,12 @@ class Log(Protocol):
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
         """Creates (name, partitions, replication (-1: the broker's default), settings), and waits for them."""
+
+    def leave(self, consumer: Consumer) -> bool:
+        """Removes the static member of a consumer that was closed, so that its partitions move at once.
+
+        Returns whether it was removed: a membership that is not this consumer's (any more) is left alone.
+        """
 
     def grow(self, topic: str, partitions: int) -> None:
         """Gives a topic more partitions, so many in all."""

@@ -112,6 +112,8 @@ class Slot:
         if late:
             limit = self._around.settings.drain_timeout_ms / 1000
             raise DrainTimeout(f"{', '.join(late)} did not end within drain_timeout_ms ({limit:g} s)")
+        if self._around.settings.leave_on_stop:
+            self._leave(workers)
         report(self._reports(loops))
 
     def _drain(self, loops: Sequence[_Loop], report: Callable[[Sequence[Report]], None]) -> list[str]:
@@ -135,6 +137,22 @@ class Slot:
                 logger.info("%s: ended by %s", worker.processor.id, type(error).__name__)
             self._failures.append(error)
         self._stopping.set()
+
+    def _leave(self, workers: Sequence[Worker]) -> None:
+        """Gives this slot's partitions up for good; each worker has made its last commit and closed its consumer."""
+        for i, worker in enumerate(workers):
+            try:
+                left = self._log.leave(worker.consumer)
+            except KStreamsError as error:
+                logger.warning(
+                    "slot %d did not leave the groups of %s: its partitions wait until session_timeout_ms: %s",
+                    self._slot,
+                    ", ".join(each.processor.id for each in workers[i:]),
+                    error,
+                )
+                return
+            done = "left its group" if left else "had no membership of its own to leave"
+            logger.info("%s: %s", worker.processor.id, done)
 
     def _reports(self, loops: Sequence[_Loop]) -> list[Report]:
         """Without asking anybody: a broker that does not answer must not hold up reports, signals or draining."""

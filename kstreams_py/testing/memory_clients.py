@@ -421,5 +421,14 @@ class MemoryConsumer:
     def close(self) -> None:
         self._positions = {}
 
+    def give_up(self) -> bool:
+        """Leaves the group, as if the session had timed out; whether the seat was this member's."""
+        held = self._group.seats.get(self._seat)
+        if held is None or held.member != self._member:
+            return False
+        held.heard = float("-inf")
+        self._group.expire(0.0)
+        return True
+
     def _request(self, name: str, action: Callable[[], T]) -> T:
         return self._network.request(name, action, self)

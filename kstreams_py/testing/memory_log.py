@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 
-from kstreams_py.delivery import Durability, Promise, TopicInfo
+from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Isolation
 from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network
@@ -94,6 +94,10 @@ class MemoryLog:
                 self._broker.create_topic(name, partitions, settings)
 
         self._network.request("create_topics", create)
+
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, MemoryConsumer)
+        return self._network.request("leave", consumer.give_up)
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})

@@ -62,6 +62,7 @@ def test_defaults_are_those_of_a_broker_at_hand() -> None:
         "request_timeout_ms": 15_000,
         "drain_timeout_ms": 10_000,
         "stuck_timeout_ms": None,
+        "leave_on_stop": False,
         "kafka": {},
     }
 

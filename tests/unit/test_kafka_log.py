@@ -72,3 +72,12 @@ def test_newest_record_that_cannot_be_read_now_can_be_asked_for_again(monkeypatc
     monkeypatch.setattr(KafkaLog, "_reader", Reader())
     with pytest.raises(Retriable, match=r"^reading the newest record of a\[0\]: "):
         KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))
+
+
+@pytest.mark.parametrize(("session", "heartbeat"), [(45_000, 1_000), (3_000, 1_000), (1_500, 500)])
+def test_members_learn_of_a_rebalance_within_a_second(session: int, heartbeat: int) -> None:
+    """The interval of heartbeats is what it takes the others to notice that a member has left."""
+    settings = Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=session, transaction_timeout_ms=1_000)
+    consumer = KafkaLog(settings).consumer("group", "instance")
+    assert consumer._settings["heartbeat.interval.ms"] == heartbeat
+    consumer.close()
