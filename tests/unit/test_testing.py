@@ -9,9 +9,10 @@ import pytest
 
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
 from kstreams_py.errors import Abortable, Fenced, LogError, OutcomeUnknown, Replaced, Retriable, TopicError
+from kstreams_py.partitioner import murmur2
 from kstreams_py.record import Message, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog
-from kstreams_py.testing.memory_broker import Content, Partition, Stamp, murmur2
+from kstreams_py.testing.memory_broker import Content, Partition, Stamp
 from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer
 
 IN0, IN1, IN2 = (TopicPartition("in", number) for number in range(3))
