@@ -45,8 +45,8 @@ LEADER_MOVES = {
 }
 
 FIRST: Final = 100
-"""Records that are acknowledged one by one: librdkafka may report a lost first batch of a partition as delivered, if its
-leader has only just been elected and the second batch is on its way."""
+"""Records that are acknowledged one by one: librdkafka may report the first batch of a partition as delivered though it
+was lost, if its leader has only just been elected and the second batch is on its way."""
 
 Record = tuple[str, bytes, bytes | None, int]
 """Topic, value, key, partition (-1: by key)."""
