@@ -16,7 +16,16 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import Durability, Promise, TopicInfo
 from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError
 from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
-from kstreams_py.ports.kafka.errors import REFUSED, STALE, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.ports.kafka.errors import (
+    REFUSED,
+    STALE,
+    UNREACHABLE,
+    ClientLog,
+    E,
+    log_error,
+    made,
+    warn_if_untested,
+)
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -59,6 +68,7 @@ class KafkaLog:
         self._reading = threading.Lock()
 
     def consumer(self, group: str, seat: str) -> KafkaConsumer:
+        warn_if_untested()
         return KafkaConsumer(
             {
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold

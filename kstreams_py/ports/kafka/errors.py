@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import confluent_kafka as ck
@@ -61,6 +62,9 @@ _PASSING: Final = {
 STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
 REFUSED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
 
+TESTED_CLIENTS: Final = frozenset({"2.16.0"})
+"""Versions of librdkafka whose log `ClientLog` is known to read rightly (tests/mock/test_client_log.py)."""
+
 SEAT_LOST: Final = "fenced by other consumer"
 """The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
 
@@ -107,6 +111,19 @@ class ClientLog(logging.Handler):
     def on_error(self, error: ck.KafkaError) -> None:
         if self.error is None or not (self.error.fatal() or self.error.code() in REFUSED | {E._FATAL}):
             self.error = error
+
+
+@cache
+def warn_if_untested() -> None:
+    """Logs a warning, once, if librdkafka is of a version whose log no test has read."""
+    version = ck.libversion()[0]
+    if version not in TESTED_CLIENTS:
+        logger.warning(
+            "librdkafka %s is not among the versions tested with kstreams_py (%s): late requests are recognized by the "
+            "wording of its log; install confluent-kafka of a tested version",
+            version,
+            ", ".join(sorted(TESTED_CLIENTS)),
+        )
 
 
 def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:
