@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import confluent_kafka as ck
 
 from tests.mock.cluster import MockCluster
 
+Settings = Mapping[str, Any]
+NONE: Final[Settings] = {}
+
 BOUND: Final = 20.0
 """Seconds after which a condition that was waited for fails a test."""
 
 
-def settings_of(mock: MockCluster, **changed: Any) -> dict[str, Any]:
-    """Settings of a quiet client; `session_timeout_ms` stands for `session.timeout.ms`."""
-    named = {name.replace("_", "."): value for name, value in changed.items()}
-    return {"bootstrap.servers": mock.bootstrap_servers, "log_level": 0, **named}
+def settings_of(mock: MockCluster, changed: Settings = NONE) -> dict[str, Any]:
+    """Settings of a quiet client."""
+    return {"bootstrap.servers": mock.bootstrap_servers, "log_level": 0, **changed}
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -27,19 +29,19 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         assert time.monotonic() < deadline, f"after {BOUND:g} s still not: {what}"
 
 
-def write(mock: MockCluster, topic: str, values: Sequence[bytes], **changed: Any) -> list[str]:
+def write(mock: MockCluster, topic: str, values: Sequence[bytes], changed: Settings = NONE) -> list[str]:
     """Writes in order, one request at a time; what each delivery report says."""
     reports: list[str] = []
-    producer = ck.Producer(settings_of(mock, max_in_flight=1, **changed))
+    producer = ck.Producer(settings_of(mock, {"max.in.flight": 1, **changed}))
     for value in values:
         producer.produce(topic, value, on_delivery=lambda e, _: reports.append(e.name() if e else "ok"))
     assert producer.flush(BOUND) == 0
     return reports
 
 
-def read(mock: MockCluster, topic: str, **changed: Any) -> list[bytes | None]:
+def read(mock: MockCluster, topic: str, changed: Settings = NONE) -> list[bytes | None]:
     """All values of partition 0."""
-    consumer = ck.Consumer(settings_of(mock, group_id="read", enable_partition_eof=True, **changed))
+    consumer = ck.Consumer(settings_of(mock, {"group.id": "read", "enable.partition.eof": True, **changed}))
     consumer.assign([ck.TopicPartition(topic, 0, 0)])
     found: list[bytes | None] = []
     deadline = time.monotonic() + BOUND
@@ -52,10 +54,10 @@ def read(mock: MockCluster, topic: str, **changed: Any) -> list[bytes | None]:
     raise AssertionError(f"the end of {topic} was not reached")
 
 
-def member(mock: MockCluster, topic: str, group: str = "group", **changed: Any) -> ck.Consumer:
-    """A consumer of a group that starts at the first record."""
-    settings = settings_of(mock, group_id=group, enable_auto_commit=False, auto_offset_reset="earliest", **changed)
-    consumer = ck.Consumer(settings)
+def member(mock: MockCluster, topic: str, changed: Settings = NONE) -> ck.Consumer:
+    """A consumer of the group "group" that starts at the first record."""
+    settings = {"group.id": "group", "enable.auto.commit": False, "auto.offset.reset": "earliest", **changed}
+    consumer = ck.Consumer(settings_of(mock, settings))
     consumer.subscribe([topic])
     return consumer
 

@@ -57,7 +57,7 @@ def test_answer_is_always_given_until_it_is_cleared(mock: MockCluster) -> None:
 def test_connection_is_closed_for_a_transport_error(mock: MockCluster) -> None:
     mock.create("a")
     mock.answer(Api.Produce, E._TRANSPORT)
-    assert write(mock, "a", [b"0"], retries=0) == ["_TRANSPORT"]
+    assert write(mock, "a", [b"0"], {"retries": 0}) == ["_TRANSPORT"]
 
 
 def test_answer_of_one_broker_comes_late(mock: MockCluster) -> None:
@@ -99,13 +99,13 @@ def test_leader_moves_and_may_be_away(mock: MockCluster) -> None:
     assert write(mock, "a", [b"1"]) == ["ok"]
     assert [r.broker for r in mock.requests(Api.Produce)] == [1, 2]
     mock.set_leader("a", 0, -1)
-    assert write(mock, "a", [b"2"], message_timeout_ms=500) == ["_MSG_TIMED_OUT"]
+    assert write(mock, "a", [b"2"], {"message.timeout.ms": 500}) == ["_MSG_TIMED_OUT"]
 
 
 def test_broker_that_is_down_takes_nothing_until_it_is_up(mock: MockCluster) -> None:
     mock.create("a")
     mock.set_down(1)
-    assert write(mock, "a", [b"0"], message_timeout_ms=500) == ["_MSG_TIMED_OUT"]
+    assert write(mock, "a", [b"0"], {"message.timeout.ms": 500}) == ["_MSG_TIMED_OUT"]
     mock.set_up(1)
     assert write(mock, "a", [b"1"]) == ["ok"]
     assert read(mock, "a") == [b"1"]
@@ -134,7 +134,7 @@ def test_coordinator_is_where_it_was_put(mock: MockCluster) -> None:
     mock.track()
     consumer = member(mock, "a")
     wait_until(lambda: consumer.consume(1, 0.05) or consumer.assignment(), "the group has a member")
-    producer = ck.Producer(settings_of(mock, transactional_id="id"))
+    producer = ck.Producer(settings_of(mock, {"transactional.id": "id"}))
     producer.init_transactions(10)
     brokers = {r.api: r.broker for r in mock.requests(Api.JoinGroup, Api.SyncGroup, Api.InitProducerId)}
     assert brokers == {Api.JoinGroup: 2, Api.SyncGroup: 2, Api.InitProducerId: 1}
@@ -162,7 +162,7 @@ def test_positions_of_a_group_are_kept_and_members_checked(mock: MockCluster) ->
     wait_until(lambda: consumer.consume(1, 0.1), "a record is read")
     consumer.commit(offsets=[ck.TopicPartition("a", 0, 1)], asynchronous=False)
     assert [p.offset for p in consumer.committed([ck.TopicPartition("a", 0)], 10)] == [1]
-    stranger = ck.Consumer(settings_of(mock, group_id="group"))
+    stranger = ck.Consumer(settings_of(mock, {"group.id": "group"}))
     positions = [ck.TopicPartition("a", 0, 2)]
     assert outcome(lambda: stranger.commit(offsets=positions, asynchronous=False)) == "UNKNOWN_MEMBER_ID"
     consumer.close()
@@ -171,7 +171,7 @@ def test_positions_of_a_group_are_kept_and_members_checked(mock: MockCluster) ->
 def test_ends_of_a_partition_are_told_but_no_times(mock: MockCluster) -> None:
     mock.create("a")
     write(mock, "a", [b"0", b"1"])
-    consumer = ck.Consumer(settings_of(mock, group_id="group"))
+    consumer = ck.Consumer(settings_of(mock, {"group.id": "group"}))
     assert consumer.get_watermark_offsets(ck.TopicPartition("a", 0), 10) == (0, 2)
     (found,) = consumer.offsets_for_times([ck.TopicPartition("a", 0, 1)], 10)
     assert found.offset == ck.OFFSET_END
@@ -182,12 +182,12 @@ def test_transactions_are_answered_but_hide_nothing_and_store_no_positions(mock:
     write(mock, "a", [b"0"])
     consumer = member(mock, "a")
     wait_until(lambda: consumer.consume(1, 0.1), "a record is read")
-    first, second = (ck.Producer(settings_of(mock, transactional_id="id")) for _ in range(2))
+    first, second = (ck.Producer(settings_of(mock, {"transactional.id": "id"})) for _ in range(2))
     first.init_transactions(10)
     first.begin_transaction()
     first.produce("b", b"open")
     assert first.flush(10) == 0
-    assert read(mock, "b", isolation_level="read_committed") == [b"open"]
+    assert read(mock, "b", {"isolation.level": "read_committed"}) == [b"open"]
     first.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 10)
     first.commit_transaction(10)
     assert [p.offset for p in consumer.committed([ck.TopicPartition("a", 0)], 10)] == [ck.OFFSET_INVALID]
@@ -199,7 +199,7 @@ def test_transactions_are_answered_but_hide_nothing_and_store_no_positions(mock:
     first.begin_transaction()
     first.produce("b", b"of a fenced one")
     first.commit_transaction(10)
-    assert read(mock, "b", isolation_level="read_committed") == [b"open", b"aborted", b"of a fenced one"]
+    assert read(mock, "b", {"isolation.level": "read_committed"}) == [b"open", b"aborted", b"of a fenced one"]
     consumer.close()
 
 
@@ -209,10 +209,10 @@ def test_sequence_numbers_are_checked_for_transactional_producers_only(
 ) -> None:
     """An answer that comes after the client's time-out makes it send the batch again."""
     mock.create("a")
-    producer = ck.Producer(
-        settings_of(mock, enable_idempotence=True, socket_timeout_ms=1_000)
-        | ({"transactional.id": "id", "transaction.timeout.ms": 10_000} if transactional else {})
-    )
+    settings = {"enable.idempotence": True, "socket.timeout.ms": 1_000}
+    if transactional:
+        settings |= {"transactional.id": "id", "transaction.timeout.ms": 10_000}
+    producer = ck.Producer(settings_of(mock, settings))
     if transactional:
         producer.init_transactions(10)
         producer.begin_transaction()
@@ -226,10 +226,10 @@ def test_sequence_numbers_are_checked_for_transactional_producers_only(
 
 def test_second_static_member_of_a_name_is_one_member_more(mock: MockCluster) -> None:
     mock.create("a", partitions=2)
-    group = {"group_instance_id": "name", "session_timeout_ms": 1_500, "heartbeat_interval_ms": 100}
-    first = member(mock, "a", **group)
+    settings = {"group.instance.id": "name", "session.timeout.ms": 1_500, "heartbeat.interval.ms": 100}
+    first = member(mock, "a", settings)
     wait_until(lambda: first.consume(1, 0.05) or len(first.assignment()) == 2, "the first has both partitions")
-    second = member(mock, "a", **group)
+    second = member(mock, "a", settings)
     both = [first, second]
     wait_until(lambda: [c.consume(1, 0.05) for c in both] and all(c.assignment() for c in both), "each has a partition")
     assert [len(c.assignment()) for c in both] == [1, 1]

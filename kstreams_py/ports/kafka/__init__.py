@@ -18,7 +18,16 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
 from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
-from kstreams_py.ports.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.ports.kafka.errors import (
+    STALE,
+    UNAUTHENTICATED,
+    UNREACHABLE,
+    ClientLog,
+    E,
+    log_error,
+    made,
+    warn_if_untested,
+)
 from kstreams_py.ports.kafka.groups import GroupAdmin, connection
 from kstreams_py.record import Message, Positions, TopicPartition
 
@@ -67,6 +76,7 @@ class KafkaLog:
         self._reading = threading.Lock()
 
     def consumer(self, group: str, seat: str, *, commits: bool = False) -> KafkaConsumer:
+        warn_if_untested()
         return KafkaConsumer(
             {
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold

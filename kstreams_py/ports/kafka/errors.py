@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import confluent_kafka as ck
@@ -73,6 +74,9 @@ _RIGHTS: Final = {
     E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
     E.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
 }
+
+TESTED_CLIENTS: Final = frozenset({"2.16.0"})
+"""Versions of librdkafka whose log `ClientLog` is known to read rightly (tests/mock/test_client_log.py)."""
 
 SEAT_LOST: Final = "fenced by other consumer"
 """The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
@@ -153,6 +157,19 @@ class ClientLog(logging.Handler):
     def on_error(self, error: ck.KafkaError) -> None:
         if self.error is None or not (self.error.fatal() or self.error.code() in UNAUTHENTICATED | {E._FATAL}):
             self.error = error
+
+
+@cache
+def warn_if_untested() -> None:
+    """Logs a warning, once, if librdkafka is of a version whose log no test has read."""
+    version = ck.libversion()[0]
+    if version not in TESTED_CLIENTS:
+        logger.warning(
+            "librdkafka %s is not among the versions tested with kstreams_py (%s): late requests are recognized by the "
+            "wording of its log; install confluent-kafka of a tested version",
+            version,
+            ", ".join(sorted(TESTED_CLIENTS)),
+        )
 
 
 def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:
