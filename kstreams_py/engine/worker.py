@@ -264,7 +264,8 @@ class Worker:
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
         for reason in self.tasks.assign(positions, choices):
             logger.warning("%s: %s", self.processor.id, reason)
-        self.consumer.assign(positions)
+        if positions:  # else nothing is fetched, and a client that was fenced takes no call
+            self.consumer.assign(positions)
         self._astray = False
 
     def _check_growth(self, partitions: set[TopicPartition]) -> None:

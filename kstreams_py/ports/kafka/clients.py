@@ -393,6 +393,7 @@ class KafkaConsumer:
             return
         self._rebalances += 1
         self._revoked()
+        self._paused = frozenset()
 
     def _leave_after_loss(self, client: ck.Consumer, _: list[ck.TopicPartition]) -> None:
         # librdkafka joins again as soon as this returns, without its member id: so a process that wakes up would take
@@ -402,6 +403,7 @@ class KafkaConsumer:
 
     def _lose(self) -> None:
         self._rebalances += 1
+        self._paused = frozenset()
         self._lost = True
         self._on_lost()
 
