@@ -60,6 +60,9 @@ CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 500_000
 """What a producer without idempotence has under way: no more than one batch of a partition."""
 
+NEW_TOPIC_SECONDS: Final = 3.0
+"""How long the brokers may take to learn of a topic that was just created."""
+
 MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITION}
 
 RETURN_SECONDS: Final = 1.0
@@ -94,10 +97,16 @@ class KafkaProducer:
             self._failed.append((error, output[0], output))
 
     def _partitions_of(self, topic: str) -> int:
-        try:
-            return len(self._producer.list_topics(topic, self._limit).topics[topic].partitions)
-        except ck.KafkaException as error:
-            raise log_error(error.args[0], f"asking for the partitions of topic {topic!r}") from None
+        """How many partitions a topic has; 0 if there is none. A broker may learn late of one that is new."""
+        deadline = time.monotonic() + min(self._limit, NEW_TOPIC_SECONDS)
+        while True:
+            try:
+                found = len(self._producer.list_topics(topic, self._limit).topics[topic].partitions)
+            except ck.KafkaException as error:
+                raise log_error(error.args[0], f"asking for the partitions of topic {topic!r}") from None
+            if found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
 
     @property
     def tainted(self) -> bool:
