@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py import buffers
+from kstreams_py import buffers, task
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Start
 from kstreams_py.engine.transaction import State, Surroundings
@@ -329,6 +329,75 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(mo
     plant.feed("b", *["!"] * 940)
     plant.run()
     assert plant.out() == [f"{number}!" for number in range(1_000)]
+
+
+def twice(value: bytes) -> Iterator[bytes]:
+    yield value + b"-1"
+    yield value + b"-2"
+
+
+def of_twice(first: int, last: int) -> list[str]:
+    return [f"{number}-{part}" for number in range(first, last) for part in (1, 2)]
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+@pytest.mark.parametrize("kind", ["map", "alts"])
+def test_outputs_of_a_generator_are_written_before_too_many_are_held(
+    kind: str, guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the guarantee saves first is saved once for the whole intake."""
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 10)
+    plant = Plant(kind, twice, guarantee=guarantee)
+    plant.feed("a", *numbers(0, 50))
+    worker = plant.started()
+    written, saved = list[int](), list[Positions]()
+    write, prepare = worker.session.write, worker.session.prepare
+    worker.session.write = lambda plan: (written.append(len(plan.outputs)), write(plan))[1]  # type: ignore[method-assign]
+    worker.session.prepare = lambda intake: (saved.append(intake.positions()), prepare(intake))[1]  # type: ignore[method-assign]
+    plant.run(worker)
+    assert (written, saved) == ([10] * 10, [{A0: 50}])
+    assert (plant.out(), plant.saved) == (of_twice(0, 50), {A0: 50})
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_drain_in_the_middle_of_an_intake_that_is_run_in_parts_loses_nothing(
+    guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 10)
+
+    def function(value: bytes) -> Iterator[bytes]:
+        if value == b"7":
+            worker._stopping.set()
+        yield from twice(value)
+
+    plant = Plant(function=function, guarantee=guarantee)
+    plant.feed("a", *numbers(0, 50))
+    worker = plant.worker()
+    plant.run(worker)
+    plant.run()
+    assert (plant.out(), plant.saved) == (of_twice(0, 50), {A0: 50})
+
+
+def test_at_most_once_failure_in_the_middle_of_an_intake_that_is_run_in_parts_loses_no_step_that_was_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 10)
+    plant = Plant(function=twice, guarantee=AMO)
+    plant.feed("a", *numbers(0, 50))
+    worker = plant.worker()
+    write, left = worker.session.write, [1, 1]
+
+    def failing(plan: Any) -> None:
+        write(plan)
+        if left:
+            left.pop()
+            plant.log.inject("commit", error=Retriable("gone"), applied=False)  # giving back goes on all the same
+            raise Abortable("why")
+
+    worker.session.write = failing  # type: ignore[method-assign]
+    plant.run(worker)
+    assert plant.out()[-80:] == of_twice(10, 50)
+    assert plant.saved == {A0: 50}
 
 
 # How it ends.
@@ -859,6 +928,24 @@ def test_alts_journal_holds_the_choices_of_every_intake() -> None:
         Choices((("b", 0), ("a", 1)), (Start("b", b, 0), Start("a", a, 0))),
         Choices((("a", 2),), (Start("a", a, 2),)),
     ]
+
+
+def test_alts_whose_choices_hold_no_more_goes_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    plant = Plant("alts", partitions=1)
+    plant.feed("a", "a0")
+    assert plant.journal is not None
+    of_b = plant.log.topics(["b"])["b"].topic_id
+    stale = Choices((("b", 22), ("c", 5), ("a", 0)), (Start("b", "before", 20), Start("c", "id", 0), Start("a", "", 0)))
+    plant.log.append(plant.journal, stale.encode())
+    plant.feed("b", "b0")
+    plant.run()
+    assert sorted(plant.out()) == ["a0", "b0"]
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "p: partition 0: 'c' is no input any more: choices saved for it are dropped",
+        "p: partition 0: 'b' was deleted and created again: choices saved for it are dropped",
+    ]
+    newest = Choices.decode(plant.log.records(plant.journal)[-1].value() or b"")
+    assert {start.topic_id for start in newest.starts if start.topic == "b"} <= {of_b}
 
 
 # What it counts.
