@@ -7,15 +7,16 @@ guarantee         positions are saved      lost     duplicated  producer        
                   one transaction                               acks=all                     readers wait for its commit
 `at_least_once`   after the outputs are    never    after a     idempotent where acks=all,   a flush and an offset
                   acknowledged                      crash       retries                      commit every 100 ms
-`at_most_once`    before the functions     after a  never       no retries, not idempotent   an offset commit before
-                  run                      crash                                             each batch of records
+`at_most_once`    before the functions     after a  never       idempotent and retries, or   an offset commit before
+                  run                      crash                acks=0 and no retries        each batch of records
 ================  =======================  =======  ==========  ===========================  ==========================
 
 `PROMISES` is this table for the engine: it asks for a column, never for the name of a guarantee.
 
 How far an acknowledged write survives is a second choice, apart from the first: `Durability`. Kafka's transactional
-producer works with acks=all only, so `exactly_once` goes with `committed` alone; with `leader` or `none` the table
-holds as long as no broker fails.
+and idempotent producers work with acks=all only. So `exactly_once` goes with `committed` alone, and `at_most_once` not
+with `leader`: without a producer id, the client sends a batch again that its broker may have written. With `leader` or
+`none`, outputs are lost where a broker fails before its followers have them; nothing else changes in the table.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ class Promise:
 
     transactional: bool
     saves_first: bool
-    retries: bool
+    may_repeat: bool
+    """Whether a write may be repeated though it may have arrived, where no producer id makes the broker drop copies."""
 
 
 PROMISES: Final[Mapping[Guarantee, Promise]] = {
-    Guarantee.EXACTLY_ONCE: Promise(transactional=True, saves_first=False, retries=True),
-    Guarantee.AT_LEAST_ONCE: Promise(transactional=False, saves_first=False, retries=True),
-    Guarantee.AT_MOST_ONCE: Promise(transactional=False, saves_first=True, retries=False),
+    Guarantee.EXACTLY_ONCE: Promise(transactional=True, saves_first=False, may_repeat=True),
+    Guarantee.AT_LEAST_ONCE: Promise(transactional=False, saves_first=False, may_repeat=True),
+    Guarantee.AT_MOST_ONCE: Promise(transactional=False, saves_first=True, may_repeat=False),
 }
 
 
@@ -190,10 +192,26 @@ class Consumer(Protocol):
     ends: Positions
     """Per partition, the position after the last record there is, if all before it were handed out by `consume`."""
 
+    @property
+    def tainted(self) -> bool:
+        """A plain commit of this member may reach the group late: finish what is open, then `rejoin`."""
+
     def subscribe(
-        self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
+        self,
+        topics: Collection[str],
+        assigned: Callable[[set[TopicPartition]], None],
+        revoked: Callable[[], None],
+        lost: Callable[[], None],
     ) -> None:
-        """Joins the group. `consume` calls `assigned` with the whole new assignment, `revoked` before it ends."""
+        """Joins the group. No other member gets a partition between `revoked` and its return.
+
+        `consume` calls `assigned` with the whole new assignment, of which nothing is fetched until `assign`; `revoked`
+        before it ends; `lost` once the membership is over: other members may have the partitions already. A callback
+        must not raise.
+        """
+
+    def rejoin(self) -> None:
+        """Takes the membership with a new member id; the broker then refuses what the old one sent."""
 
     def assign(self, positions: Positions) -> None:
         """Fetches from exactly these positions; what was fetched before is forgotten."""
@@ -201,26 +219,28 @@ class Consumer(Protocol):
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         """Waits up to `timeout` seconds for a first record, then takes what is there, `limit` records at most.
 
-        Raises Replaced when another member holds this seat, InputLost where a position is below what the log still has.
+        Returns nothing where a callback was called: every partition then starts at the next `assign`. Raises Replaced
+        when another member holds this seat, InputLost where a position is below what the log still has.
         """
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
-        """Positions of the group, none of them pending in a transaction; the log's start where there is none."""
+        """Positions of the group, none of them pending in a transaction; without partitions that have none."""
 
     def commit(self, positions: Positions) -> None:
         """Commits positions outside of a transaction, and waits for it."""
 
-    def hold_seat(self) -> None:
-        """Raises Replaced if another member has taken this member's seat (its group.instance.id) in the group.
+    def hold_seat(self) -> bool:
+        """Whether this member still holds its seat (its group.instance.id) in the group; False if nobody does.
 
-        It asks and commits nothing: a plain commit may come late, and would put the group back.
+        Raises Replaced if another member does. It asks and commits nothing: a plain commit may come late, and would
+        put the group back.
         """
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Stops fetching these, and resumes all others."""
 
     def close(self) -> None:
-        """Stops without leaving: the seat stays this slot's until the session times out."""
+        """Stops without leaving: the seat stays this slot's until the session times out, or until `Log.leave`."""
 
 
 class Producer(Protocol):
@@ -230,8 +250,8 @@ class Producer(Protocol):
     def tainted(self) -> bool:
         """A request of this producer timed out or lost its connection, and may yet reach the broker (KAFKA-17754)."""
 
-    def write(self, outputs: Sequence[Output]) -> None:
-        """Queues outputs, in order; waits while the queue is full. Raises RecordTooLarge, LogError."""
+    def write(self, outputs: list[Output]) -> None:
+        """Queues outputs, in order, and takes them off the list; waits while the queue is full. Raises LogError."""
 
     def init_transactions(self) -> None:
         """Fences all producers of the same id; waits until their transactions are completed or aborted."""
@@ -247,7 +267,10 @@ class Producer(Protocol):
     def abort_transaction(self) -> None: ...
 
     def flush(self) -> None:
-        """Waits until all was acknowledged; raises Abortable naming the first delivery that failed."""
+        """Waits until all was acknowledged.
+
+        Raises Retriable while the broker makes no progress (nothing is lost), Refused or Abortable for what failed.
+        """
 
     def drop(self) -> None:
         """Lets go at once: nothing is flushed, committed or aborted."""
@@ -271,7 +294,8 @@ class TopicInfo:
 class Log(Protocol):
     """A cluster."""
 
-    def consumer(self, group: str, seat: str) -> Consumer: ...
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> Consumer:
+        """A member of a group; `commits` says that it commits positions itself, outside of transactions."""
 
     def producer(
         self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None
@@ -287,11 +311,29 @@ class Log(Protocol):
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
         """Creates (name, partitions, replication (-1: the broker's default), settings), and waits for them."""
 
+    def leave(self, consumer: Consumer) -> bool:
+        """Removes the static member of a consumer that was closed, so that its partitions move at once.
+
+        Returns whether it was removed: a membership that is not this consumer's (any more) is left alone.
+        """
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Gives a topic more partitions, so many in all."""
+
+    def offsets_retention_minutes(self) -> int | None:
+        """How long the cluster keeps the positions of a group without members; None if it does not say."""
+
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The first offset of each."""
+
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         """The last stable offset of each."""
 
     def newest(self, partition: TopicPartition) -> Message | None:
         """The newest committed record; None if there is none."""
+
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        """All committed records, in order."""
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
         """Deletes the records below an offset."""

@@ -8,20 +8,24 @@
     │   ├── GraphError               the graph does not fit together, or does not import
     │   ├── TopicError               a topic is missing, or has the wrong settings
     │   ├── SchemaError              a schema does not parse, is unknown, or does not fit
-    │   ├── RecordTooLarge           an output is larger than its topic takes
+    │   ├── RecordRefused            a topic refuses an output on every attempt, and no dead-letter topic is declared
+    │   │   └── RecordTooLarge       the output is larger than its topic takes
     │   └── MissingSoftware          Java, jars or an optional package are not there
     ├── Unavailable                  something outside does not answer: mend it, then start again   (exit status 3)
     │   ├── BrokerUnavailable        no broker, or it refuses the credentials
+    │   ├── NotAuthorized            a right to a topic, a group or a transactional id is missing
     │   └── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
     ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
     ├── InputLost                    records were deleted before they were read: decide, then reset   (exit status 5)
     ├── LogError                     what a transaction's caller must do next; see engine/transaction.py
     │   ├── Retriable                call again
+    │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
     │   ├── Abortable                abort, go back to the committed positions, go on
     │   ├── OutcomeUnknown           never abort; a new producer, then ask what was committed
     │   ├── Fenced                   a newer epoch exists: ask the group who holds the seat
     │   └── Fatal                    this client is of no further use
     ├── DrainTimeout                 a loop did not end in time: what it had not committed is done again
+    ├── WorkerStuck              a loop has not turned for stuck_timeout_ms: start it again
     ├── HistoryError             a test's history cannot be judged: it says too little, or contradicts itself
     ├── WorkersFailed                a worker could not be kept running; ends with that worker's status
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
@@ -30,6 +34,9 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class KStreamsError(Exception):
@@ -60,7 +67,11 @@ class SchemaError(UserMistake):
     """A schema does not parse, is unknown, or does not fit."""
 
 
-class RecordTooLarge(UserMistake):
+class RecordRefused(UserMistake):
+    """A topic refuses an output on every attempt: no key for compaction, a timestamp, a broker's policy."""
+
+
+class RecordTooLarge(RecordRefused):
     """An output is larger than its topic takes."""
 
 
@@ -76,6 +87,10 @@ class Unavailable(KStreamsError):
 
 class BrokerUnavailable(Unavailable):
     """No broker answers at the address, or it refuses the credentials."""
+
+
+class NotAuthorized(Unavailable):
+    """A right to a topic, a group or a transactional id is missing; the message names it."""
 
 
 class SinkUnavailable(Unavailable):
@@ -102,6 +117,19 @@ class Retriable(LogError):
     """Call again: nothing has happened yet."""
 
 
+class Refused(LogError):
+    """The broker refuses outputs on every attempt: abort, and write dead letters in place of their steps' outputs.
+
+    `mistake` says which topic and why. `outputs` are those that failed, as they were written: without transactions no
+    other record of theirs was written, and the caller may write each of them again.
+    """
+
+    def __init__(self, mistake: RecordRefused, outputs: Sequence[Any] = ()) -> None:
+        super().__init__(str(mistake))
+        self.mistake = mistake
+        self.outputs = outputs
+
+
 class Abortable(LogError):
     """Abort the transaction, go back to the committed positions, go on."""
 
@@ -120,6 +148,10 @@ class Fatal(LogError):
 
 class DrainTimeout(KStreamsError):
     """Some loop did not end in time; what it had not committed will be done again."""
+
+
+class WorkerStuck(KStreamsError):
+    """A loop has not turned for stuck_timeout_ms; what it had not committed will be done again."""
 
 
 class HistoryError(KStreamsError):

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from kstreams_py.buffers import Buffers
 from kstreams_py.dead_letter import Failure, Inputs, dead_letter
-from kstreams_py.delivery import Choices, Output, Start, hash_prefix, joined_hash, pack_offset
-from kstreams_py.errors import DecodeError, GraphError, KStreamsError, Stop
+from kstreams_py.delivery import PROMISES, Choices, Output, Start, hash_prefix, joined_hash, pack_offset
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
 from kstreams_py.record import HASH_HEADER, KEEP, Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Avro, Bytes, Json, Registry, Serde, String, bind
 from kstreams_py.topology import Processor, Topic
@@ -27,6 +27,10 @@ OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
 OUTPUTS_MAX: Final = 10_000
 OUTPUT_BYTES: Final = 16 << 20
 """Outputs of a generator, or bytes of their values, that are written before the next step of an intake is run."""
+
+
+Place = tuple[tuple[str, int, int], ...]
+"""Topic, partition and offset of each input of a step."""
 
 
 @dataclass(slots=True)
@@ -76,6 +80,17 @@ class Plan:
     interrupt: Exception | None = None
     tried: Positions = field(default_factory=dict)
     records: int = 0
+    owners: list[Inputs] = field(default_factory=list)
+    """Whose each output is, where that is asked for."""
+
+    def add(self, later: Plan) -> None:
+        """Adds what the steps after these came to."""
+        self.outputs += later.outputs
+        self.positions.update(later.positions)
+        self.failures += later.failures
+        self.letters += later.letters
+        self.interrupt, self.tried = later.interrupt, later.tried
+        self.records += later.records
 
 
 class Tasks:
@@ -99,6 +114,9 @@ class Tasks:
         self._inputs = [topic.name for topic in processor.inputs]
         self._to = [topic.name for topic in processor.outputs]
         self._joins = len(processor.inputs) > 1 and not processor.kind.is_alts
+        self._refused: dict[Place, RecordRefused] = {}
+        self._owned = PROMISES[processor.guarantee].saves_first and not processor.hash_header
+        """A refused output is traced to its step by the delivery hash, or, without that, by keeping owners."""
         self._ready: list[Any] = []
         self.rest: Intake | None = None
         """What was not run of an intake because its outputs became many: `take` gives it next.
@@ -186,7 +204,7 @@ class Tasks:
         return moved
 
     def take(self, limit: int) -> Intake | None:
-        """Up to `limit` steps that are ready, or the rest of those taken before; None if none is."""
+        """Up to `limit` steps that are ready, or all the rest of those taken before; None if none is."""
         if (rest := self.rest) is not None:
             self.rest = None
             return rest
@@ -221,15 +239,72 @@ class Tasks:
 
         Once there are OUTPUTS_MAX outputs, or OUTPUT_BYTES in them, the other steps are left for the next `take`.
         """
+        apart = self._refused or self._owned
+        plan = self._run_apart(intake.steps) if apart else self._run_together(intake)
+        if plan.interrupt is None and plan.records < len(intake.steps):
+            self.rest = Intake(intake.steps[plan.records :], prepared=True)
+        self.positions.update(plan.positions)
+        return plan
+
+    def _run_together(self, intake: Intake) -> Plan:
         plan = Plan()
         self._run(intake.steps, plan)
         if plan.interrupt is not None and self.processor.batch:
             tried = {} if isinstance(plan.interrupt, Stop) else intake.positions()
             plan = Plan(interrupt=plan.interrupt, tried=tried)  # a batch is done as a whole or not at all
-        elif plan.interrupt is None and plan.records < len(intake.steps):
-            self.rest = Intake(intake.steps[plan.records :], prepared=True)
-        self.positions.update(plan.positions)
         return plan
+
+    def _run_apart(self, steps: Sequence[Any]) -> Plan:
+        """Step by step, so that it is known which outputs are whose; a dead letter for those that were refused."""
+        whole, size = Plan(), 0
+        for step in steps:
+            inputs = step if self._joins else (step,)
+            if (mistake := self._refused.get(_place(inputs))) is None:
+                plan = self._run_together(Intake([step]))
+            else:
+                plan = Plan(positions=Intake([step]).positions(), records=1)
+                self._bury(inputs, mistake, plan)
+            whole.add(plan)
+            if whole.interrupt is not None:
+                break
+            whole.owners += [inputs] * len(plan.outputs)
+            size += _bytes(plan.outputs)
+            if _are_many(whole.outputs, size):
+                break
+        return whole
+
+    # Outputs that a topic refuses.
+
+    def refuse(self, intake: Intake, mistake: RecordRefused) -> None:
+        """From now on the only step of an intake comes to a dead letter. Raises the mistake if it did so already."""
+        step: Any = intake.steps[0]
+        place = _place(step if self._joins else (step,))
+        if place in self._refused:
+            raise mistake
+        self._refused[place] = mistake
+
+    def committed(self) -> None:
+        """All positions are committed: refused steps among them will not be run again."""
+        if self._refused:
+            self._refused = {
+                place: mistake
+                for place, mistake in self._refused.items()
+                if all(self.positions.get(TopicPartition(t, p), 0) <= offset for t, p, offset in place)
+            }
+
+    def replacement(self, output: Output, intake: Intake, plan: Plan, mistake: RecordRefused) -> Output | None:
+        """The dead letter to write in place of a refused output of a plan; None if it is no output of a step of it."""
+        if self._dead_letters is None or output[0] == self._dead_letters.name:
+            return None
+        if self._owned:
+            owners = [inputs for inputs, each in zip(plan.owners, plan.outputs, strict=True) if _same(each, output)]
+        else:
+            digest = dict(output[7] or ()).get(HASH_HEADER)
+            steps: Sequence[Any] = intake.steps
+            owners = [i for i in (steps if self._joins else ((m,) for m in steps)) if self._digest(i) == digest]
+        if not owners:
+            return None
+        return self._dead_letter(Failure(owners[0], self._digest(owners[0]), mistake))
 
     def _run_records(self, messages: Sequence[Message], plan: Plan) -> None:
         """One record a step. The hot loop: nothing is computed here that is neither asked for nor sent."""
@@ -285,15 +360,14 @@ class Tasks:
                 if self._to:
                     outputs = self._outputs(result, inputs, digest)
                     plan.outputs += outputs
-                    for output in outputs:
-                        size += len(output[1] or b"")
+                    size += _bytes(outputs)
             except Exception as error:
                 if not self._handle(inputs, error, plan):
                     break
             plan.records += 1
             for m in inputs:
                 reached[m.topic(), m.partition()] = m.offset()
-            if size >= OUTPUT_BYTES or len(plan.outputs) >= OUTPUTS_MAX:
+            if _are_many(plan.outputs, size):
                 break
         plan.positions = {TopicPartition(*tp): offset + 1 for tp, offset in reached.items()}
 
@@ -364,6 +438,13 @@ class Tasks:
             self.name, ((m.topic(), self._topic_ids[m.topic()], m.partition(), m.offset()) for m in inputs)
         )
 
+    def _digest(self, inputs: Inputs) -> bytes:
+        """As `_hash`, of partitions that may not be held any more."""
+        if len(inputs) > 1:
+            return self._hash(inputs)
+        (m,) = inputs
+        return hash_prefix(self.name, m.topic(), self._topic_ids[m.topic()], m.partition()) + pack_offset(m.offset())
+
     def _value(self, m: Message) -> Any:
         value, decode = m.value(), self._decode[m.topic()]
         return value if decode is None or value is None else decode(value)
@@ -419,13 +500,42 @@ class Tasks:
             plan.interrupt = error
             plan.tried = {} if isinstance(error, Stop) else Intake([inputs]).positions()
             return False
+        self._bury(inputs, error, plan)
+        return True
+
+    def _bury(self, inputs: Inputs, error: Exception, plan: Plan) -> None:
+        """Writes the dead letter of a step."""
         failure = Failure(inputs, self._hash(inputs), error)
         plan.failures.append(failure)
         if self._dead_letters is not None:
-            topic, limit = self._dead_letters.name, self._dead_letter_bytes
-            plan.outputs.append(dead_letter(failure, self.name, topic, self._encode_dead, limit))
+            plan.outputs.append(self._dead_letter(failure))
             plan.letters += 1
-        return True
+
+    def _dead_letter(self, failure: Failure) -> Output:
+        assert self._dead_letters is not None
+        topic, encode = self._dead_letters.name, self._encode_dead
+        return dead_letter(failure, self.name, topic, encode, self._dead_letter_bytes)
+
+
+def _bytes(outputs: Sequence[Output]) -> int:
+    """Of their values."""
+    size = 0
+    for output in outputs:
+        size += len(output[1] or b"")
+    return size
+
+
+def _are_many(outputs: Sequence[Output], size: int) -> bool:
+    return size >= OUTPUT_BYTES or len(outputs) >= OUTPUTS_MAX
+
+
+def _place(inputs: Inputs) -> Place:
+    return tuple((m.topic(), m.partition(), m.offset()) for m in inputs)
+
+
+def _same(one: Output, other: Output) -> bool:
+    """Whether two outputs are the same record; a client that gives one back has chosen its partition."""
+    return one[:3] == other[:3] and list(one[7] or ()) == list(other[7] or ())
 
 
 def _emitter(

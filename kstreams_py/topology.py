@@ -250,6 +250,12 @@ class Graph:
                 f"{what} is {processor.guarantee} with durability {processor.durability}: transactions need the "
                 "acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
             )
+        if PROMISES[processor.guarantee].saves_first and processor.durability is Durability.LEADER:
+            raise GraphError(
+                f"{what} is {processor.guarantee} with durability leader: a batch whose broker leaves is sent again "
+                "though it may be written, and only acknowledgements of all in-sync replicas tell: choose durability "
+                "committed or none, or another guarantee"
+            )
         _check_letter_loops((*self._processors.values(), processor))
         self._name_letters(processor.errors)
         self._processors[processor.id] = processor
@@ -287,6 +293,11 @@ class Graph:
     def processors(self) -> tuple[Processor, ...]:
         """All processors, as declared."""
         return tuple(self._processors.values())
+
+    @property
+    def beginnings(self) -> str:
+        """The topic that keeps which partitions the processors have begun to read."""
+        return f"{RESERVED}ks.{self.name}.beginnings"
 
     def journal(self, processor: Processor) -> str | None:
         """The topic where a processor saves its choices before it acts on them; None if it needs none."""

@@ -180,7 +180,7 @@ class Progress:
         if not self._watch.has_seen(self._log.ends(inputs)):
             return False
         committed = consumer.committed(inputs)
-        return all(committed[tp] >= self._watch.reached.get(tp, 0) for tp in inputs)
+        return all(committed.get(tp, 0) >= self._watch.reached.get(tp, 0) for tp in inputs)
 
     def close(self) -> None:
         """Lets the groups go."""

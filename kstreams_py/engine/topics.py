@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from kstreams_py.delivery import Log, TopicInfo
 from kstreams_py.errors import TopicError
-from kstreams_py.topology import Graph
+from kstreams_py.topology import Graph, Processor
 
 JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """A journal's newest record must never be lost to time or compaction; what is older is deleted by the worker."""
+
+BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 
 
 def create_topics(graph: Graph, log: Log) -> list[str]:
@@ -29,7 +31,10 @@ def create_topics(graph: Graph, log: Log) -> list[str]:
 
 
 def check_topics(graph: Graph, log: Log) -> dict[str, TopicInfo]:
-    """The graph's topics as they are; journals are created on the way. Raises TopicError for the first misfit."""
+    """The graph's topics as they are; the framework's own are created on the way.
+
+    Raises TopicError for the first misfit.
+    """
     found = log.topics(list(graph.topics))
     if missing := [name for name in graph.topics if name not in found]:
         raise TopicError(
@@ -44,7 +49,18 @@ def check_topics(graph: Graph, log: Log) -> dict[str, TopicInfo]:
             )
         _check_settings(info, declared.config or {})
     graph.check_partitions({name: info.partitions for name, info in found.items()})
-    _check_journals(graph, log, found)
+    _create_own(graph, log, found)
+    return found
+
+
+def check_growth(graph: Graph, processor: Processor, log: Log) -> dict[str, TopicInfo]:
+    """The inputs of a processor as they are now that one has more partitions; its journal grows with them.
+
+    Raises TopicError if inputs that are read in step differ.
+    """
+    found = log.topics([topic.name for topic in processor.inputs])
+    graph.check_partitions({name: info.partitions for name, info in found.items()})
+    _create_own(graph, log, found)
     return found
 
 
@@ -57,20 +73,19 @@ def _check_settings(info: TopicInfo, wanted: Mapping[str, str]) -> None:
             )
 
 
-def _check_journals(graph: Graph, log: Log, found: Mapping[str, TopicInfo]) -> None:
+def _create_own(graph: Graph, log: Log, found: Mapping[str, TopicInfo]) -> None:
+    """Creates the topics that are the framework's own, and lets journals grow with their inputs."""
     journals = {
         journal: found[processor.inputs[0].name].partitions
         for processor in graph.processors
-        if (journal := graph.journal(processor)) is not None
+        if processor.inputs[0].name in found and (journal := graph.journal(processor)) is not None
     }
-    existing = log.topics(list(journals))
-    log.create_topics(
-        (name, partitions, -1, JOURNAL_SETTINGS) for name, partitions in journals.items() if name not in existing
-    )
+    wanted = {name: (partitions, JOURNAL_SETTINGS) for name, partitions in journals.items()}
+    wanted[graph.beginnings] = (1, BEGINNINGS_SETTINGS)
+    existing = log.topics(list(wanted))
+    log.create_topics((name, *wanted[name][:1], -1, wanted[name][1]) for name in wanted if name not in existing)
     for name, info in existing.items():
-        if info.partitions < journals[name]:
-            raise TopicError(
-                f"journal {name!r} has {info.partitions} partitions and its inputs have {journals[name]}: "
-                "give the journal as many with kafka-topics --alter"
-            )
-        _check_settings(info, JOURNAL_SETTINGS)
+        partitions, settings = wanted[name]
+        _check_settings(info, settings)
+        if info.partitions < partitions:
+            log.grow(name, partitions)

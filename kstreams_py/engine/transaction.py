@@ -27,7 +27,17 @@ from typing import Final
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Choices, Consumer, Log, Output, Producer
-from kstreams_py.errors import Abortable, Fatal, Fenced, LogError, OutcomeUnknown, Replaced, Retriable
+from kstreams_py.errors import (
+    Abortable,
+    Fatal,
+    Fenced,
+    LogError,
+    OutcomeUnknown,
+    Refused,
+    Replaced,
+    Retriable,
+    Unavailable,
+)
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.serde import Registry
@@ -64,13 +74,32 @@ TRANSITIONS: Final = {
 _STATE_OF: Final = {
     Retriable: State.RETRIABLE,
     Abortable: State.ABORTABLE,
+    Refused: State.ABORTABLE,
     OutcomeUnknown: State.UNKNOWN,
     Fenced: State.FENCED,
     Fatal: State.FATAL,
 }
 
 ABORTS_WARNED: Final = 3
-"""Transactions given up in a row from which on each is a warning."""
+"""Transactions given up in a row from which on each is a warning, and the next one waits."""
+
+ABORTS_MAX: Final = 40
+"""Transactions given up in a row, until the worker gives up: after some three minutes."""
+
+WAIT_MAX: Final = 5.0
+"""Seconds between two attempts at most."""
+
+TAKEOVER_SECONDS: Final = 1.0
+"""A replacement fences the transactional id and joins the group at the same time: the group is asked for so long."""
+
+PINNED_SECONDS: Final = 30.0
+"""How long committed positions may be unreadable before the log says who holds them."""
+
+SEAT_ASKED_MAX: Final = 30
+"""Questions to the group who holds the slot, a second apart, until the worker ends rather than guess."""
+
+END_SECONDS: Final = 5.0
+"""How long a session that ends waits for the acknowledgement of outputs that nobody would write again."""
 
 RENEWALS_MAX: Final = 10
 """New producers in a row without a commit between them, until the worker gives up."""
@@ -138,6 +167,11 @@ class Session:
         self._renewals = 0
         self._aborts = 0
         self._journaled = 0
+        self._pinned_since: float | None = None
+        self.timed_out = False
+        """The broker has ended the last transaction, because it took too long."""
+        self.pending = False
+        """A plain commit found no answer: nothing is lost, and `commit` goes on before anything else is done."""
         self._chosen: dict[int, Choices] = {}
         """What the journal's newest records say, which may not be readable yet: markers follow the commit's answer."""
 
@@ -148,15 +182,34 @@ class Session:
         self._renew()
 
     def prepare(self, intake: Intake) -> None:
-        """Saves what the guarantee wants saved before the functions run: positions, or the choices of alts."""
+        """Saves what the guarantee wants saved before the functions run: positions, or the choices of alts.
+
+        Raises Retriable without an answer; the same intake must then be prepared again, for it may have been saved.
+        """
         if self.promise.saves_first:
             positions = intake.positions()
-            self._retrying(lambda: self._consumer.commit(positions))
+            self._save(positions)
             self._positions = {tp: reached for tp, reached in self._positions.items() if tp not in positions}
         elif self.journal is not None and intake.choices:
             if self.busy:
                 self.commit()
             self._journal(self.journal, intake)
+
+    def begin(self, starts: Positions, records: list[Output]) -> None:
+        """Commits where the group begins, with records of it, before it reads: a crash must not change it."""
+        if self.promise.transactional:
+            self._open()
+            if starts:
+                self._call(lambda producer: producer.send_offsets(starts, self._consumer))
+            self._call(lambda producer: producer.write(records))
+            self._call(lambda producer: producer.commit_transaction())
+            self._close()
+            return
+        if starts:
+            self._retrying(lambda: self._consumer.commit(starts))
+        assert self._producer is not None
+        self._producer.write(records)
+        self._producer.flush()
 
     def write(self, plan: Plan) -> None:
         """Writes a plan's outputs, or holds them while they are few; its positions wait for the commit."""
@@ -168,15 +221,14 @@ class Session:
             self._positions.update(plan.positions)
         self._records += plan.records
         self._outputs += plan.outputs
+        self._counters.stepped(plan)
         if not self.promise.transactional or self.state is State.OPEN or len(self._outputs) > self._outputs_held:
             self._send()
-        self._counters.stepped(plan)
 
     def _send(self) -> None:
         self._open()
-        outputs, self._outputs = self._outputs, []
-        if outputs:
-            self._call(lambda producer: producer.write(outputs))
+        if self._outputs:
+            self._call(lambda producer: producer.write(self._outputs))
 
     @property
     def due(self) -> bool:
@@ -193,39 +245,69 @@ class Session:
     def commit(self) -> None:
         """Commits what was written, and positions; nothing if there is neither.
 
-        Raises LogError: hand it to `recover`, then rewind.
+        Raises LogError: hand it to `recover`.
         """
         self.check()
         if not self.busy and not self._positions:
+            self.pending = False
             return
-        self._open()
         if self.promise.transactional:
+            self._open()
             # the group's metadata is fetched anew inside: a partition lost meanwhile makes this an abort
             self._call(lambda producer: producer.send_offsets(self._positions, self._consumer))
             self._send()
             self._call(lambda producer: producer.commit_transaction())
-        elif self.promise.saves_first:
+        else:
+            self._send()
             try:
                 self._call(lambda producer: producer.flush())
-            except Abortable as lost:
-                logger.warning("%s: at most once: %s", self._processor.id, lost)
+            except Abortable as error:
+                if not self.promise.saves_first:
+                    raise
+                logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
             if self._positions:
-                self._retrying(lambda: self._consumer.commit(self._positions))
-        else:
-            self._call(lambda producer: producer.flush())
-            self._retrying(lambda: self._consumer.commit(self._positions))
+                self._save(self._positions)
         self._counters.committed()
         self._renewals = self._aborts = 0
+        self.pending = False
         self._forget()
         self._close()
 
+    def _save(self, positions: Positions) -> None:
+        """Commits positions outside of a transaction; without an answer, whoever calls asks again."""
+        try:
+            self._retrying(lambda: self._consumer.commit(positions))
+        except Retriable:
+            self.pending = True
+            raise
+
+    def deliver(self, output: Output) -> None:
+        """Writes one output by itself, without a transaction, and waits until it is acknowledged."""
+        self._open()
+        self._call(lambda producer: producer.write([output]))
+        self._call(lambda producer: producer.flush())
+
     def give_back(self, intake: Intake, positions: Positions) -> None:
         """Undoes `prepare` for steps whose functions were not run: only a crash may lose them."""
-        if self.promise.saves_first:
-            self._retrying(lambda: self._consumer.commit({tp: positions[tp] for tp in intake.positions()}))
+        self._save({tp: positions[tp] for tp in intake.positions()})
 
-    def doom(self) -> None:
-        """The partitions are being taken away: what is done can no longer be committed."""
+    def settle(self) -> None:
+        """Finishes what is open before the partitions go to another member, where that takes no transaction."""
+        if not self.promise.transactional:
+            try:
+                self.commit()
+            except LogError as error:
+                logger.warning("%s: partitions are taken away before a commit: %s", self._processor.id, error)
+        self.revoke()
+
+    def revoke(self) -> None:
+        """The partitions are no longer ours: positions must not be committed any more.
+
+        At most once, outputs whose positions were saved are still to be delivered: nobody else would.
+        """
+        self._positions = {}
+        if self.promise.saves_first:
+            return
         if self.busy and self.state in (State.READY, State.OPEN):
             self._move(State.ABORTABLE)
         self._forget()
@@ -236,80 +318,155 @@ class Session:
         """Something is done and not committed."""
         return self.state is not State.READY or self._since is not None
 
+    @property
+    def steps(self) -> int:
+        """How many steps are done and not committed."""
+        return self._records
+
     def check(self) -> None:
-        """Raises Abortable if a rebalance has doomed what is open."""
+        """Raises Abortable if partitions of what is open were taken away."""
         if self.state is State.ABORTABLE:
             raise Abortable("partitions were taken away in mid-transaction")
 
     def end(self) -> None:
         """Lets the producer go; what is open then was not committed."""
         if self._producer is not None:
-            if self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
+            if self.promise.saves_first and self.busy:
+                self._deliver_last()
+            if self.promise.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
                 self._abort()
             self._producer.drop()
             self._producer = None
 
+    def _deliver_last(self) -> None:
+        """At most once, an output that was not delivered is lost: waits for those that are queued, within a bound."""
+        assert self._producer is not None
+        deadline = self._clock() + END_SECONDS
+        while True:
+            try:
+                self._producer.write(self._outputs)
+                self._producer.flush()
+            except Retriable as error:
+                if self._clock() < deadline:
+                    self._sleep(0.1)
+                    continue
+                logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
+            except LogError as error:
+                logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
+            return
+
     # The ways back.
 
-    def recover(self, error: LogError) -> None:
-        """Does what the error's name says; afterwards the session is ready, and its caller has to rewind.
+    def recover(self, error: LogError) -> bool:
+        """Does what the error's name says; afterwards the session is ready. Whether its caller has to rewind.
 
         Raises Replaced if another worker holds the seat, Fatal when there is no way back.
         """
-        age = self._age
+        self.timed_out = False
+        if not self.promise.transactional and self.pending and isinstance(error, Retriable):
+            self._wait_after(error, "asking again")
+            return False
+        age, nothing_open = self._age, not self.busy
         self._fail(error)
-        self._forget()
         self._counters.aborted()
-        if self.state is State.FENCED:
-            self._ask_for_seat(age)
-        if self.state is State.FATAL:
+        if self.state is State.FATAL and not self.promise.saves_first:
             raise error
+        self._wait_after(error, "going back to the committed positions")
+        if self.promise.saves_first:
+            self._keep_outputs(error)
+            return True
+        self._forget()
+        if self.promise.transactional:
+            if self.state in (State.ABORTABLE, State.RETRIABLE) and self._abort():
+                return True
+            self.timed_out = self.state is State.FENCED and age * 1000 >= self._settings.transaction_timeout_ms
+            self._ask_for_seat(age)
+        elif nothing_open:
+            self._close()
+            return True
+        self._renew()  # without transactions: what was queued must not be sent late
+        return True
+
+    def _wait_after(self, error: LogError, then: str) -> None:
+        """Says what went wrong, and lets time pass before the next attempt where there were several in vain.
+
+        Raises Fatal after ABORTS_MAX of them.
+        """
+        if isinstance(error, Refused):
+            logger.info("%s: %s; looking for the record", self._processor.id, error)
+            return
         self._aborts += 1
         level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO
-        logger.log(level, "%s: %s; going back to the committed positions", self._processor.id, error)
-        if self.state in (State.ABORTABLE, State.RETRIABLE) and self._abort():
+        logger.log(level, "%s: %s; %s", self._processor.id, error, then)
+        if self._aborts >= ABORTS_MAX and not isinstance(error, Retriable):
+            self._move(State.FATAL)
+            raise Fatal(f"{self._id}: {self._aborts} attempts in a row failed, at last by: {error}")
+        if self._aborts >= ABORTS_WARNED:
+            self._sleep(min(0.05 * 2 ** min(self._aborts - ABORTS_WARNED, 10), WAIT_MAX))
+
+    def _keep_outputs(self, error: LogError) -> None:
+        """At most once: outputs are still to be delivered, unless their producer is of no further use."""
+        if isinstance(error, Retriable | Abortable | Refused) and self._producer is not None:
+            self.state = State.READY
             return
+        if self.busy:
+            logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
+        self._forget()
         self._renew()
 
     def _abort(self) -> bool:
         """Whether the producer can be used again."""
         if self._producer is None:
             return False
-        if self.promise.transactional and self._opened_at is not None:
+        if self._opened_at is not None:
             try:
                 self._producer.abort_transaction()
             except LogError as error:
                 logger.info("%s: %s; a new producer will do", self._processor.id, error)
+                if isinstance(error, Fenced):
+                    self._fail(error)
                 return False
-        elif not self.promise.transactional:
-            return False  # what was queued must not be sent late
         self._close()
         return True
 
     def _ask_for_seat(self, age: float) -> None:
-        """Tells a replacement from a broker's time-out: both look like fencing, only the first has taken the seat.
+        """Asks the group whether this worker still is its slot's, before the transactional id is taken back.
 
-        Without an answer it is not for this worker to take the transactional id back.
+        A replacement and a broker's time-out both look like fencing; only the first has taken the membership. Raises
+        Replaced; Fatal if the group gives no answer, for then it is not for this worker to fence anybody.
         """
-        try:
-            self._retrying(self._consumer.hold_seat)
-        except Replaced:
-            self._move(State.FATAL)
-            raise
-        except LogError as error:
-            self._move(State.FATAL)
-            raise Fatal(
-                f"{self._id}: fenced, and its group does not say that it still holds the seat ({error}): start it again"
-            ) from None
-        if age * 1000 >= self._settings.transaction_timeout_ms:
+        fenced, timed_out = self.state is State.FENCED, age * 1000 >= self._settings.transaction_timeout_ms
+        asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)
+        while True:
+            held = self._holds_seat()
+            if self._clock() >= asked_until:
+                break
+            self._sleep(0.1)
+        if not held:
+            logger.warning("%s: this worker is no member of its group, and nobody else is in its place", self._id)
+        elif fenced and timed_out:
             logger.warning(
                 "%s: the broker timed the transaction out after %.1f s: its steps or the broker's answers took "
                 "longer than transaction_timeout_ms",
                 self._id,
                 age,
             )
-        else:
+        elif fenced:
             logger.warning("%s: fenced, but the seat is still ours: taking the transactional id back", self._id)
+
+    def _holds_seat(self) -> bool:
+        """Whether this worker holds its membership; False if nobody does."""
+        for _ in range(SEAT_ASKED_MAX):
+            try:
+                return self._consumer.hold_seat()
+            except Replaced:
+                self._move(State.FATAL)
+                raise
+            except (LogError, Unavailable) as error:
+                logger.warning("%s: its group does not say who holds the slot: %s", self._id, error)
+                self._sleep(1.0)
+        self._move(State.FATAL)
+        raise Fatal(f"{self._id}: its group does not say whether it still holds the slot: start it again")
 
     def _renew(self) -> None:
         """A new producer of the same id: it fences the old one and its late requests, and settles its transaction."""
@@ -335,10 +492,25 @@ class Session:
             return
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The group's committed positions; waits until no transaction of another worker holds them back."""
-        positions: Positions = {}
-        if partitions:
-            self._retrying(lambda: positions.update(self._consumer.committed(partitions)))
+        """The group's committed positions, without partitions that have none.
+
+        Raises Retriable while a transaction holds one of them; says which once that has taken PINNED_SECONDS.
+        """
+        if not partitions:
+            return {}
+        try:
+            positions = self._consumer.committed(partitions)
+        except Retriable:
+            now = self._clock()
+            self._pinned_since = now if self._pinned_since is None else self._pinned_since
+            if now - self._pinned_since >= PINNED_SECONDS:
+                self._pinned_since = now
+                logger.warning(
+                    "%s: the committed positions of its group have not been readable for %g s: is a transaction open "
+                    "that holds them?", self._id, PINNED_SECONDS
+                )  # fmt: skip
+            raise
+        self._pinned_since = None
         return positions
 
     def journaled(self, partition: int) -> Choices:
@@ -374,11 +546,12 @@ class Session:
         if self.state is State.OPEN:
             return
         assert self._producer is not None
-        if self._producer.tainted:
-            # a request that timed out may reach the broker late and end a later transaction of the same epoch
-            logger.warning("%s: a request timed out or lost its connection: a new producer before going on", self._id)
-            self._renew()
         if self.promise.transactional:
+            if self._producer.tainted:
+                # a request that timed out may reach the broker late and end a later transaction of the same epoch
+                logger.warning("%s: a request timed out or lost its connection: a new producer is needed", self._id)
+                self._ask_for_seat(0.0)
+                self._renew()
             self._call(lambda producer: producer.begin_transaction())
         self._opened_at = self._clock()
         self._move(State.OPEN)
@@ -404,9 +577,15 @@ class Session:
         producer = self._producer
         assert producer is not None
         try:
-            self._retrying(lambda: call(producer))
+            if self.promise.transactional:
+                self._retrying(lambda: call(producer))
+            else:
+                call(producer)
         except LogError as error:
-            self._fail(error)
+            if isinstance(error, Retriable) and not self.promise.transactional:
+                self.pending = True  # nothing is lost, and the group must be heard meanwhile
+            elif not (self.promise.saves_first and isinstance(error, Refused | Abortable)):
+                self._fail(error)
             raise
 
     def _retrying(self, call: Callable[[], object]) -> None:

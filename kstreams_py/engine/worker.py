@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections import deque
 from collections.abc import Iterable
 from threading import Event
 from typing import Final
 
-from kstreams_py.delivery import TopicInfo
+from kstreams_py.delivery import PROMISES, Output, TopicInfo
+from kstreams_py.engine.beginning import Beginning
+from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
-from kstreams_py.errors import LogError, Stop
+from kstreams_py.errors import DrainTimeout, LogError, Refused, Stop
 from kstreams_py.metrics import Counters
-from kstreams_py.record import TopicPartition
-from kstreams_py.task import Tasks
+from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.task import Intake, Plan, Tasks
 from kstreams_py.topology import Graph, Processor
 
 logger = logging.getLogger(__name__)
 
 BATCH_OVERHEAD: Final = 200
+
+DRAIN_SHARE: Final = 0.5
+"""Of drain_timeout_ms that the last commit may take; letting go takes time as well."""
 
 IDLE_WAIT: Final = 0.25
 """Seconds that an idle worker waits for a record before it looks whether it should stop."""
@@ -37,7 +44,10 @@ class Worker:
         topics = around.log.topics([topic.name for topic in (*processor.inputs, *written)])
         self.processor = processor
         self.counters = Counters()
-        self.consumer = around.log.consumer(name, f"{name}.{slot}")
+        self.turned_at = around.clock()
+        self.consumer = around.log.consumer(
+            name, f"{name}.{slot}", commits=not PROMISES[processor.guarantee].transactional
+        )
         self.tasks = Tasks(
             processor,
             name=name,
@@ -55,11 +65,31 @@ class Worker:
             counters=self.counters,
         )
         self.pace = Pace(whole_fetches=self.session.promise.saves_first or self.session.journal is not None)
+        self.search = Search()
+        self._graph = graph
+        self._log = around.log
+        inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
+        self._beginning = Beginning(around, processor, graph.beginnings, inputs)
+        self._counts = {name: info.partitions for name, info in inputs.items()}
         self._assigned: set[TopicPartition] = set()
         self._astray = False
+        """The committed positions have to be read before the next record is."""
+        self._prepared: Intake | None = None
+        """What was taken and is about to be saved; without an answer it is saved again, for it may have been."""
+        self._last: Intake | None = None
+        """What was run last."""
+        self._unacknowledged: list[tuple[Intake, Plan]] = []
+        """At most once: what was written since the last commit, to find the step of an output that is refused."""
+        self._apart: deque[Output] = deque()
+        """At most once: outputs to be written one by one, because one of them is refused."""
+        self._unrun: tuple[Intake, Positions] | None = None
+        """At most once: what was saved and not run when the function stopped the worker, and where it stopped."""
         self._interrupt: Exception | None = None
+        self._failure: Exception | None = None
+        """What a callback met; raised by the turn."""
         self._clock = around.clock
         self._stopping = stopping
+        self._drain_seconds = around.settings.drain_timeout_ms / 1000
 
     def run(self) -> None:
         """Starts, then steps until it is told to stop; what is done by then is committed."""
@@ -72,26 +102,62 @@ class Worker:
             self.close()
 
     def start(self) -> None:
-        """Fences what held this slot before, then joins the group."""
+        """Joins the group, and fences what held this slot before.
+
+        In this order: whoever is fenced asks the group, and finds that it was replaced.
+        """
+        self.consumer.subscribe(
+            [t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked, self._on_lost
+        )
         self.session.start()
-        self.consumer.subscribe([t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked)
 
     def step(self) -> None:
         """One turn, or the way back of one that failed: what the error's name says, then the committed positions."""
+        self.turned_at = self._clock()
         try:
             if self._astray:
                 self.rewind()
             self.turn()
+            if self._astray:
+                self.rewind()
         except LogError as error:
-            self._astray = True
-            self.session.recover(error)
+            self._recover(error)
+
+    def _recover(self, error: LogError) -> None:
+        steps = self.session.steps
+        if isinstance(error, Refused) and (self.processor.errors is None or not steps):
+            raise error.mistake
+        if isinstance(error, Refused) and self.session.promise.saves_first:
+            self._apart += self._written_apart(error)
+            return
+        self._astray |= self.session.recover(error)
+        if isinstance(error, Refused) and self.search.failed(steps):
+            assert self._last is not None
+            self.tasks.refuse(self._last, error.mistake)
+        elif self.session.timed_out:
+            self.search.failed(steps)
 
     def finish(self) -> None:
-        """Commits what is done; raises what stopped the worker, unless that was Stop."""
-        try:
-            self.session.commit()
-        except LogError as error:
-            logger.warning("%s: what was open is not committed and will be done again: %s", self.processor.id, error)
+        """Commits what is done; raises what stopped the worker, unless that was Stop.
+
+        Raises DrainTimeout if something could not be finished that nobody will do again.
+        """
+        deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
+        while True:
+            try:
+                self._commit()
+                if self._unrun is not None:
+                    self.session.give_back(*self._unrun)
+            except LogError as error:
+                if self.session.promise.saves_first and (isinstance(error, Refused) or self.session.pending):
+                    if self._clock() >= deadline:
+                        raise DrainTimeout(f"{self.processor.id}: at most once: outputs are lost: {error}") from None
+                    self._recover(error)
+                    continue
+                logger.warning(
+                    "%s: what was open is not committed and will be done again: %s", self.processor.id, error
+                )
+            break
         if isinstance(self._interrupt, Stop):
             logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
         elif self._interrupt is not None:
@@ -104,53 +170,175 @@ class Worker:
 
     def turn(self) -> None:
         """Fetch, then take, prepare, run, write; commit when it is due, or at once when the input is dry."""
+        if self.session.pending:
+            self.consumer.pause(self._assigned)
         started = self._clock()
         records = self.consumer.consume(self.pace.fetch, 0.0 if self.session.busy or self.tasks.ready else IDLE_WAIT)
         idle = self._clock() - started >= IDLE_WAIT
-        self.session.check()  # a rebalance inside consume dooms what is open
+        if self._failure is not None:
+            raise self._failure
+        self.session.check()  # partitions of what is open may have been taken away inside consume
+        if self._astray:
+            return
         self.tasks.add(records)
-        while not self._stopping.is_set() and (intake := self.tasks.take(self.pace.take)):
-            self.session.prepare(intake)
-            started = self._clock()
-            plan = self.tasks.run(intake)
-            self.pace.ran(len(intake.steps), self._clock() - started)
-            self.session.write(plan)
-            if plan.interrupt is not None:
-                self.session.commit()
-                self.session.give_back(intake, self.tasks.positions | plan.tried)
-                self._interrupt = plan.interrupt
-                self._stopping.set()
-            if self.session.due:
-                self.session.commit()
+        if self.session.pending or self.consumer.tainted:
+            self._commit()
+            if self.consumer.tainted:
+                self._rejoin()
+                return
+        while not self._stopping.is_set() and self._take():
+            self._run_prepared()
         if not records:
             self.session.reached(self.tasks.advance(self.consumer.ends))
             if self.session.busy or idle:
-                self.session.commit()
+                self._commit()
         self.consumer.pause(self.tasks.waiting)
+
+    def _take(self) -> bool:
+        """Whether there is something to run. What is taken stays here until it has been saved."""
+        if self._prepared is None:
+            self._prepared = self.tasks.take(min(self.pace.take, self.search.limit))
+        return self._prepared is not None
+
+    def _run_prepared(self) -> None:
+        """Saves what must be saved first, runs the functions, writes what they return, and commits when it is due."""
+        intake = self._prepared
+        assert intake is not None
+        self.session.prepare(intake)
+        self._prepared = None
+        started = self._clock()
+        plan = self.tasks.run(intake)
+        self.pace.ran(len(intake.steps), self._clock() - started)
+        self._last = intake
+        if self.session.promise.saves_first:
+            self._unacknowledged.append((intake, plan))
+            if plan.interrupt is not None:
+                self._unrun = intake, self.tasks.positions | plan.tried
+                self._stop(plan.interrupt)
+        self.session.write(plan)
+        if plan.interrupt is not None and self._unrun is None:
+            self._commit()
+            self._stop(plan.interrupt)
+        if self.session.due or self.search.searching:
+            self._commit()
+
+    def _stop(self, interrupt: Exception) -> None:
+        self._interrupt = interrupt
+        self._stopping.set()
+
+    def _commit(self) -> None:
+        steps = self.session.steps
+        while self._apart:
+            self.session.deliver(self._apart.popleft())
+        self.session.commit()
+        self._unacknowledged.clear()
+        self.search.committed(steps)
+        self.tasks.committed()
+        if steps and self._assigned:
+            self._beginning.keep(self._assigned, self.session)
+
+    def _written_apart(self, refused: Refused) -> list[Output]:
+        """At most once: what to write in place of outputs of which at least one is refused, each by itself.
+
+        Their functions are not called again. Where a single one was refused, it is replaced by a dead letter.
+        """
+        if len(refused.outputs) != 1:
+            return list(refused.outputs)
+        (output,) = refused.outputs
+        for intake, plan in self._unacknowledged:
+            if (dead := self.tasks.replacement(output, intake, plan, refused.mistake)) is not None:
+                return [dead]
+        raise refused.mistake  # a dead letter is refused itself
 
     def rewind(self) -> None:
         """Back to the committed positions, and for alts to the choices that were saved but not delivered."""
-        positions = self.session.committed(self._assigned)
+        partitions = {tp for tp in self._assigned if tp.topic in self._counts}
+        if stale := self._assigned - partitions:
+            # a static member is given its old assignment first, with topics that this deployment does not read
+            logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
+        self._prepared = None
+        self._check_growth(partitions)
+        positions = self.session.committed(partitions)
+        if missing := partitions - positions.keys():
+            positions |= self._beginning.begin(missing, self.session)
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
-        self.tasks.assign(positions, choices)
-        self.consumer.assign(positions)
+        for reason in self.tasks.assign(positions, choices):
+            logger.warning("%s: %s", self.processor.id, reason)
+        if positions:  # else nothing is fetched, and a client that was fenced takes no call
+            self.consumer.assign(positions)
         self._astray = False
+
+    def _check_growth(self, partitions: set[TopicPartition]) -> None:
+        """Raises TopicError if inputs that are read in step differ in partitions since one of them grew."""
+        if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
+            found = check_growth(self._graph, self.processor, self._log)
+            self._counts = {name: info.partitions for name, info in found.items()}
+
+    def _rejoin(self) -> None:
+        """Takes the membership with a new member id; nothing is open."""
+        logger.warning("%s: a commit of positions may come late: taking the seat anew", self.processor.id)
+        self._let_go()
+        self.consumer.rejoin()
+
+    # What the consumer calls back; what it means is for the next turn.
 
     def _on_assigned(self, partitions: set[TopicPartition]) -> None:
         logger.info("%s: holds %s", self.processor.id, ", ".join(sorted(map(str, partitions))) or "no partition")
         self._assigned = partitions
-        self.rewind()
+        self._astray = True
 
     def _on_revoked(self) -> None:
+        try:
+            if self._prepared is not None and self.session.pending:
+                self._run_prepared()  # its positions may be saved already: then nobody else would run it
+            self.session.settle()
+        except LogError as error:
+            logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)
+            self.session.revoke()
+        except Exception as error:
+            self._failure = error
+        self._let_go()
+
+    def _on_lost(self) -> None:
+        self.session.revoke()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._assigned = set()
+        self._prepared = None
         self.tasks.clear()
-        self.session.doom()
 
 
 def _batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
     """What a batch may have so that each topic takes it, less Kafka's own bytes in it; None if none has a limit."""
     limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
+
+
+class Search:
+    """Finds the step for which a transaction fails, by halving: how many steps the next one may have."""
+
+    def __init__(self) -> None:
+        self.limit = sys.maxsize
+        self._whole = 0
+
+    @property
+    def searching(self) -> bool:
+        """Every intake is committed by itself."""
+        return self.limit < sys.maxsize
+
+    def failed(self, steps: int) -> bool:
+        """Whether it was a single step that failed; else the next transaction has half as many."""
+        self._whole = max(self._whole, steps)
+        self.limit = max(1, steps // 2)
+        return steps == 1
+
+    def committed(self, steps: int) -> None:
+        """A transaction of so many steps got through: the next one may have twice as many."""
+        if self.searching and steps:
+            self.limit *= 2
+            if self.limit > self._whole:
+                self.limit, self._whole = sys.maxsize, 0
 
 
 class Pace:

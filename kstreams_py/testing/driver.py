@@ -102,6 +102,7 @@ class TestDriver:
         self._around = Surroundings(self.log, self._registry, settings, self._engine_clock, self.clock.advance)
         self._serdes: dict[tuple[str, str], Serde] = {}
         self._down: set[int] = set()
+        self._joining: set[int] = set()
         self._workers: dict[int, list[Worker]] = {}
         self._stopping: dict[int, Event] = {}
         self._slots = range(slots)
@@ -266,7 +267,7 @@ class TestDriver:
 
     def _turn_all(self) -> None:
         """One turn; whoever is not there yet joins first, so that nobody has begun when the partitions are dealt."""
-        for act in (self._start, self._turn):
+        for act in (self._start, self._join, self._turn):
             for slot in self._slots:
                 if slot not in self._down:
                     self._guarded(act, slot)
@@ -306,6 +307,13 @@ class TestDriver:
         ]
         for worker in self._workers[slot]:
             worker.start()
+        self._joining.add(slot)
+
+    def _join(self, slot: int) -> None:
+        """The turn in which a new worker is given its partitions; it reads nothing yet."""
+        if slot in self._joining:
+            self._joining.discard(slot)
+            self._turn(slot)
 
     def _end(self, slot: int) -> None:
         self._down.add(slot)

@@ -15,18 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from kstreams_py.delivery import Output
 from kstreams_py.errors import (
     Abortable,
     Fenced,
     InputLost,
     OutcomeUnknown,
+    RecordRefused,
     RecordTooLarge,
+    Refused,
     Replaced,
     Retriable,
     TopicError,
 )
+from kstreams_py.partitioner import partition_of
 from kstreams_py.record import Positions, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -43,20 +47,6 @@ RECORD_OVERHEAD: Final = 70
 """Bytes of a batch with one record, beside its key, value and headers (about)."""
 
 
-def murmur2(data: bytes) -> int:
-    """The hash by which Java's clients place keys: 32-bit MurmurHash2 (Austin Appleby), as an unsigned number."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
-    h = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        h = (h * m ^ (k ^ k >> 24) * m) & mask
-    if whole < len(data):
-        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return h ^ h >> 15
-
-
 class Content(NamedTuple):
     """What a producer says of a record; the time is in milliseconds since 1970."""
 
@@ -65,15 +55,20 @@ class Content(NamedTuple):
     headers: list[tuple[str, bytes | None]] | None
     timestamp: int
 
-    def check_size(self, topic: str, limit: int) -> None:
-        """Raises RecordTooLarge if a batch with this record alone is larger than so many bytes."""
+    def check_size(self, topic: str, limit: int, outputs: Sequence[Any] = ()) -> None:
+        """Raises Refused, of these outputs, if a batch with this record alone is larger than so many bytes."""
         headers = sum(len(name) + len(value or b"") for name, value in self.headers or ())
         size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
         if size > limit:
-            raise RecordTooLarge(
+            mistake = RecordTooLarge(
                 f"a record for topic {topic!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
                 "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
             )
+            raise Refused(mistake, outputs)
+
+    def output(self, partition: TopicPartition) -> Output:
+        """The record as it was written."""
+        return (*partition[:1], self.value, self.key, partition.partition, None, None, self.timestamp, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +205,7 @@ class Topic:
     def place(self, key: bytes | None) -> int:
         """The partition number for a key: as Java's clients have it; round robin without a key."""
         if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % len(self.partitions)
+            return partition_of(key, len(self.partitions))
         self._keyless += 1
         return (self._keyless - 1) % len(self.partitions)
 
@@ -310,17 +305,17 @@ class Group:
 
     def check(self, membership: Membership) -> None:
         """Raises Replaced if another member holds the seat, Abortable if this one is not of the generation."""
-        self.check_seat(membership.seat, membership.member)
+        if not self.holds(membership.seat, membership.member):
+            raise Abortable(f"group {self.name}: {membership.seat} is no member (any more)")
         if membership.generation != self.generation:
             raise Abortable(
                 f"group {self.name}: {membership.seat} is of generation {membership.generation}, and "
                 f"{self.generation} is the newest"
             )
 
-    def check_seat(self, seat: str, member: int) -> None:
-        """Raises Replaced if another member holds the seat, Abortable if nobody does."""
-        if self._held(seat, member) is None:
-            raise Abortable(f"group {self.name}: {seat} is no member (any more)")
+    def holds(self, seat: str, member: int) -> bool:
+        """Whether this member holds the seat; False if nobody does. Raises Replaced if another member holds it."""
+        return self._held(seat, member) is not None
 
     def expire(self, before: float) -> None:
         """Frees the seats of members that were not heard of since."""
@@ -374,6 +369,11 @@ class Broker:
         for group in self.groups.values():
             group.expire(now - self._session_timeout)
 
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """Adds partitions until the topic has so many."""
+        found = self.topic(name).partitions
+        found += [Partition(TopicPartition(name, number)) for number in range(len(found), partitions)]
+
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         """Creates a topic; one that exists is left alone."""
         if name not in self.topics:
@@ -422,10 +422,13 @@ class Broker:
     def produce(
         self, partition: TopicPartition, batch: Sequence[Content], stamp: Stamp | None, transactional_id: str | None
     ) -> None:
-        """Writes a batch, in the transaction of the id if there is one. Raises Fenced, Abortable, RecordTooLarge."""
-        log = self.partition(partition)
+        """Writes a batch, in the transaction of the id if there is one. Raises Fenced, Abortable, Refused."""
+        log, settings = self.partition(partition), self.topic(partition.topic).settings
+        outputs = [content.output(partition) for content in batch]
         for content in batch:
-            content.check_size(partition.topic, int(self.topic(partition.topic).settings["max.message.bytes"]))
+            content.check_size(partition.topic, int(settings["max.message.bytes"]), outputs)
+            if settings["cleanup.policy"] == "compact" and content.key is None:
+                raise Refused(RecordRefused(f"topic {partition.topic!r} refuses a record without a key"), outputs)
         if stamp is not None and transactional_id is not None:
             held = self._of_epoch(transactional_id, stamp.epoch)
             if partition not in held.partitions:
@@ -492,9 +495,9 @@ class Broker:
     # Positions.
 
     def committed(self, group: str, partitions: Collection[TopicPartition]) -> Positions:
-        """A group's positions, the log's start where it has none. Raises Retriable while one is pending."""
+        """A group's positions, of partitions that have one. Raises Retriable while one is pending."""
         found = self.group(group)
         for positions in found.pending.values():
             if waiting := sorted(set(partitions) & set(positions)):
                 raise Retriable(f"group {group}: the position of {waiting[0]} is pending in a transaction")
-        return {tp: found.positions.get(tp, self.partition(tp).start) for tp in sorted(partitions)}
+        return {tp: found.positions[tp] for tp in sorted(partitions) if tp in found.positions}

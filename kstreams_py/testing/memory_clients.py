@@ -10,7 +10,7 @@ from random import Random
 from typing import Final, TypeVar, Union
 
 from kstreams_py.delivery import Consumer, Durability, Output, Promise
-from kstreams_py.errors import Abortable, KStreamsError, OutcomeUnknown, Retriable, TopicError
+from kstreams_py.errors import Abortable, KStreamsError, OutcomeUnknown, Refused, Retriable, TopicError
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Membership, Stamp
 
@@ -115,10 +115,10 @@ class MemoryProducer:
 
     def __init__(self, network: Network, promise: Promise, durability: Durability, transactional_id: str) -> None:
         self._network = network
-        self._retries = promise.retries
+        self._retries = promise.may_repeat or durability is Durability.COMMITTED
         self._answered = durability is not Durability.NONE
         self._id = transactional_id if promise.transactional else None
-        idempotent = promise.retries and durability is Durability.COMMITTED
+        idempotent = durability is Durability.COMMITTED
         self._producer_id = network.broker.next_id() if idempotent else None
         self._epoch = 0 if self._id is None else -1
         self._sequences: dict[TopicPartition, int] = {}
@@ -138,16 +138,21 @@ class MemoryProducer:
         """A request of this producer may yet reach the broker."""
         self._tainted = True
 
-    def write(self, outputs: Sequence[Output]) -> None:
+    def write(self, outputs: list[Output]) -> None:
         self._require_open()
-        now = self._network.clock()
-        for topic, value, key, number, _, _, timestamp, headers in outputs:
-            content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
-            content.check_size(topic, CLIENT_MESSAGE_MAX)
-            if not self._queue:
-                self._queued_at = now
-                self._network.lingering.append(self)
-            self._queue.append((topic, number, content))
+        now, done = self._network.clock(), 0
+        try:
+            for output in outputs:
+                topic, value, key, number, _, _, timestamp, headers = output
+                done += 1
+                content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
+                content.check_size(topic, CLIENT_MESSAGE_MAX, [output])
+                if not self._queue:
+                    self._queued_at = now
+                    self._network.lingering.append(self)
+                self._queue.append((topic, number, content))
+        finally:
+            del outputs[:done]
         self._network.pass_time()
 
     def init_transactions(self) -> None:
@@ -195,6 +200,9 @@ class MemoryProducer:
     def flush(self) -> None:
         self._send()
         failed, self._failed = self._failed, []
+        if refused := [error for error in failed if isinstance(error, Refused)]:
+            self._failed = [error for error in failed if not isinstance(error, Refused)]
+            raise Refused(refused[0].mistake, [output for error in refused for output in error.outputs])
         if failed:
             raise failed[0]
 
@@ -286,6 +294,7 @@ class MemoryConsumer:
 
     def __init__(self, network: Network, group: str, seat: str) -> None:
         self.ends: Positions = {}
+        self.tainted = False
         self._network = network
         self._group = network.broker.group(group)
         self._seat = seat
@@ -294,21 +303,34 @@ class MemoryConsumer:
         self._topics: tuple[str, ...] = ()
         self._on_assigned: Callable[[set[TopicPartition]], None] = lambda _: None
         self._on_revoked: Callable[[], None] = lambda: None
+        self._on_lost: Callable[[], None] = lambda: None
         self._positions: Positions = {}
         self._paused: frozenset[TopicPartition] = frozenset()
-        self._tainted = False
+        self._rebalances = 0
 
     def taint(self, request: str) -> None:
-        """A commit of this member may yet reach the group: it takes its seat anew before it fetches again."""
-        self._tainted |= request == "commit"
+        """A commit of this member may yet reach the group."""
+        self.tainted |= request == "commit"
 
     def subscribe(
-        self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
+        self,
+        topics: Collection[str],
+        assigned: Callable[[set[TopicPartition]], None],
+        revoked: Callable[[], None],
+        lost: Callable[[], None],
     ) -> None:
-        self._topics, self._on_assigned, self._on_revoked = tuple(topics), assigned, revoked
+        self._topics, self._on_assigned, self._on_revoked, self._on_lost = tuple(topics), assigned, revoked, lost
+        self._join()
+
+    def _join(self) -> None:
         self._member = self._request(
             "subscribe", lambda: self._group.join(self._seat, self._topics, self._network.clock())
         )
+
+    def rejoin(self) -> None:
+        self.tainted, self._generation = False, -1
+        self._positions = {}
+        self._join()
 
     def assign(self, positions: Positions) -> None:
         self._positions = dict(positions)
@@ -317,17 +339,14 @@ class MemoryConsumer:
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         del timeout  # nothing can come while the only thread waits
-        if self._tainted:
-            self._tainted, self._generation = False, -1
-            self._positions = {}
-            self._on_revoked()
-            self.subscribe(self._topics, self._on_assigned, self._on_revoked)
-            return []
         return self._request("consume", lambda: self._consume(limit))
 
     def _consume(self, limit: int) -> list[Message]:
+        before = self._rebalances
         if self._topics:
             self._keep_seat()
+        if self._rebalances != before:
+            return []
         order, chance = list(self._positions), self._network.chance
         if chance is not None:  # whatever came first, as much as has come
             order = chance.sample(sorted(order), chance.randint(0, len(order)))
@@ -347,12 +366,15 @@ class MemoryConsumer:
         if self._group.hear(self._seat, self._member, now):
             if self._generation >= 0:
                 self._positions = {}
-                self._on_revoked()
+                self._rebalances += 1
+                (self._on_revoked if self._group.holds(self._seat, self._member) else self._on_lost)()
             self._generation = -1
             self._member = self._group.rejoin(self._seat, self._member, self._topics, now)
         counts = {name: len(topic.partitions) for name, topic in broker.topics.items()}
         if self._group.deal(counts) and self._generation != self._group.generation:
             self._generation = self._group.generation
+            self._rebalances += 1
+            self._positions = {}
             self._on_assigned(set(self._group.seats[self._seat].partitions))
 
     def _fetch(self, tp: TopicPartition, limit: int) -> list[Message]:
@@ -386,8 +408,8 @@ class MemoryConsumer:
 
         self._request("commit", commit)
 
-    def hold_seat(self) -> None:
-        self._request("hold_seat", lambda: self._group.check_seat(self._seat, self._member))
+    def hold_seat(self) -> bool:
+        return self._request("hold_seat", lambda: self._group.holds(self._seat, self._member))
 
     def group_metadata(self) -> Membership:
         """What goes with a commit, as this member knows it now."""
@@ -398,6 +420,15 @@ class MemoryConsumer:
 
     def close(self) -> None:
         self._positions = {}
+
+    def give_up(self) -> bool:
+        """Leaves the group, as if the session had timed out; whether the seat was this member's."""
+        held = self._group.seats.get(self._seat)
+        if held is None or held.member != self._member:
+            return False
+        held.heard = float("-inf")
+        self._group.expire(0.0)
+        return True
 
     def _request(self, name: str, action: Callable[[], T]) -> T:
         return self._network.request(name, action, self)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 
-from kstreams_py.delivery import Durability, Promise, TopicInfo
+from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Isolation
 from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network
@@ -66,7 +66,7 @@ class MemoryLog:
 
     # delivery.Log
 
-    def consumer(self, group: str, seat: str) -> MemoryConsumer:
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> MemoryConsumer:  # noqa: ARG002
         return MemoryConsumer(self._network, group, seat)
 
     def producer(
@@ -95,8 +95,24 @@ class MemoryLog:
 
         self._network.request("create_topics", create)
 
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, MemoryConsumer)
+        return self._network.request("leave", consumer.give_up)
+
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
+
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._network.request("starts", lambda: {tp: self._broker.partition(tp).start for tp in partitions})
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self._network.request("grow", lambda: self._broker.grow_topic(topic, partitions))
+
+    def offsets_retention_minutes(self) -> int | None:
+        return None
+
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        return self._network.request("read", lambda: list(self._broker.partition(partition).read(0, "read_committed")))
 
     def newest(self, partition: TopicPartition) -> Message | None:
         return self._network.request("newest", self._broker.partition(partition).newest)

@@ -42,19 +42,25 @@ def output(topic: str, value: bytes | None, key: bytes | None = None, partition:
 class Member:
     """A consumer in a group that starts at the committed positions, and keeps what happens to it."""
 
-    def __init__(self, consumer: Consumer, topics: Sequence[str]) -> None:
+    def __init__(self, log: Log, consumer: Consumer, topics: Sequence[str]) -> None:
         self.events: list[object] = []
         self.rows: list[Row] = []
         self.consumer = consumer
-        consumer.subscribe(topics, self._assigned, lambda: self.events.append("revoked"))
+        self._log = log
+        self._assigned: set[TopicPartition] | None = None
+        """What was assigned, until reading has started there."""
+        consumer.subscribe(
+            topics, self._on_assigned, lambda: self.events.append("revoked"), lambda: self.events.append("lost")
+        )
 
-    def _assigned(self, partitions: set[TopicPartition]) -> None:
+    def _on_assigned(self, partitions: set[TopicPartition]) -> None:
         self.events.append(partitions)
-        until(lambda: self._starts_at_committed(partitions))
+        self._assigned = partitions
 
     def _starts_at_committed(self, partitions: set[TopicPartition]) -> bool:
         try:
-            self.consumer.assign(self.consumer.committed(partitions))
+            positions = self.consumer.committed(partitions)
+            self.consumer.assign(self._log.starts(partitions - positions.keys()) | positions)
         except Retriable:  # the leader of a new partition may not know yet that it is
             return False
         return True
@@ -64,7 +70,12 @@ class Member:
         return self.events[-1:] == [set(partitions)]
 
     def poll(self) -> Member:
-        self.rows += map(row, self.consumer.consume(100, 0.1))
+        found = self.consumer.consume(100, 0.1)
+        if (assigned := self._assigned) is not None:
+            assert not found, "records between an assignment and its start"
+            until(lambda: self._starts_at_committed(assigned))
+            self._assigned = None
+        self.rows += map(row, found)
         return self
 
 
@@ -124,7 +135,7 @@ class Rig:
         return self._consumers[-1]
 
     def member(self, group: str, seat: str, *topics: str) -> Member:
-        return Member(self.consumer(group, seat), topics)
+        return Member(self.log, self.consumer(group, seat), topics)
 
     def plain(self, durability: Durability = Durability.COMMITTED) -> Producer:
         """A producer without transactions."""

@@ -192,7 +192,7 @@ def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("torn", "duplicate")
 def commit_of_partitions_that_were_taken_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "doom", lambda self: None)
+    patch.setattr(Session, "revoke", lambda self: None)
 
 
 @mutation("torn", "duplicate", struck=[(Fault.SLOW, "returned"), (Fault.DOUBLED, "commit")])

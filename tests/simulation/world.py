@@ -20,8 +20,8 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py.config import Settings
-from kstreams_py.delivery import PROMISES
 from kstreams_py.engine import transaction
+from kstreams_py.engine.topics import BEGINNINGS_SETTINGS
 from kstreams_py.engine.transaction import OUTPUTS_HELD, Surroundings
 from kstreams_py.engine.worker import Worker
 from kstreams_py.errors import Abortable, KStreamsError, OutcomeUnknown, Replaced, Retriable, Stop
@@ -156,6 +156,7 @@ class World:
         self.journal = self.graph.journal(self.processor)
         topics = [*plan.kind.inputs, *plan.kind.outputs, "dead", *([self.journal] if self.journal else [])]
         self.log.create_topics([(name, PARTITIONS, -1, {}) for name in topics])
+        self.log.create_topics([(self.graph.beginnings, 1, -1, BEGINNINGS_SETTINGS)])
         self.outputs = [TopicPartition(name, n) for name in (*plan.kind.outputs, "dead") for n in range(PARTITIONS)]
         self.watched: object = None
         """What `invariants.watch` has seen last."""
@@ -359,7 +360,7 @@ class World:
                 return Broken(OutcomeUnknown("simulated") if name == "commit_transaction" else error)
             case Fault.LATE:
                 return Broken(OutcomeUnknown("simulated"), applied=False, late=late)
-            case Fault.DOUBLED if PROMISES[self.plan.guarantee].retries:
+            case Fault.DOUBLED:
                 return Broken(late=late)
         return None
 

@@ -168,7 +168,7 @@ def test_stale_member_cannot_commit_positions_in_its_transaction(
             consumer.assign(consumer.committed(partitions))
             seated[which] = partitions
 
-        consumer.subscribe([f"{name}.in"], assigned, lambda: None)
+        consumer.subscribe([f"{name}.in"], assigned, lambda: None, lambda: None)
 
     old = log.consumer(f"{name}.g", f"{name}.seat")
     seat("old", old)

@@ -175,8 +175,8 @@ def test_choices_made_where_topics_had_no_ids_hold_by_name() -> None:
 
 def test_guarantees_keep_the_promises_of_the_table() -> None:
     assert dict(PROMISES) == {
-        Guarantee.EXACTLY_ONCE: Promise(transactional=True, saves_first=False, retries=True),
-        Guarantee.AT_LEAST_ONCE: Promise(transactional=False, saves_first=False, retries=True),
-        Guarantee.AT_MOST_ONCE: Promise(transactional=False, saves_first=True, retries=False),
+        Guarantee.EXACTLY_ONCE: Promise(transactional=True, saves_first=False, may_repeat=True),
+        Guarantee.AT_LEAST_ONCE: Promise(transactional=False, saves_first=False, may_repeat=True),
+        Guarantee.AT_MOST_ONCE: Promise(transactional=False, saves_first=True, may_repeat=False),
     }
     assert {d: d.acks for d in Durability} == {"committed": -1, "leader": 1, "none": 0}

@@ -239,10 +239,9 @@ class Run:
         around = Surroundings(self.log, self.registry, Settings(), self.log.clock, self.log.clock.advance)  # type: ignore[attr-defined]
         for processor in graph.processors:
             worker = Worker(graph, processor, 0, around, Event())
-            worker.session.start()
-            worker.consumer.subscribe([t.name for t in processor.inputs], worker._on_assigned, worker._on_revoked)
+            worker.start()
             for _ in range(20):
-                worker.turn()
+                worker.step()
             worker.session.end()
             worker.consumer.close()
 

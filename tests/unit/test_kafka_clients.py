@@ -52,7 +52,12 @@ def consumer_of(client: Client, monkeypatch: pytest.MonkeyPatch, *, held: str | 
 def test_record_from_before_a_rebalance_is_not_handed_out(rebalance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client, events = Client(), list[str]()
     consumer = consumer_of(client, monkeypatch)
-    consumer.subscribe(["a"], lambda partitions: events.append("assigned"), lambda: events.append("revoked"))
+    consumer.subscribe(
+        ["a"],
+        lambda partitions: events.append("assigned"),
+        lambda: events.append("revoked"),
+        lambda: events.append("lost"),
+    )
     first, second = Fetched("a", 0), Fetched("a", 1)
 
     def rebalancing() -> list[Any]:
@@ -129,7 +134,9 @@ def test_fencing_is_replacement_only_if_the_group_says_so(
     """Otherwise the seat is taken with a new client."""
     client, events = Client(), list[str]()
     consumer = consumer_of(client, monkeypatch, held=held)
-    consumer.subscribe(["a"], lambda _: events.append("assigned"), lambda: events.append("revoked"))
+    consumer.subscribe(
+        ["a"], lambda _: events.append("assigned"), lambda: events.append("revoked"), lambda: events.append("lost")
+    )
     if assigned:
         client.on_assign(client, [SimpleNamespace(topic="a", partition=0)])
     client.member = member
@@ -148,7 +155,7 @@ def test_fencing_is_replacement_only_if_the_group_says_so(
 def test_seat_is_held_by_a_client_that_has_forgotten_its_member_id(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client()
     consumer = consumer_of(client, monkeypatch, held="me")
-    consumer.subscribe(["a"], lambda _: None, lambda: None)
+    consumer.subscribe(["a"], lambda _: None, lambda: None, lambda: None)
     client.on_assign(client, [])
     client.member = ""
     consumer.hold_seat()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +17,7 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import TopicInfo
 from kstreams_py.errors import Retriable
 from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.kafka.errors import TESTED_CLIENTS, warn_if_untested
 from kstreams_py.record import TopicPartition
 
 
@@ -72,3 +78,51 @@ def test_newest_record_that_cannot_be_read_now_can_be_asked_for_again(monkeypatc
     monkeypatch.setattr(KafkaLog, "_reader", Reader())
     with pytest.raises(Retriable, match=r"^reading the newest record of a\[0\]: "):
         KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))
+
+
+@pytest.mark.parametrize(("session", "heartbeat"), [(45_000, 1_000), (3_000, 1_000), (1_500, 500)])
+def test_members_learn_of_a_rebalance_within_a_second(session: int, heartbeat: int) -> None:
+    """The interval of heartbeats is what it takes the others to notice that a member has left."""
+    settings = Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=session, transaction_timeout_ms=1_000)
+    consumer = KafkaLog(settings).consumer("group", "instance")
+    assert consumer._settings["heartbeat.interval.ms"] == heartbeat
+    consumer.close()
+
+
+@pytest.fixture
+def _warned_anew() -> Iterator[None]:
+    warn_if_untested.cache_clear()
+    yield
+    warn_if_untested.cache_clear()
+
+
+@pytest.mark.usefixtures("_warned_anew")
+def test_untested_client_is_a_warning_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(ck, "libversion", lambda: ("9.9.9", 0x090909FF))
+    log = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1"))
+    assert caplog.messages == []  # a command that runs no graph says nothing
+    for number in range(2):
+        log.consumer("g", f"g.{number}").close()
+    assert [(r.levelno, r.getMessage().split(":")[0]) for r in caplog.records] == [
+        (logging.WARNING, "librdkafka 9.9.9 is not among the versions tested with kstreams_py (2.16.0)")
+    ]
+
+
+@pytest.mark.usefixtures("_warned_anew")
+@pytest.mark.parametrize("version", sorted(TESTED_CLIENTS))
+def test_tested_client_is_no_warning(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ck, "libversion", lambda: (version, 0))
+    KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0").close()
+    assert caplog.messages == []
+
+
+def test_client_is_bounded_by_what_is_tested() -> None:
+    """An installation takes no release that no test has seen, and the tests run with one of the list."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *(w for extra in project["optional-dependencies"].values() for w in extra)]
+    bounds = {re.sub(r"\[.*\]", "", w) for w in wanted if w.startswith("confluent-kafka")}
+    assert bounds == {"confluent-kafka>=2.16,<2.17"}
+    assert all(version.startswith("2.16.") for version in TESTED_CLIENTS)
+    assert ck.libversion()[0] in TESTED_CLIENTS

@@ -16,7 +16,15 @@ from kstreams_py.config import Settings
 from kstreams_py.dead_letter import Failure
 from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee
 from kstreams_py.engine import transaction
-from kstreams_py.engine.transaction import CALLS_MAX, RENEWALS_MAX, TRANSITIONS, Session, State, Surroundings
+from kstreams_py.engine.transaction import (
+    CALLS_MAX,
+    RENEWALS_MAX,
+    SEAT_ASKED_MAX,
+    TRANSITIONS,
+    Session,
+    State,
+    Surroundings,
+)
 from kstreams_py.errors import (
     Abortable,
     BrokerUnavailable,
@@ -65,9 +73,10 @@ class Bench:
         self.log.create_topics([(name, 2, -1, {}) for name in topics])
         self.counters = Counters()
         self.consumer = self.log.consumer("g.p", "g.p.0")
-        self.consumer.subscribe(["a", "b"], self._assigned, self._revoked)
+        self.assigned: set[TopicPartition] = set()
+        self.consumer.subscribe(["a", "b"], self._assigned, self._revoked, self._revoked)
         self.session = self.session_of(self.consumer)
-        self.consumer.consume(1, 0.0)
+        self.consume()
         self.session.start()
         self._seen = 0
         self.did()
@@ -86,11 +95,18 @@ class Bench:
         self.slept.append(round(seconds, 3))
         self.clock.advance(seconds)
 
+    def consume(self) -> None:
+        """Serves a rebalance, and starts where it assigned partitions."""
+        self.consumer.consume(1, 0.0)
+        if self.assigned:
+            self.consumer.assign(dict.fromkeys(self.assigned, 0))
+            self.assigned = set()
+
     def _assigned(self, partitions: set[TopicPartition]) -> None:
-        self.consumer.assign(dict.fromkeys(partitions, 0))
+        self.assigned = partitions
 
     def _revoked(self) -> None:
-        self.session.doom()
+        self.session.settle()
 
     def did(self) -> list[str]:
         """The requests since the last call, but those that the client makes on its own behalf."""
@@ -169,7 +185,7 @@ def test_every_failure_has_a_way_back_whether_or_not_a_rebalance_came_first(
     bench = Bench()
     bench.write()
     if doomed:
-        bench.session.doom()
+        bench.session.revoke()
     bench.fail(error("why"))
     assert ("abort_transaction" in bench.did()) == (error in (Retriable, Abortable))
     bench.write(b"2", 2)
@@ -201,7 +217,7 @@ def test_session_that_never_started_recovers_with_a_producer() -> None:
     bench = Bench()
     fresh = bench.session_of(bench.consumer)
     fresh.recover(Abortable("nothing was open"))
-    assert (fresh.state, bench.did()) == (State.READY, ["init_transactions"])
+    assert (fresh.state, bench.did()) == (State.READY, ["hold_seat", "init_transactions"])
 
 
 # What is saved when.
@@ -285,7 +301,7 @@ def test_outputs_that_were_held_survive_a_new_producer() -> None:
     bench.session.commit()
     assert bench.did() == [
         "send_offsets", "produce", "commit_transaction",
-        "init_transactions", "send_offsets", "produce", "commit_transaction",
+        "hold_seat", "init_transactions", "send_offsets", "produce", "commit_transaction",
     ]  # fmt: skip
     assert (bench.visible, bench.saved) == ([b"1", b"2"], {A0: 2})
 
@@ -298,11 +314,10 @@ def test_at_most_once_positions_of_the_whole_intake_are_saved_before_its_functio
 
 def test_at_most_once_positions_of_what_was_not_run_are_given_back() -> None:
     intake = Intake([(Read("a", 3), Read("b", 4)), (Read("a", 4), Read("b", 7))])
-    for guarantee, saved in [(AMO, {A0: 4, B0: 5}), (ALO, {}), (EO, {})]:
-        bench = Bench(guarantee)
-        bench.session.prepare(intake)
-        bench.session.give_back(intake, {A0: 4, B0: 5, TopicPartition("a", 1): 9})
-        assert bench.saved == saved
+    bench = Bench(AMO)
+    bench.session.prepare(intake)
+    bench.session.give_back(intake, {A0: 4, B0: 5, TopicPartition("a", 1): 9})
+    assert bench.saved == {A0: 4, B0: 5}
 
 
 def test_at_most_once_output_that_fails_is_lost_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -313,7 +328,7 @@ def test_at_most_once_output_that_fails_is_lost_and_said_so(caplog: pytest.LogCa
     bench.write(b"2", 2)
     bench.session.commit()
     assert (bench.visible, bench.counters.commits) == ([b"2"], 2)
-    assert "p: at most once: writing to x: refused" in caplog.text
+    assert "p: at most once: an output is lost: writing to x: refused" in caplog.text
 
 
 def test_at_least_once_output_that_fails_keeps_the_positions_back() -> None:
@@ -353,7 +368,7 @@ def test_commit_is_due_after_the_interval_or_at_the_record_limit(outputs_held: i
     look()
     bench.session.write(Plan(records=1))
     look()
-    bench.session.doom()
+    bench.session.revoke()
     look()
     assert due == [False, False, True, False, False, True, False]
 
@@ -420,10 +435,10 @@ def test_outcome_unknown_is_never_aborted_and_the_committed_positions_decide(app
     bench.write(b"1", 1)
     bench.log.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=applied)
     bench.fail(bench.failed_commit())
-    assert bench.did() == ["produce", "send_offsets", "commit_transaction", "init_transactions"]
+    assert bench.did() == ["produce", "send_offsets", "commit_transaction", "hold_seat", "init_transactions"]
     committed = bench.session.committed([A0])
-    assert (committed, bench.visible) == (({A0: 1}, [b"1"]) if applied else ({A0: 0}, []))
-    for position in range(committed[A0], 2):
+    assert (committed, bench.visible) == (({A0: 1}, [b"1"]) if applied else ({}, []))
+    for position in range(committed.get(A0, 0), 2):
         bench.write(str(position + 1).encode(), position + 1)
     bench.session.commit()
     assert (bench.visible, bench.saved) == ([b"1", b"2"], {A0: 2})
@@ -452,8 +467,8 @@ def test_tainted_producer_is_replaced_before_the_next_begin(
     bench.session.commit()
     bench.did()
     bench.write(b"2", 2)
-    assert bench.did() == ["init_transactions", "produce"]
-    assert "g.p.0: a request timed out or lost its connection: a new producer before going on" in caplog.text
+    assert bench.did() == ["hold_seat", "init_transactions", "produce"]
+    assert "g.p.0: a request timed out or lost its connection: a new producer is needed" in caplog.text
     bench.clock.advance(6.5)  # the late request arrives while the next transaction is open
     assert (bench.visible, bench.saved) == ([b"1"], {A0: 1})
     bench.session.commit()
@@ -517,8 +532,10 @@ def test_commit_of_a_member_that_missed_a_rebalance_is_an_abort() -> None:
     bench = Bench()
     bench.write()
     other = bench.log.consumer("g.p", "g.p.1")
-    other.subscribe(["a", "b"], lambda _: None, lambda: None)
-    bench.consumer.subscribe(["a", "b"], lambda _: None, lambda: None)  # its process was replaced: a new member
+    other.subscribe(["a", "b"], lambda _: None, lambda: None, lambda: None)
+    bench.consumer.subscribe(
+        ["a", "b"], lambda _: None, lambda: None, lambda: None
+    )  # its process was replaced: a new member
     other.consume(1, 0.0)
     error = bench.failed_commit()
     assert type(error) is Abortable
@@ -530,8 +547,10 @@ def test_choices_of_a_member_that_missed_a_rebalance_are_not_journaled() -> None
     """They would overwrite those of the worker that has the partitions now."""
     bench = Bench(alts=True)
     other = bench.log.consumer("g.p", "g.p.1")
-    other.subscribe(["a", "b"], lambda _: None, lambda: None)
-    bench.consumer.subscribe(["a", "b"], lambda _: None, lambda: None)  # its process was replaced: a new member
+    other.subscribe(["a", "b"], lambda _: None, lambda: None, lambda: None)
+    bench.consumer.subscribe(
+        ["a", "b"], lambda _: None, lambda: None, lambda: None
+    )  # its process was replaced: a new member
     other.consume(1, 0.0)
     with pytest.raises(Abortable):
         bench.session.prepare(choosing(("a", 3)))
@@ -541,7 +560,7 @@ def test_choices_of_a_member_that_missed_a_rebalance_are_not_journaled() -> None
 def test_group_metadata_of_a_commit_is_that_of_its_moment() -> None:
     bench = Bench()
     other = bench.log.consumer("g.p", "g.p.1")
-    other.subscribe(["a", "b"], lambda _: None, lambda: None)
+    other.subscribe(["a", "b"], lambda _: None, lambda: None, lambda: None)
     bench.consumer.consume(1, 0.0)
     bench.write()
     bench.session.commit()  # with the generation that it has joined since the session began
@@ -551,7 +570,7 @@ def test_group_metadata_of_a_commit_is_that_of_its_moment() -> None:
 def test_rebalance_dooms_the_open_transaction() -> None:
     bench = Bench()
     bench.write()
-    bench.log.consumer("g.p", "g.p.1").subscribe(["a", "b"], lambda _: None, lambda: None)
+    bench.log.consumer("g.p", "g.p.1").subscribe(["a", "b"], lambda _: None, lambda: None, lambda: None)
     bench.consumer.consume(1, 0.0)
     with pytest.raises(Abortable, match="partitions were taken away in mid-transaction") as caught:
         bench.session.check()
@@ -563,7 +582,7 @@ def test_rebalance_dooms_the_open_transaction() -> None:
 def test_rebalance_dooms_outputs_that_are_held() -> None:
     bench = Bench(outputs_held=9)
     bench.write()
-    bench.session.doom()
+    bench.session.revoke()
     with pytest.raises(Abortable, match="partitions were taken away in mid-transaction"):
         bench.session.check()
     bench.fail(bench.failed_commit())
@@ -574,7 +593,7 @@ def test_rebalance_dooms_outputs_that_are_held() -> None:
 def test_rebalance_between_transactions_dooms_nothing_and_forgets_positions_of_lost_partitions() -> None:
     bench = Bench()
     bench.session.reached({A0: 5})
-    bench.session.doom()
+    bench.session.revoke()
     bench.session.check()
     assert bench.session.state is State.READY
     bench.session.commit()
@@ -601,7 +620,7 @@ def test_delivery_failure_of_one_record_aborts_the_whole_transaction() -> None:
 def replace(bench: Bench, *, seat: bool) -> None:
     """Another worker of the slot fences this one; with `seat`, it sits down in the group before."""
     if seat:
-        bench.log.consumer("g.p", "g.p.0").subscribe(["a", "b"], lambda _: None, lambda: None)
+        bench.log.consumer("g.p", "g.p.0").subscribe(["a", "b"], lambda _: None, lambda: None, lambda: None)
     bench.log.producer(PROMISES[EO], Durability.COMMITTED, "g.p.0").init_transactions()
     bench.did()
 
@@ -643,17 +662,18 @@ def test_fenced_by_the_brokers_time_out_is_told_from_a_fencing(caplog: pytest.Lo
     assert caplog.text.count("timed the transaction out") == 1
 
 
-def test_fenced_without_an_answer_about_the_seat_does_not_take_the_id_back() -> None:
+@pytest.mark.parametrize("answer", [Retriable, Abortable, BrokerUnavailable])
+def test_fenced_without_an_answer_about_the_seat_does_not_take_the_id_back(answer: type[Exception]) -> None:
     bench = Bench()
     bench.write()
     replace(bench, seat=False)
     error = bench.failed_commit()
     bench.did()
-    for nth in range(1, CALLS_MAX + 1):
-        bench.log.inject("hold_seat", nth=nth, error=Retriable("no answer"), applied=False)
-    with pytest.raises(Fatal, match=r"fenced, and its group does not say that it still holds the seat \(no answer\)"):
+    for nth in range(1, SEAT_ASKED_MAX + 1):
+        bench.log.inject("hold_seat", nth=nth, error=answer("no answer"), applied=False)
+    with pytest.raises(Fatal, match="its group does not say whether it still holds the slot"):
         bench.session.recover(error)
-    assert (bench.session.state, bench.did()) == (State.FATAL, ["hold_seat"] * CALLS_MAX)
+    assert (bench.session.state, bench.did()) == (State.FATAL, ["hold_seat"] * SEAT_ASKED_MAX)
 
 
 # Truth 8: a producer that the broker has forgotten.
@@ -690,27 +710,27 @@ def test_abort_failure_renews(error: type[LogError]) -> None:
     bench.write(b"given up", 1)
     bench.log.inject("abort_transaction", error=error("no"), applied=False)
     bench.fail(Abortable("why"))
-    assert bench.did() == ["produce", "abort_transaction", "init_transactions"]
+    asked = bench.did()
+    assert asked[:3] == ["produce", "abort_transaction", "hold_seat"]
+    assert asked[3:] == [*["hold_seat"] * (11 if error is Fenced else 0), "init_transactions"]
     bench.write(b"2", 2)
     bench.session.commit()
     assert bench.visible == [b"2"]
 
 
-@pytest.mark.parametrize("request_name", ["send_offsets", "init_transactions", "committed", "commit"])
+@pytest.mark.parametrize("request_name", ["send_offsets", "init_transactions", "commit"])
 def test_retriable_is_called_again_then_given_up(request_name: str) -> None:
     bench = Bench(ALO if request_name == "commit" else EO)
 
     def call() -> None:
         if request_name == "init_transactions":
             bench.session.start()
-        elif request_name == "committed":
-            bench.session.committed([A0])
         else:
             bench.session.commit()
 
     for times in (CALLS_MAX - 1, CALLS_MAX):
         bench.slept.clear()
-        if request_name not in ("init_transactions", "committed"):
+        if request_name != "init_transactions":
             bench.write()
         for nth in range(1, times + 1):
             bench.log.inject(request_name, nth=nth, error=Retriable("busy"), applied=False)
@@ -722,7 +742,9 @@ def test_retriable_is_called_again_then_given_up(request_name: str) -> None:
         else:
             with pytest.raises(Retriable, match="busy"):
                 call()
-            bench.fail(Retriable("busy"))
+            assert bench.session.recover(Retriable("busy")) is (request_name != "commit")
+            assert bench.session.pending is (request_name == "commit")
+            assert bench.session.busy is bench.session.pending
 
 
 def test_retriable_in_vain_aborts_the_transaction() -> None:
@@ -856,7 +878,7 @@ def test_alts_choices_are_known_before_the_log_shows_them(monkeypatch: pytest.Mo
 def test_alts_choices_of_a_task_that_was_elsewhere_meanwhile_are_read_anew() -> None:
     bench = Bench(alts=True)
     bench.session.prepare(choosing(("a", 3)))
-    bench.session.doom()
+    bench.session.revoke()
     other = bench.log.producer(PROMISES[EO], Durability.COMMITTED, "g.p.1")
     other.init_transactions()
     other.begin_transaction()
@@ -941,7 +963,7 @@ def test_end_aborts_what_is_open_and_nothing_else() -> None:
     assert end(bench) == ["abort_transaction"]
     bench = Bench()
     bench.write()
-    bench.session.doom()
+    bench.session.revoke()
     assert end(bench) == ["abort_transaction"]
     bench = Bench(ALO, linger=5.0)
     bench.write()
@@ -981,6 +1003,6 @@ def test_start_fences_the_worker_before_and_waits_for_its_positions(caplog: pyte
     with pytest.raises(Retriable, match="pending in a transaction"):
         heir.committed([A0])
     heir.start()
-    assert heir.committed([A0, B0]) == {A0: 0, B0: 0}
+    assert heir.committed([A0, B0]) == {}
     assert type(zombie.failed_commit()) is Fenced
     assert zombie.visible == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -68,12 +69,23 @@ class Plant:
         )
         (self.processor,) = self.graph.processors
         self.journal = self.graph.journal(self.processor)
-        names = ["a", "b", "x", "dead", *([self.journal] if self.journal else [])]
-        self.log.create_topics([(name, 1 if name in ("x", "dead") else partitions, -1, {}) for name in names])
+        names = ["a", "b", "x", "dead", self.graph.beginnings, *([self.journal] if self.journal else [])]
+        single = ("x", "dead", self.graph.beginnings)
+        self.log.create_topics([(name, 1 if name in single else partitions, -1, {}) for name in names])
+        self._begin(["a"] if kind == "map" else ["a", "b"], partitions)
         self.settings = settings or Settings()
         self.outputs_held = outputs_held
         self.timeouts: list[float] = []
         """What `consume` was called with."""
+
+    def _begin(self, inputs: Sequence[str], partitions: int) -> None:
+        """The group has begun: it has positions, and the graph's topic of beginnings says so."""
+        positions = self.log._broker.group("g.p").positions
+        for name, info in self.log.topics(inputs).items():
+            for number in range(partitions):
+                positions[TopicPartition(name, number)] = 0
+                key = json.dumps(["p", name, info.topic_id, number]).encode()
+                self.log.append(self.graph.beginnings, json.dumps({"partitions": partitions}).encode(), key)
 
     def worker(self, slot: int = 0) -> Worker:
         around = Surroundings(
@@ -88,8 +100,9 @@ class Plant:
     def started(self) -> Worker:
         """A worker that has joined, and is turned by hand."""
         worker = self.worker()
-        worker.session.start()
-        worker.consumer.subscribe([t.name for t in self.processor.inputs], worker._on_assigned, worker._on_revoked)
+        worker.start()
+        worker.turn()  # joins
+        worker.rewind()
         return worker
 
     def run(
@@ -101,9 +114,10 @@ class Plant:
 
         def counting(limit: int, timeout: float) -> Sequence[Any]:
             nonlocal turns, dry
-            turns += 1
+            if worker._assigned or dry:  # the first turn joins
+                turns += 1
+                hook(turns)
             assert turns < 1_000, "the input does not run dry"
-            hook(turns)
             self.timeouts.append(timeout)
             records = consume(limit, timeout)
             if not records:
@@ -134,7 +148,8 @@ class Plant:
 
     @property
     def saved(self) -> Positions:
-        return self.log.group("g.p")
+        """The committed positions that are not where the group began."""
+        return {tp: offset for tp, offset in self.log.group("g.p").items() if offset}
 
 
 def passing(value: bytes) -> bytes:
@@ -211,7 +226,7 @@ def test_idle_worker_does_nothing_but_wait_for_records() -> None:
     plant = Plant()
     plant.run(idle=10)
     assert [r for r in plant.log.requests if r != "consume"] == [
-        "create_topics", "topics", "init_transactions", "subscribe", "committed",
+        "create_topics", "topics", "topics", "subscribe", "init_transactions", "committed",
     ]  # fmt: skip
     assert plant.timeouts == [IDLE_WAIT] * 10
 
@@ -220,7 +235,7 @@ def test_busy_worker_does_not_wait_for_records() -> None:
     plant = Plant()
     plant.feed("a", "1")
     plant.run(idle=2)
-    assert plant.timeouts == [IDLE_WAIT, 0.0, IDLE_WAIT, IDLE_WAIT]
+    assert plant.timeouts == [IDLE_WAIT, IDLE_WAIT, 0.0, IDLE_WAIT, IDLE_WAIT]
 
 
 def test_markers_behind_the_last_record_are_committed_with_it_or_after_an_idle_wait() -> None:
@@ -300,8 +315,8 @@ def test_fetch_is_taken_as_a_whole_where_every_intake_costs_a_commit(kind: str, 
     before = len(plant.log.requests)
     worker.turn()
     assert [r for r in plant.log.requests[before:] if r.startswith("commit")] in (
-        ["committed", "commit_transaction"],
-        ["committed", "commit"],
+        ["commit_transaction"],
+        ["commit"],
     )
 
 
@@ -463,13 +478,47 @@ def test_interrupt_whose_commit_fails_is_met_again(caplog: pytest.LogCaptureFixt
     assert (plant.out(), calls) == (["0"], [b"0", b"1"] * 2)
 
 
-def test_error_that_no_one_can_mend_ends_the_worker_and_aborts_what_is_open() -> None:
-    plant = Plant(function=lambda value: value * 1_000_000)
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_output_that_is_refused_ends_the_worker_where_no_dead_letter_can_be_written(guarantee: Guarantee) -> None:
+    plant = Plant(function=lambda value: value * 1_000_000, guarantee=guarantee, errors=None)
     plant.feed("a", "1", "22")
-    worker = plant.worker()
-    with pytest.raises(RecordTooLarge):
-        plant.run(worker)
-    assert (plant.out(), plant.saved, plant.log.requests[-1]) == ([], {}, "abort_transaction")
+    with pytest.raises(RecordTooLarge, match=r"topic 'x' \(1000093 bytes\) is larger than it takes"):
+        plant.run()
+    assert (plant.out(), plant.saved) == ([], {A0: 2} if guarantee is AMO else {})
+
+
+@pytest.mark.parametrize("hash_header", [True, False])
+@pytest.mark.parametrize("refused", [{"7"}, {"0", "1"}, {"19"}, set(numbers(0, 20))], ids=len)
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("guarantee", Guarantee)
+@pytest.mark.parametrize("where", ["client", "broker"])
+def test_output_that_is_refused_is_a_dead_letter_and_all_others_are_delivered_once(
+    guarantee: Guarantee, batch: bool, refused: set[str], where: str, hash_header: bool
+) -> None:
+    large = 1_000_000 if where == "client" else 2_000
+
+    def one(value: bytes) -> bytes:
+        return value.ljust(large) if value.decode() in refused else value
+
+    function: Any = (lambda values: [one(value) for value in values]) if batch else one
+    plant = Plant(function=function, guarantee=guarantee, batch=batch, hash_header=hash_header, linger=60.0)
+    plant.log._broker.topics["x"].settings["max.message.bytes"] = "1000"  # type: ignore[index]
+    plant.feed("a", *numbers(0, 20))
+    plant.run()
+    delivered = Counter(plant.out())
+    assert (set(delivered), plant.letters) == (set(numbers(0, 20)) - refused, len(refused))
+    assert guarantee is ALO or set(delivered.values()) <= {1}
+    assert plant.saved == {A0: 20}
+
+
+def test_refused_outputs_beside_others_end_no_worker_that_shares_a_transaction_with_them() -> None:
+    """Ten of a thousand, under a load that goes on: every transaction is halved until it is one step."""
+    bad = set(numbers(0, 1_000)[::100])
+    plant = Plant(function=lambda value: value.ljust(2_000) if value.decode() in bad else value, linger=60.0)
+    plant.log._broker.topics["x"].settings["max.message.bytes"] = "1000"  # type: ignore[index]
+    plant.feed("a", *numbers(0, 1_000))
+    plant.run()
+    assert (plant.out(), plant.letters) == ([n for n in numbers(0, 1_000) if n not in bad], 10)
 
 
 def test_input_that_was_deleted_before_it_was_read_ends_the_worker() -> None:
@@ -608,7 +657,7 @@ def test_rewind_waits_while_another_transaction_holds_positions_back() -> None:
     other.init_transactions()
     other.begin_transaction()
     joined = plant.log.consumer("g.p", "g.p.7")
-    joined.subscribe(["a"], lambda _: None, lambda: None)
+    joined.subscribe(["a"], lambda _: None, lambda: None, lambda: None)
     joined.consume(1, 0.0)
     other.send_offsets({A0: 1}, joined)  # and dies: its transaction outlives it by 10 s
     plant.clock.advance(14.0)
@@ -650,7 +699,7 @@ def test_rebalance_in_mid_transaction_moves_the_work_to_the_other_worker_once() 
         if number == 2:  # the first one has written all, and committed nothing
             assert first.session.state is State.OPEN
             second.session.start()
-            second.consumer.subscribe(["a"], second._on_assigned, second._on_revoked)
+            second.consumer.subscribe(["a"], second._on_assigned, second._on_revoked, second._on_lost)
         if number >= 2:
             turn(second)
 
@@ -669,7 +718,7 @@ def test_rebalance_that_leaves_no_partition_commits_nothing_of_what_was_open() -
         if number == 2:
             assert loser.session.state is State.OPEN
             winner.session.start()
-            winner.consumer.subscribe(["a"], winner._on_assigned, winner._on_revoked)
+            winner.consumer.subscribe(["a"], winner._on_assigned, winner._on_revoked, winner._on_lost)
         if number >= 2:
             turn(winner)
 
@@ -682,13 +731,12 @@ def test_partitions_that_were_taken_away_are_no_longer_counted_as_held() -> None
     first, second = plant.started(), plant.worker(1)
     turn(first)
     assert set(first.tasks.positions) == {A0, A1}
-    second.session.start()
-    second.consumer.subscribe(["a"], second._on_assigned, second._on_revoked)
-    for worker in (second, first, second):
+    second.start()
+    for worker in (second, first, second, first, second):
         turn(worker)
     assert (set(first.tasks.positions), set(second.tasks.positions)) == ({A0}, {A1})
     third = plant.log.consumer("g.p", "g.p.2")
-    third.subscribe(["a"], lambda _: None, lambda: None)
+    third.subscribe(["a"], lambda _: None, lambda: None, lambda: None)
     turn(first)  # the new generation waits for the second
     assert (first.tasks.positions, first._assigned) == ({}, set())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -13,10 +15,20 @@ import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
 from kstreams_py.config import Settings
-from kstreams_py.delivery import Durability, Promise, TopicInfo
-from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError
-from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
-from kstreams_py.ports.kafka.errors import REFUSED, STALE, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
+from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.errors import (
+    STALE,
+    UNAUTHENTICATED,
+    UNREACHABLE,
+    ClientLog,
+    E,
+    log_error,
+    made,
+    warn_if_untested,
+)
+from kstreams_py.ports.kafka.groups import GroupAdmin, connection
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -32,11 +44,16 @@ COORDINATOR_SECONDS: Final = 300.0
 ENDS_SECONDS: Final = 5.0
 """How long the ends of partitions are asked for, three times: no request to a leader that is down goes to the next."""
 
+LEAVE_SECONDS: Final = 4.0
+"""How long a worker that stops tries to leave its group; its supervisor waits 5 s longer than drain_timeout_ms."""
+
 
 class KafkaLog:
     """delivery.Log on a real cluster."""
 
     def __init__(self, settings: Settings) -> None:
+        if settings.leave_on_stop:
+            connection(settings)  # raises now what would keep it from leaving when it stops
         self._settings = settings
         self._limit = settings.request_timeout_ms / 1000
         self._common = {
@@ -58,7 +75,8 @@ class KafkaLog:
         self._reading_client: ck.Consumer | None = None
         self._reading = threading.Lock()
 
-    def consumer(self, group: str, seat: str) -> KafkaConsumer:
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> KafkaConsumer:
+        warn_if_untested()
         return KafkaConsumer(
             {
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold
@@ -71,24 +89,46 @@ class KafkaLog:
                 # a topic that was deleted, or that got more partitions, is seen so soon; the default, five minutes,
                 # is left to other clients: where brokers create topics by themselves, their asking brings one back
                 "topic.metadata.refresh.interval.ms": 10_000,
-                "heartbeat.interval.ms": min(3_000, self._settings.session_timeout_ms // 3),
+                # members learn of a rebalance by a heartbeat; measured when a static member left: with 3 s between two
+                # its partitions moved after 2.9 s, with 1 s after 0.9
+                "heartbeat.interval.ms": min(1_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
+                # measured: a plain commit that meets a coordinator's move is sent again before the client looks for the
+                # new one, every 500 ms and for up to 30 s, without a heartbeat; transactions have no such request
+                **({"retry.backoff.ms": 750} if commits else {}),
                 "group.id": group,
                 "group.instance.id": seat,
+                "client.id": f"{seat}@{platform.node()}-{os.getpid()}",
                 "session.timeout.ms": self._settings.session_timeout_ms,
                 "partition.assignment.strategy": "range",
             },
             self._limit,
-            self._settings.auto_offset_reset,
             self._holder,
         )
 
-    def _holder(self, group: str, seat: str) -> str | None:
-        """The member that has a seat of a group."""
+    def _holder(self, group: str, seat: str) -> Holder | None:
+        """The member that holds a static membership of a group."""
         # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
         described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
         members = self._result(described).members
-        return {m.group_instance_id: m.member_id for m in members}.get(seat)
+        return next(
+            (Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None
+        )
+
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, KafkaConsumer)
+        member, instance = consumer._member, consumer._seat
+        if not member:
+            # the coordinator tells a static member its id with its first assignment; without it, the membership could
+            # be that of a replacement
+            logger.warning(
+                "%s: it never had an assignment: its membership, if it has one, stays until its session times out, or "
+                "until `kstreams slots release`",
+                instance,
+            )
+            return False
+        admin = GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS))
+        return admin.remove(consumer._settings["group.id"], {instance: member})[instance]
 
     def _of_consumers(self) -> dict[str, Any]:
         return {
@@ -113,14 +153,18 @@ class KafkaLog:
             "partitioner": "murmur2_random",
             "delivery.report.only.error": True,
             "acks": durability.acks,
-            "enable.idempotence": promise.retries and durability is Durability.COMMITTED,
+            "enable.idempotence": durability is Durability.COMMITTED,
         }
         if promise.transactional:
             settings["transactional.id"] = transactional_id
             settings["transaction.timeout.ms"] = self._settings.transaction_timeout_ms
-        if not promise.retries:
-            settings["retries"] = 0
-        return KafkaProducer(settings, self._limit)
+        else:
+            settings["message.timeout.ms"] = 0  # what expires would be lost, or written again behind later records
+        if durability is not Durability.COMMITTED:
+            settings["max.in.flight"] = 1
+            if not promise.may_repeat:
+                settings["retries"] = 0
+        return KafkaProducer(settings, self._limit, keeps_failed=not promise.may_repeat)
 
     @property
     def _admin(self) -> ck_admin.AdminClient:
@@ -173,7 +217,7 @@ class KafkaLog:
                 future.result()
             except ck.KafkaException as error:
                 code = error.args[0].code()
-                if code in UNREACHABLE or code in REFUSED:
+                if code in UNREACHABLE or code in UNAUTHENTICATED:
                     raise self._unavailable(error.args[0]) from None
                 if code != E.TOPIC_ALREADY_EXISTS:
                     raise TopicError(f"topic {name!r} cannot be created: {error.args[0].str()}") from None
@@ -185,12 +229,18 @@ class KafkaLog:
                 )
             time.sleep(0.02)
 
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._offsets(partitions, ck.OFFSET_BEGINNING)
+
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._offsets(partitions, ck.OFFSET_END)
+
+    def _offsets(self, partitions: Collection[TopicPartition], which: int) -> Positions:
         if not partitions:
             return {}
         # not of the admin client: that one connects to a leader that is down thousands of times a second (measured: a
         # whole processor), and does not ask for its successor
-        asked = [ck.TopicPartition(*tp, ck.OFFSET_END) for tp in partitions]
+        asked = [ck.TopicPartition(*tp, which) for tp in partitions]
         deadline = time.monotonic() + min(self._limit, ENDS_SECONDS)
         while True:
             try:
@@ -220,32 +270,58 @@ class KafkaLog:
                 window = 4  # a record and its marker are the usual tail
                 while True:
                     start = max(low, stable - window)
-                    last = self._last_between(partition, start, stable)
-                    if last is not None or start == low:
-                        return last
+                    found = self._between(partition, start, stable)
+                    if found or start == low:
+                        return found[-1] if found else None
                     window *= 8
         except ck.KafkaException as error:
             raise log_error(error.args[0], f"reading the newest record of {partition}") from None
 
-    def _last_between(self, partition: TopicPartition, start: int, stable: int) -> Message | None:
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        try:
+            with self._reading:
+                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                return self._between(partition, low, stable)
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], f"reading {partition}") from None
+
+    def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
+        """The committed records between two offsets."""
+        found: list[Any] = []
         if start >= stable:
-            return None
-        last: Message | None = None
+            return found
         reader = self._reader
         reader.assign([ck.TopicPartition(*partition, start)])
         deadline = time.monotonic() + self._limit
         try:
             while time.monotonic() < deadline:
                 for m in reader.consume(1000, 0.05):
-                    if m.error() is None:
-                        last = m  # type: ignore[assignment]
-                    elif m.error().code() == E._PARTITION_EOF:  # type: ignore[union-attr]
-                        return last
-                if last is not None and last.offset() + 1 >= stable:
-                    return last
+                    if (error := m.error()) is None:
+                        found.append(m)
+                    elif error.code() == E._PARTITION_EOF:
+                        return found
+                if found and found[-1].offset() + 1 >= stable:
+                    return found
         finally:
             reader.unassign()
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
+
+    def grow(self, topic: str, partitions: int) -> None:
+        for future in self._admin.create_partitions(
+            [ck_admin.NewPartitions(topic, partitions)], request_timeout=self._limit
+        ).values():
+            self._result(future)
+        logger.info("topic %r has %d partitions now", topic, partitions)
+
+    def offsets_retention_minutes(self) -> int | None:
+        try:
+            brokers = self._admin.list_topics(timeout=self._limit).brokers
+            resource = ck_admin.ConfigResource(ck_admin.ResourceType.BROKER, str(min(brokers)))
+            (described,) = self._admin.describe_configs([resource], request_timeout=self._limit).values()
+            return int(self._result(described)["offsets.retention.minutes"].value)
+        except (ck.KafkaException, KStreamsError, KeyError, ValueError) as error:
+            logger.info("offsets.retention.minutes is not known: %s", error)
+            return None
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
         deleted = self._admin.delete_records([ck.TopicPartition(*partition, before)], request_timeout=self._limit)
@@ -268,7 +344,7 @@ class KafkaLog:
         self._admin.poll(0)
         cause = self._client_log.error
         address = self._settings.bootstrap_servers
-        if cause is not None and cause.code() in REFUSED:
+        if cause is not None and cause.code() in UNAUTHENTICATED:
             return BrokerUnavailable(
                 f"the broker at {address} refuses the credentials ({cause.str()}): correct security.protocol, sasl.* "
                 "or ssl.* under [kafka] or in KSTREAMS_KAFKA__*"

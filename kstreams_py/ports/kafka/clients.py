@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import confluent_kafka as ck
 
@@ -17,14 +18,28 @@ from kstreams_py.errors import (
     BrokerUnavailable,
     Fenced,
     InputLost,
+    KStreamsError,
     LogError,
+    NotAuthorized,
     OutcomeUnknown,
-    RecordTooLarge,
+    Refused,
     Replaced,
     Retriable,
     TopicError,
+    Unavailable,
 )
-from kstreams_py.ports.kafka.errors import FENCED, REFUSED, SEAT_LOST, TOO_LARGE, ClientLog, E, log_error, made
+from kstreams_py.partitioner import ColdPartitions
+from kstreams_py.ports.kafka.errors import (
+    FENCED,
+    REFUSED,
+    SEAT_LOST,
+    UNAUTHENTICATED,
+    ClientLog,
+    E,
+    log_error,
+    made,
+    record_refused,
+)
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -38,6 +53,18 @@ FLUSH_SECONDS: Final = 0.001
 CALL_GRACE_SECONDS: Final = 1.0
 """How long a call may outlast the limit it was given."""
 
+FAILURES_KEPT: Final = 100
+"""Failed deliveries of one transaction, which is aborted whatever the others are."""
+
+CHUNK_RECORDS: Final = 1_000
+CHUNK_BYTES: Final = 500_000
+"""What a producer without idempotence has under way: no more than one batch of a partition."""
+
+MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITION}
+
+RETURN_SECONDS: Final = 1.0
+"""Between two questions to a group that does not say who holds a lost membership."""
+
 CONNECT_SECONDS: Final = 1.0
 """How long a new producer waits for its first connection before it goes on all the same."""
 
@@ -45,16 +72,32 @@ CONNECT_SECONDS: Final = 1.0
 class KafkaProducer:
     """delivery.Producer on a real cluster."""
 
-    def __init__(self, settings: Mapping[str, Any], limit: float) -> None:
+    def __init__(self, settings: Mapping[str, Any], limit: float, *, keeps_failed: bool = False) -> None:
+        """With `keeps_failed`, the outputs that the broker refused go with `Refused`."""
         self._log = ClientLog("producer")
-        self._failed: list[tuple[ck.KafkaError, str]] = []
+        self._failed: list[tuple[ck.KafkaError, str, delivery.Output | None]] = []
+        self._transactional = "transactional.id" in settings
+        self._idempotent = settings["enable.idempotence"]
+        self._keeps_failed = keeps_failed
         self._limit = limit
+        self._cold = ColdPartitions(self._partitions_of)
         configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
         self._producer = made(ck.Producer, configuration, self._log)
 
     def _delivered(self, error: ck.KafkaError | None, message: Any) -> None:
-        if error is not None and len(self._failed) < 100:
-            self._failed.append((error, message.topic()))
+        if error is not None and not (self._transactional and len(self._failed) >= FAILURES_KEPT):
+            self._failed.append((error, message.topic(), None))
+
+    def _output_delivered(self, output: delivery.Output, error: ck.KafkaError | None, _: Any) -> None:
+        # the message of a report gives neither headers nor time back (measured)
+        if error is not None:
+            self._failed.append((error, output[0], output))
+
+    def _partitions_of(self, topic: str) -> int:
+        try:
+            return len(self._producer.list_topics(topic, self._limit).topics[topic].partitions)
+        except ck.KafkaException as error:
+            raise log_error(error.args[0], f"asking for the partitions of topic {topic!r}") from None
 
     @property
     def tainted(self) -> bool:
@@ -64,30 +107,75 @@ class KafkaProducer:
             return True
         return self._log.tainted
 
-    def write(self, outputs: Sequence[delivery.Output]) -> None:
-        produce: Callable[..., None] = self._producer.produce
-        done = 0
-        deadline = time.monotonic() + self._limit
-        while True:
+    def write(self, outputs: list[delivery.Output]) -> None:
+        if self._idempotent:
+            # a broker takes any sequence number from a producer that is new to a partition: were the first batch to
+            # fail and the second, on its way already, to be taken, librdkafka would report both (measured: lost)
+            if first := self._cold.take(outputs, time.monotonic()):
+                self._queue(first)
+                self._acknowledge()
+            self._queue(outputs)
+            return
+        while outputs:
+            # librdkafka without idempotence sends a second batch of a partition while the first may still fail and be
+            # sent again (measured, also with max.in.flight=1, and when the leader moves): so there is never a second
+            self._acknowledge()
+            size, chunk = 0, list[delivery.Output]()
+            for output in outputs[:CHUNK_RECORDS]:
+                size += len(output[1] or b"") + len(output[2] or b"") + 100
+                if chunk and size > CHUNK_BYTES:
+                    break
+                chunk.append(output)
+            del outputs[: len(chunk)]
             try:
-                for output in outputs if not done else outputs[done:]:
-                    produce(*output)
+                self._queue(chunk)
+            finally:
+                outputs[:0] = chunk
+
+    def _acknowledge(self) -> None:
+        """Waits until what is queued is acknowledged, before more follows."""
+        if left := self._await_acknowledgements():
+            leaf = Abortable if self._transactional else Retriable
+            raise self._failure() or leaf(f"{left} records were not acknowledged within {self._limit:g} s")
+        if self._failed and (failure := self._failure()) is not None:
+            raise failure
+
+    def _queue(self, outputs: list[delivery.Output]) -> None:
+        produce: Callable[..., None] = self._produce_traced if self._keeps_failed else self._producer.produce
+        done = 0
+        try:
+            while done < len(outputs):
+                try:
+                    for output in outputs[done:] if done else outputs:
+                        produce(*output)
+                        done += 1
+                except BufferError:
+                    self._await_room()
+                except ck.KafkaException as error:
+                    output = outputs[done]
                     done += 1
-                return
-            except BufferError:
-                self._poll(0.02)
-                if time.monotonic() > deadline:
-                    raise Abortable(f"the producer's queue stayed full for {self._limit:g} s") from None
-            except ck.KafkaException as error:
-                self._poll(0)  # serves the reports: a delivery that failed before may be why
-                if failed := self._raise_mistakes():
-                    raise Abortable(f"writing to {failed[0][1]}: {failed[0][0].str()}") from None
-                raise self._refused(error.args[0], outputs[done]) from None
+                    self._poll(0)  # serves the reports: a delivery that failed before may be why
+                    raise self._failure() or self._refused(error.args[0], output) from None
+        finally:
+            del outputs[:done]
+
+    def _produce_traced(self, *output: Any) -> None:
+        produce: Callable[..., None] = self._producer.produce
+        produce(*output[:4], partial(self._output_delivered, output), None, *output[6:])
+
+    def _await_room(self) -> None:
+        """Waits until the queue is shorter. Raises a LogError if the broker takes nothing within the limit."""
+        queued, deadline = len(self._producer), time.monotonic() + self._limit
+        while len(self._producer) >= queued:
+            self._poll(0.02)
+            if time.monotonic() > deadline:
+                leaf = Abortable if self._transactional else Retriable
+                raise leaf(f"the producer's queue stayed full for {self._limit:g} s")
 
     @staticmethod
     def _refused(error: ck.KafkaError, output: delivery.Output) -> Exception:
-        if error.code() in TOO_LARGE:
-            return too_large(output[0], len(output[1] or b""))
+        if error.code() in REFUSED:
+            return Refused(record_refused(error, output[0]), [output])
         return log_error(error, f"writing to {output[0]}")
 
     def init_transactions(self) -> None:
@@ -112,7 +200,8 @@ class KafkaProducer:
         )
 
     def commit_transaction(self) -> None:
-        self._acknowledged()
+        if left := self._await_acknowledgements():
+            raise self._failure() or Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
         try:
             self._call(self._producer.commit_transaction, "committing the transaction")
         except Retriable as error:
@@ -131,15 +220,18 @@ class KafkaProducer:
             raise OutcomeUnknown(str(error)) from None
 
     def flush(self) -> None:
-        self._acknowledged()
-        if failed := self._raise_mistakes():
-            raise Abortable(f"writing to {failed[0][1]}: {failed[0][0].str()}")
+        left = self._await_acknowledgements()
+        if (failure := self._failure()) is not None:
+            raise failure
+        if left:
+            raise Retriable(f"{left} records wait for their acknowledgement, and none came within {self._limit:g} s")
 
-    def _acknowledged(self) -> None:
-        """Waits until every record was acknowledged or has failed. Raises Abortable if that takes too long."""
-        if left := self._drain(time.monotonic() + self._limit):
-            self._raise_mistakes()
-            raise Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
+    def _await_acknowledgements(self) -> int:
+        """Waits until every record was acknowledged or has failed; how many are left once nothing moves any more."""
+        left, before = self._producer.flush(0), 0
+        while left and left != before:
+            before, left = left, self._drain(time.monotonic() + self._limit)
+        return left
 
     def _drain(self, deadline: float, going: Callable[[], bool] = lambda: True) -> int:
         """Sends what is queued without lingering, until the deadline or as long as `going`; how many are left.
@@ -153,15 +245,25 @@ class KafkaProducer:
             raise log_error(error.args[0], "sending what is queued") from None
         return left
 
-    def _raise_mistakes(self) -> list[tuple[ck.KafkaError, str]]:
-        """The deliveries that failed since the last call. Raises what a new attempt cannot mend, if there is one."""
+    def _failure(self) -> KStreamsError | None:
+        """What the deliveries that failed since the last call come to; what no attempt mends comes first."""
+        refused = [each for each in self._failed if each[0].code() in REFUSED]
         failed, self._failed = self._failed, []
-        for error, topic in failed:
-            if error.code() in TOO_LARGE:
-                raise too_large(topic)
-            if error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._MSG_TIMED_OUT) and gone(self._producer, topic, self._limit):
-                raise TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
-        return failed
+        for error, topic, _ in failed:
+            if isinstance(failure := log_error(error, f"writing to topic {topic!r}"), NotAuthorized):
+                return failure
+            if error.code() in MISSING | {E._MSG_TIMED_OUT} and is_missing(self._producer, topic, self._limit):
+                return TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
+        if refused:
+            self._failed = [each for each in failed if each[0].code() not in REFUSED]
+            error, topic, _ = next(
+                (each for each in refused if each[0].code() != E._INVALID_DIFFERENT_RECORD), refused[0]
+            )
+            return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
+        if failed:
+            error, topic, _ = failed[0]
+            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})")
+        return None
 
     def drop(self) -> None:
         self._producer.purge(blocking=False)
@@ -201,11 +303,12 @@ class KafkaProducer:
             leaf = log_error(failure.args[0], doing)
             if not isinstance(leaf, Fenced):
                 self._poll(0)  # serves the reports of deliveries that failed
-                self._raise_mistakes()
+                cause = self._failure()
+                leaf = leaf if cause is None or isinstance(cause, Abortable) else cause
             raise leaf from None
 
 
-def gone(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> bool:
+def is_missing(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> bool:
     """Whether the cluster has no such topic: a client may go on for long with one that was deleted."""
     try:
         found = client.list_topics(topic, limit).topics[topic]
@@ -214,39 +317,40 @@ def gone(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> bool:
     return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 
-def too_large(topic: str, size: int = 0) -> RecordTooLarge:
-    return RecordTooLarge(
-        f"a record for topic {topic!r} {f'({size} bytes) ' if size else ''}is larger than it takes: raise the topic's "
-        "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record (or KSTREAMS_KAFKA__BATCH_SIZE) "
-        "smaller"
-    )
-
-
 def _partitions(positions: Positions) -> list[ck.TopicPartition]:
     return [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in positions.items()]
+
+
+class Holder(NamedTuple):
+    """The member that holds a static membership."""
+
+    member: str
+    where: str
+    """Its client id and host, as the group describes them."""
 
 
 class KafkaConsumer:
     """delivery.Consumer on a real cluster: a static member of a classic group.
 
-    `holder` tells the member id that has the seat of this name in the group now, None if nobody has.
+    `holder` names the member that holds the membership of this name in the group now, None if nobody does.
     """
 
-    def __init__(
-        self, settings: Mapping[str, Any], limit: float, start: str, holder: Callable[[str, str], str | None]
-    ) -> None:
+    def __init__(self, settings: Mapping[str, Any], limit: float, holder: Callable[[str, str], Holder | None]) -> None:
         self.ends: Positions = {}
+        self.tainted = False
         self._settings = settings
         self._limit = limit
-        self._start = start
         self._holder = holder
         self._seat = settings["group.instance.id"]
         self._member = ""
         """By which the group knew this consumer at its last assignment."""
         self._insisted = False
+        self._lost = False
+        """The membership is over; the group is asked who holds it before this consumer joins again."""
         self._topics: list[str] = []
         self._assigned: Callable[[set[TopicPartition]], None]
         self._revoked: Callable[[], None]
+        self._on_lost: Callable[[], None] = lambda: None
         self._connect()
 
     def _connect(self) -> None:
@@ -257,31 +361,51 @@ class KafkaConsumer:
         self._consumer = made(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
-        self, topics: Collection[str], assigned: Callable[[set[TopicPartition]], None], revoked: Callable[[], None]
+        self,
+        topics: Collection[str],
+        assigned: Callable[[set[TopicPartition]], None],
+        revoked: Callable[[], None],
+        lost: Callable[[], None],
     ) -> None:
-        self._topics, self._assigned, self._revoked = sorted(topics), assigned, revoked
+        self._topics, self._assigned, self._revoked, self._on_lost = sorted(topics), assigned, revoked, lost
         self._join()
 
     def _join(self) -> None:
         self._consumer.subscribe(
-            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+            self._topics, on_assign=self._assign_none, on_revoke=self._revoke, on_lost=self._leave_after_loss
         )
 
-    def _rejoin(self) -> None:
-        """Takes the seat with a new member."""
+    def rejoin(self) -> None:
+        self.tainted = self._lost = False
         self._connect()
         if self._topics:
-            self._revoked()
             self._join()
 
-    def _on_assign(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+    def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        client.assign([])  # or it fetches at positions of its own until the caller has read the committed ones
         self._rebalances += 1
-        self._member = self._consumer.memberid()
+        self._member = client.memberid()
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
-    def _on_revoke(self, _: ck.Consumer, __: list[ck.TopicPartition]) -> None:
+    def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        if not client.memberid():  # frozen while this waited to be served: the session is over all the same
+            self._leave_after_loss(client, partitions)
+            return
         self._rebalances += 1
         self._revoked()
+        self._paused = frozenset()
+
+    def _leave_after_loss(self, client: ck.Consumer, _: list[ck.TopicPartition]) -> None:
+        # librdkafka joins again as soon as this returns, without its member id: so a process that wakes up would take
+        # the membership back from its replacement
+        client.unsubscribe()
+        self._lose()
+
+    def _lose(self) -> None:
+        self._rebalances += 1
+        self._paused = frozenset()
+        self._lost = True
+        self._on_lost()
 
     def assign(self, positions: Positions) -> None:
         self._paused = frozenset()
@@ -289,33 +413,32 @@ class KafkaConsumer:
         self._consumer.assign(_partitions(positions))
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
+        if self._lost and not self._return():
+            time.sleep(RETURN_SECONDS)
+            return []
+        rebalances = self._rebalances
         committed, self._committed_since = self._committed_since, False  # what a callback commits counts next time too
         try:
             found = self._consumer.consume(1, timeout) if timeout else []
             if (found or not timeout) and len(found) < limit:
-                before = self._rebalances
-                more = self._consumer.consume(limit - len(found), 0)
-                # what came before a rebalance is no longer ours, or will be read again from the committed position
-                found = found + more if self._rebalances == before else more
+                found += self._consumer.consume(limit - len(found), 0)
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "reading") from None
         if self._log.coordinator_lost:
             self._log.coordinator_lost = False
-            if committed or self._committed_since:
-                # as a late EndTxn ends a later transaction, a late commit would put the group back; the broker refuses
-                # it once this seat has a new member
-                logger.warning("%s: a commit of positions may come late: taking the seat anew", self._seat)
-                self._rejoin()
-                return []
+            # as a late EndTxn ends a later transaction, a late commit would put the group back; the broker refuses it
+            # once the membership has a new member id
+            self.tainted |= committed or self._committed_since
         if (seen := self._log.error) is not None:
-            self._raise_if_serious(seen)
             self._log.error = None
+            self._raise_if_serious(seen, "reading")
         messages: list[Any] = [m for m in found if m.error() is None]
         if len(messages) < len(found):
             for m in found:
                 if m.error() is not None:
                     self._event(m)
-        return messages
+        # what was fetched before a rebalance is no longer ours, or will be read again from the committed position
+        return messages if self._rebalances == rebalances else []
 
     def _event(self, m: Any) -> None:
         error: ck.KafkaError = m.error()
@@ -327,18 +450,21 @@ class KafkaConsumer:
                 f"read ({error.str()}): set the group's position on purpose (kafka-consumer-groups --reset-offsets)"
             )
         else:
-            self._raise_if_serious(error)
+            self._raise_if_serious(error, f"reading topic {m.topic()!r}" if m.topic() else "reading")
 
-    def _raise_if_serious(self, error: ck.KafkaError) -> None:
-        if error.code() in REFUSED:
+    def _raise_if_serious(self, error: ck.KafkaError, doing: str) -> None:
+        if error.code() in UNAUTHENTICATED:
             raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}")
+        if error.code() == E.GROUP_AUTHORIZATION_FAILED:
+            doing = f"joining the group {self._settings['group.id']!r}"
+        failure = log_error(error, doing)
         if error.fatal() or error.code() in FENCED | {E._FATAL}:
-            raise self._log_error(error, "reading")
-        if error.code() in (E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_PARTITION, E._UNKNOWN_TOPIC):
-            for topic in self._topics:
-                if gone(self._consumer, topic, self._limit):
-                    raise TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
-        logger.info("reading: %s (%s); the client retries", error.str(), error.name())
+            raise self._log_error(error, doing)
+        if isinstance(failure, NotAuthorized):
+            raise failure
+        if error.code() in MISSING and (missing := self._missing_topic()) is not None:
+            raise missing
+        logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
         try:
@@ -346,16 +472,9 @@ class KafkaConsumer:
             for p in found:
                 if p.error is not None:
                     raise self._log_error(p.error, f"reading the committed position of {p.topic}[{p.partition}]")
-            positions = {TopicPartition(p.topic, p.partition): p.offset for p in found}
-            starts: Positions = {}
-            for tp in [tp for tp, offset in positions.items() if offset < 0]:
-                low, stable = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), self._limit)
-                starts[tp] = low if self._start == "earliest" else stable
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "reading committed positions") from None
-        if starts and self._start == "latest":
-            self.commit(starts)  # or a crash before the first commit would skip what came meanwhile
-        return positions | starts
+        return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def commit(self, positions: Positions) -> None:
         self._committed_since = True
@@ -366,48 +485,56 @@ class KafkaConsumer:
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "committing positions") from None
 
-    def hold_seat(self) -> None:
-        mine, holds = self._consumer.memberid(), self._holds_seat()
-        if holds is False:
-            self._serve_log()
-            if mine or self._log.fenced:
-                raise self._replaced()
-        if not holds:
-            raise Retriable(f"{self._seat} is no member of its group at this moment")
-
-    def _holds_seat(self) -> bool | None:
-        """Whether the seat is this consumer's, by its member id of now or the last one; None if nobody has it."""
-        held = self._holder(self._settings["group.id"], self._seat)
-        return held in (self._consumer.memberid(), self._member) if held else None
+    def hold_seat(self) -> bool:
+        holder = self._holder(self._settings["group.id"], self._seat)
+        mine = self._consumer.memberid()
+        if holder is None or holder.member in (mine, self._member):
+            return holder is not None
+        if mine or self._member or self._log.fenced:
+            raise self._replaced(holder)
+        return False  # the join of this very member may be on its way
 
     def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
-        """As for a producer, but that fencing is about the seat."""
-        self._serve_log()
-        if error.code() == E.FENCED_INSTANCE_ID or SEAT_LOST in error.str() or self._log.fenced:
-            return self._fenced(doing)
+        """As for a producer, but that fencing is about the membership: the group is asked before it is believed.
+
+        A consumer's only fatal error is that it was fenced; librdkafka tells the reason in its text and its log.
+        """
+        if error.fatal() or error.code() in FENCED | {E._FATAL} or SEAT_LOST in error.str() or self._log.fenced:
+            self._lose()
+            return Abortable(f"{doing}: this client is no member of its group any more")
+        if error.code() in MISSING:
+            return self._missing_topic() or Retriable(f"{doing}: {error.str()} ({error.name()})")
         return log_error(error, doing)
 
-    def _serve_log(self) -> None:
-        """Only the log tells the reason of a fatal error again, and fencing to a client that has no member id."""
-        self._consumer.consume(1, 0)
+    def _missing_topic(self) -> TopicError | None:
+        for topic in self._topics:
+            if is_missing(self._consumer, topic, self._limit):
+                return TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
+        return None
 
-    def _fenced(self, doing: str) -> Exception:
-        """Replaced if the group says that another member has the seat; else takes the seat with a new client.
+    def _return(self) -> bool:
+        """Joins again if no other member has taken the membership; False if the group does not say.
 
         librdkafka #3437: a client whose session has timed out forgets its member id, and goes on with heartbeats until
         its rebalance is served; a coordinator that still knows the member takes an empty id for another's. And one that
-        died before it wrote a new member down has a successor that knows only who had the seat before.
+        died before it wrote a new member down has a successor that knows only who held the membership before.
+        Raises Replaced.
         """
-        if self._holds_seat() is False:
+        try:
+            holder = self._holder(self._settings["group.id"], self._seat)
+        except (LogError, Unavailable) as error:
+            logger.warning("%s: the membership is lost, and the group does not say who holds it: %s", self._seat, error)
+            return False
+        if holder is not None and holder.member not in (self._consumer.memberid(), self._member):
             if self._member or self._insisted:
-                return self._replaced()
+                raise self._replaced(holder)
             self._insisted = True
-        logger.warning("%s: fenced, but no other worker has taken the seat: taking it anew", self._seat)
-        self._rejoin()
-        return Abortable(f"{doing}: this client is no member of its group any more")
+        logger.warning("%s: the membership was lost, and no other worker has taken it: joining again", self._seat)
+        self.rejoin()
+        return True
 
-    def _replaced(self) -> Replaced:
-        return Replaced(f"another worker has taken the slot of {self._seat} over; this one ends")
+    def _replaced(self, holder: Holder) -> Replaced:
+        return Replaced(f"another worker has taken the slot of {self._seat} over ({holder.where}); this one ends")
 
     def group_metadata(self) -> object:
         return self._consumer.consumer_group_metadata()

@@ -1,9 +1,10 @@
-"""What a client says of a failure, as the LogErrors of errors.py; and its log, which says the rest."""
+"""What a client says of a failure, as the exceptions of errors.py; and its log, which says the rest."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import confluent_kafka as ck
@@ -12,8 +13,12 @@ from kstreams_py.errors import (
     Abortable,
     Fatal,
     Fenced,
-    LogError,
+    KStreamsError,
+    NotAuthorized,
     OutcomeUnknown,
+    RecordRefused,
+    RecordTooLarge,
+    Refused,
     Retriable,
     SettingsError,
 )
@@ -31,7 +36,8 @@ FENCED: Final = {
 _SPENT: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE, E.INVALID_TXN_STATE}
 """The broker has forgotten this producer (idle beyond transactional.id.expiration.ms), or the client its state."""
 
-_REBALANCED: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS}
+_OVER: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS, E.TRANSACTION_ABORTABLE}
+"""The group has changed, or the broker asks for an abort."""
 
 UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
 _PASSING: Final = {
@@ -47,26 +53,80 @@ _PASSING: Final = {
     E.NETWORK_EXCEPTION,
     E.LEADER_NOT_AVAILABLE,
     E.NOT_LEADER_FOR_PARTITION,
+    E.BROKER_NOT_AVAILABLE,
+    E.REPLICA_NOT_AVAILABLE,
+    E.LISTENER_NOT_FOUND,
+    E.FENCED_LEADER_EPOCH,
+    E.UNKNOWN_LEADER_EPOCH,
+    E.OFFSET_NOT_AVAILABLE,
+    E.NOT_CONTROLLER,
+    E.KAFKA_STORAGE_ERROR,
+    E.NOT_ENOUGH_REPLICAS,
+    E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    E.THROTTLING_QUOTA_EXCEEDED,
 }
 STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
-REFUSED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
+UNAUTHENTICATED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
+
+_RIGHTS: Final = {
+    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+    E.GROUP_AUTHORIZATION_FAILED: "READ and DESCRIBE on the consumer group",
+    E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
+    E.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
+}
+
+TESTED_CLIENTS: Final = frozenset({"2.16.0"})
+"""Versions of librdkafka whose log `ClientLog` is known to read rightly (tests/mock/test_client_log.py)."""
 
 SEAT_LOST: Final = "fenced by other consumer"
 """The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
 
 TOO_LARGE: Final = {E.MSG_SIZE_TOO_LARGE, E.INVALID_MSG_SIZE, E.RECORD_LIST_TOO_LARGE}
 
+REFUSED: Final = TOO_LARGE | {
+    E.INVALID_RECORD,
+    E.INVALID_TIMESTAMP,
+    E.POLICY_VIOLATION,
+    E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    E._INVALID_DIFFERENT_RECORD,
+}
+"""What no further attempt at the same batch cures; the last one is for the records beside the refused one."""
 
-def log_error(error: ck.KafkaError, doing: str) -> LogError:
-    """The leaf of LogError that says what a failed call's caller must do next."""
+
+def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
+    """Names the right that is missing."""
+    return NotAuthorized(
+        f"{doing}: the broker refuses it ({error.name()}): grant this user {_RIGHTS[error.code()]} (kafka-acls --add)"
+    )
+
+
+def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
+    """Why a topic takes no such record."""
+    if error.code() in TOO_LARGE:
+        return RecordTooLarge(
+            f"a record for topic {topic!r} is larger than it takes: raise the topic's max.message.bytes and "
+            "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record (or KSTREAMS_KAFKA__BATCH_SIZE) smaller"
+        )
+    return RecordRefused(
+        f"topic {topic!r} refuses a record ({error.name()}: {error.str()}): correct what the function returns, or the "
+        "topic's settings"
+    )
+
+
+def log_error(error: ck.KafkaError, doing: str, topic: str = "") -> KStreamsError:
+    """What a failed call's caller must do next: a LogError, or NotAuthorized. `topic` is what was written to."""
     text = f"{doing}: {error.str()} ({error.name()})"
+    if error.code() in _RIGHTS:
+        return not_authorized(error, doing)
+    if error.code() in REFUSED:
+        return Refused(record_refused(error, topic))
     if error.code() in FENCED:
         return Fenced(text)
     if error.code() in _SPENT:
         return OutcomeUnknown(text)
     if error.fatal():
         return Fatal(text)
-    if error.txn_requires_abort() or error.code() in _REBALANCED:
+    if error.txn_requires_abort() or error.code() in _OVER:
         return Abortable(text)
     if error.retriable() or error.code() in UNREACHABLE | _PASSING:
         return Retriable(text)
@@ -95,8 +155,21 @@ class ClientLog(logging.Handler):
         logger.debug("%s", text)
 
     def on_error(self, error: ck.KafkaError) -> None:
-        if self.error is None or not (self.error.fatal() or self.error.code() in REFUSED | {E._FATAL}):
+        if self.error is None or not (self.error.fatal() or self.error.code() in UNAUTHENTICATED | {E._FATAL}):
             self.error = error
+
+
+@cache
+def warn_if_untested() -> None:
+    """Logs a warning, once, if librdkafka is of a version whose log no test has read."""
+    version = ck.libversion()[0]
+    if version not in TESTED_CLIENTS:
+        logger.warning(
+            "librdkafka %s is not among the versions tested with kstreams_py (%s): late requests are recognized by the "
+            "wording of its log; install confluent-kafka of a tested version",
+            version,
+            ", ".join(sorted(TESTED_CLIENTS)),
+        )
 
 
 def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:
