@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event
 from typing import Any
 
@@ -56,6 +56,7 @@ class Plant:
         session_timeout: float = 15.0,
         settings: Settings | None = None,
         outputs_held: int = 0,
+        dead: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.clock = ManualClock()
@@ -71,7 +72,8 @@ class Plant:
         self.journal = self.graph.journal(self.processor)
         names = ["a", "b", "x", "dead", self.graph.beginnings, *([self.journal] if self.journal else [])]
         single = ("x", "dead", self.graph.beginnings)
-        self.log.create_topics([(name, 1 if name in single else partitions, -1, {}) for name in names])
+        configs = {"dead": dead or {}}
+        self.log.create_topics([(n, 1 if n in single else partitions, -1, configs.get(n, {})) for n in names])
         self._begin(["a"] if kind == "map" else ["a", "b"], partitions)
         self.settings = settings or Settings()
         self.outputs_held = outputs_held
@@ -393,26 +395,49 @@ def test_drain_in_the_middle_of_an_intake_that_is_run_in_parts_loses_nothing(
     assert (plant.out(), plant.saved) == (of_twice(0, 50), {A0: 50})
 
 
-def test_at_most_once_failure_in_the_middle_of_an_intake_that_is_run_in_parts_loses_no_step_that_was_not_run(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("then", ["step", "finish", "_on_revoked", "_on_lost"])
+def test_at_most_once_failure_between_the_parts_of_an_intake_loses_no_step_that_was_not_run(
+    then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its positions were saved before: nobody else would run it."""
     monkeypatch.setattr(task, "OUTPUTS_MAX", 10)
     plant = Plant(function=twice, guarantee=AMO)
     plant.feed("a", *numbers(0, 50))
-    worker = plant.worker()
-    write, left = worker.session.write, [1, 1]
+    worker = plant.started()
+    write = worker.session.write
 
     def failing(plan: Any) -> None:
+        worker.session.write = write  # type: ignore[method-assign]
         write(plan)
-        if left:
-            left.pop()
-            plant.log.inject("commit", error=Retriable("gone"), applied=False)  # giving back goes on all the same
-            raise Abortable("why")
+        raise Abortable("why")
 
     worker.session.write = failing  # type: ignore[method-assign]
-    plant.run(worker)
-    assert plant.out()[-80:] == of_twice(10, 50)
-    assert plant.saved == {A0: 50}
+    with pytest.raises(Abortable):
+        worker.turn()
+    worker._recover(Abortable("why"))
+    assert worker.tasks.rest is not None
+    getattr(worker, then)()
+    assert worker.tasks.rest is None
+    worker.finish()
+    worker.close()
+    assert (plant.out(), plant.saved) == (of_twice(0, 50), {A0: 50})
+
+
+@pytest.mark.parametrize(
+    ("of_topic", "of_client", "limit"),
+    [({}, {}, 1_000_000), ({"max.message.bytes": "5000"}, {}, 5_000), ({}, {"message.max.bytes": "7000"}, 7_000)],
+)
+def test_dead_letter_is_no_larger_than_its_topic_and_the_client_take(
+    of_topic: dict[str, str], of_client: dict[str, str], limit: int
+) -> None:
+    def function(value: bytes) -> None:
+        raise LookupError
+
+    plant = Plant(function=function, settings=Settings(kafka=of_client), dead=of_topic)
+    plant.log.append("a", b"v" * 1_040_000)
+    plant.run()
+    (found,) = plant.log.records("dead")
+    assert limit * 0.9 < len(found.value() or b"") < limit
 
 
 # How it ends.
