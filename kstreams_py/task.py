@@ -24,6 +24,10 @@ from kstreams_py.topology import Processor, Topic
 OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
 
+OUTPUTS_MAX: Final = 10_000
+OUTPUT_BYTES: Final = 16 << 20
+"""Outputs of a generator, or bytes of their values, that are written before the next step of an intake is run."""
+
 
 Place = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
@@ -33,11 +37,13 @@ Place = tuple[tuple[str, int, int], ...]
 class Intake:
     """Records about to be processed: one step each, or one step per tuple of a join.
 
-    `choices` has, for each alts task, what it reads from here on; to be saved before the functions run.
+    `choices` has, for each alts task, what it reads from here on; to be saved before the functions run. One that is
+    `prepared` is the rest of another: what is to be saved for it was saved with that.
     """
 
     steps: Sequence[Message] | Sequence[Inputs]
     choices: dict[int, Choices] = field(default_factory=dict)
+    prepared: bool = False
 
     def starts(self) -> Positions:
         """Where the inputs stand before this intake; with choices, all inputs that these are for."""
@@ -112,6 +118,11 @@ class Tasks:
         self._owned = PROMISES[processor.guarantee].saves_first and not processor.hash_header
         """A refused output is traced to its step by the delivery hash, or, without that, by keeping owners."""
         self._ready: list[Any] = []
+        self.rest: Intake | None = None
+        """What was not run of an intake because its outputs became many: `take` gives it next.
+
+        Its positions may be saved already: it must be run, or given back, before the worker stops.
+        """
         self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes: dict[str, dict[int, bytes]] = {}
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.unhandled_exceptions)
@@ -121,14 +132,18 @@ class Tasks:
         self._encode_key = {t.name: _encoder(t.key, registry, f"{t.name}-key") for t in processor.outputs}
         self._emit: Callable[[Message, Any, bytes], Output] | None = None
         """One output as `_output` would make it, for results that are plain values for the one topic there is."""
-        if len(self._to) == 1 and not processor.generator:
+        if len(self._to) == 1:
             self._emit = _emitter(self._to[0], *self._encode[self._to[0]], hashed=processor.hash_header)
         self._dead_letters = dead_letters
         self._dead_letter_bytes = dead_letter_bytes
         if dead_letters is not None:
             self._encode_dead = _encoder(dead_letters.value, registry, f"{dead_letters.name}-value")[0]
         self._run: Callable[[Any, Plan], None] = (
-            self._run_batch if processor.batch else self._run_joined if self._joins else self._run_records
+            self._run_batch
+            if processor.batch
+            else self._run_counted
+            if self._joins or processor.generator
+            else self._run_records
         )
 
     # What comes in.
@@ -156,6 +171,7 @@ class Tasks:
         """Forgets positions and records: the partitions are no longer ours."""
         self.positions = {}
         self._ready = []
+        self.rest = None
         self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes = {}
 
@@ -169,7 +185,7 @@ class Tasks:
     @property
     def ready(self) -> bool:
         """A step could be taken."""
-        return bool(self._ready)
+        return self.rest is not None or bool(self._ready)
 
     @property
     def waiting(self) -> frozenset[TopicPartition]:
@@ -178,7 +194,7 @@ class Tasks:
 
     def advance(self, ends: Positions) -> Positions:
         """Moves positions past what holds no records (transaction markers) where all before it was processed."""
-        if self._ready:
+        if self.ready:
             return {}
         moved = {
             tp: end for tp, end in ends.items() if end > self.positions.get(tp, end) and not self._buffers.holds(tp)
@@ -188,7 +204,10 @@ class Tasks:
         return moved
 
     def take(self, limit: int) -> Intake | None:
-        """Up to `limit` steps that are ready; None if none is."""
+        """Up to `limit` steps that are ready, or all the rest of those taken before; None if none is."""
+        if (rest := self.rest) is not None:
+            self.rest = None
+            return rest
         if not self._ready:
             return None
         steps, self._ready = self._ready[:limit], self._ready[limit:]
@@ -216,9 +235,14 @@ class Tasks:
     # What comes out.
 
     def run(self, intake: Intake) -> Plan:
-        """Calls the function for each step. The positions in the plan are those after the last step that is done."""
+        """Calls the function for each step. The positions in the plan are those after the last step that is done.
+
+        Once there are OUTPUTS_MAX outputs, or OUTPUT_BYTES in them, the other steps are left for the next `take`.
+        """
         apart = self._refused or self._owned
         plan = self._run_apart(intake.steps) if apart else self._run_together(intake)
+        if plan.interrupt is None and plan.records < len(intake.steps):
+            self.rest = Intake(intake.steps[plan.records :], prepared=True)
         self.positions.update(plan.positions)
         return plan
 
@@ -232,7 +256,7 @@ class Tasks:
 
     def _run_apart(self, steps: Sequence[Any]) -> Plan:
         """Step by step, so that it is known which outputs are whose; a dead letter for those that were refused."""
-        whole = Plan()
+        whole, size = Plan(), 0
         for step in steps:
             inputs = step if self._joins else (step,)
             if (mistake := self._refused.get(_place(inputs))) is None:
@@ -244,6 +268,9 @@ class Tasks:
             if whole.interrupt is not None:
                 break
             whole.owners += [inputs] * len(plan.outputs)
+            size += _bytes(plan.outputs)
+            if _are_many(whole.outputs, size):
+                break
         return whole
 
     # Outputs that a topic refuses.
@@ -318,10 +345,12 @@ class Tasks:
         for of_topic, offsets in reached_by_topic.items():
             plan.positions.update({TopicPartition(of_topic, p): offset + 1 for p, offset in offsets.items()})
 
-    def _run_joined(self, steps: Sequence[Inputs], plan: Plan) -> None:
-        """One record of each input a step."""
-        processor = self.processor
-        for inputs in steps:
+    def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
+        """A tuple of records a step, until the outputs are many: of joins, and of generators."""
+        processor, size = self.processor, 0
+        reached: dict[tuple[str, int], int] = {}
+        for step in steps:
+            inputs: Inputs = step if self._joins else (step,)
             digest = self._hash(inputs)
             try:
                 values = [self._value(m) for m in inputs]
@@ -329,13 +358,18 @@ class Tasks:
                     values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
                 result = processor.function(*values)
                 if self._to:
-                    plan.outputs += self._outputs(result, inputs, digest)
+                    outputs = self._outputs(result, inputs, digest)
+                    plan.outputs += outputs
+                    size += _bytes(outputs)
             except Exception as error:
                 if not self._handle(inputs, error, plan):
                     break
             plan.records += 1
             for m in inputs:
-                plan.positions[TopicPartition(m.topic(), m.partition())] = m.offset() + 1
+                reached[m.topic(), m.partition()] = m.offset()
+            if _are_many(plan.outputs, size):
+                break
+        plan.positions = {TopicPartition(*tp): offset + 1 for tp, offset in reached.items()}
 
     def _run_batch(self, steps: Sequence[Message] | Sequence[Inputs], plan: Plan) -> None:
         """All steps in one call: a list of values per input in, one result per step out, exceptions among them.
@@ -418,6 +452,13 @@ class Tasks:
     def _outputs(self, result: Any, inputs: Inputs, digest: bytes) -> list[Output]:
         """All outputs of one step, or an exception and none."""
         results = result if self.processor.generator else (result,)
+        if (emit := self._emit) is not None and len(inputs) == 1:
+            (m,), (topic,) = inputs, self._to
+            return [
+                self._output(topic, each, inputs, digest) if type(each) is Out else emit(m, each, digest)
+                for each in results
+                if each is not None
+            ]
         return [
             self._output(topic, value, inputs, digest)
             for each in results
@@ -474,6 +515,18 @@ class Tasks:
         assert self._dead_letters is not None
         topic, encode = self._dead_letters.name, self._encode_dead
         return dead_letter(failure, self.name, topic, encode, self._dead_letter_bytes)
+
+
+def _bytes(outputs: Sequence[Output]) -> int:
+    """Of their values."""
+    size = 0
+    for output in outputs:
+        size += len(output[1] or b"")
+    return size
+
+
+def _are_many(outputs: Sequence[Output], size: int) -> bool:
+    return size >= OUTPUT_BYTES or len(outputs) >= OUTPUTS_MAX
 
 
 def _place(inputs: Inputs) -> Place:

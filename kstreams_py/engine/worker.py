@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from threading import Event
 from typing import Final
 
+from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Output, TopicInfo
 from kstreams_py.engine.beginning import Beginning
 from kstreams_py.engine.topics import check_growth
@@ -22,6 +23,9 @@ from kstreams_py.topology import Graph, Processor
 logger = logging.getLogger(__name__)
 
 BATCH_OVERHEAD: Final = 200
+
+CLIENT_BYTES: Final = 1_000_000
+"""What the client takes as one record, where message.max.bytes does not say otherwise."""
 
 DRAIN_SHARE: Final = 0.5
 """Of drain_timeout_ms that the last commit may take; letting go takes time as well."""
@@ -54,6 +58,7 @@ class Worker:
             registry=around.registry,
             topic_ids={topic: info.topic_id for topic, info in topics.items()},
             dead_letters=letters,
+            dead_letter_bytes=_dead_letter_bytes(topics.get(letters.name), around.settings) if letters else None,
         )
         self.session = Session(
             processor,
@@ -145,11 +150,13 @@ class Worker:
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
         while True:
             try:
+                self._run_rest()
                 self._commit()
                 if self._unrun is not None:
                     self.session.give_back(*self._unrun)
             except LogError as error:
-                if self.session.promise.saves_first and (isinstance(error, Refused) or self.session.pending):
+                unfinished = isinstance(error, Refused) or self.session.pending or self.tasks.rest
+                if self.session.promise.saves_first and unfinished:
                     if self._clock() >= deadline:
                         raise DrainTimeout(f"{self.processor.id}: at most once: outputs are lost: {error}") from None
                     self._recover(error)
@@ -204,11 +211,12 @@ class Worker:
         """Saves what must be saved first, runs the functions, writes what they return, and commits when it is due."""
         intake = self._prepared
         assert intake is not None
-        self.session.prepare(intake)
+        if not intake.prepared:
+            self.session.prepare(intake)
         self._prepared = None
         started = self._clock()
         plan = self.tasks.run(intake)
-        self.pace.ran(len(intake.steps), self._clock() - started)
+        self.pace.ran(max(1, plan.records), self._clock() - started)
         self._last = intake
         if self.session.promise.saves_first:
             self._unacknowledged.append((intake, plan))
@@ -221,6 +229,11 @@ class Worker:
             self._stop(plan.interrupt)
         if self.session.due or self.search.searching:
             self._commit()
+
+    def _run_rest(self) -> None:
+        """At most once: what was saved as done and was not run yet, because a call failed. Nobody else would run it."""
+        while self.session.promise.saves_first and self.tasks.rest and self._take():
+            self._run_prepared()
 
     def _stop(self, interrupt: Exception) -> None:
         self._interrupt = interrupt
@@ -256,6 +269,7 @@ class Worker:
         if stale := self._assigned - partitions:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
+        self._run_rest()
         self._prepared = None
         self._check_growth(partitions)
         positions = self.session.committed(partitions)
@@ -291,6 +305,7 @@ class Worker:
         try:
             if self._prepared is not None and self.session.pending:
                 self._run_prepared()  # its positions may be saved already: then nobody else would run it
+            self._run_rest()
             self.session.settle()
         except LogError as error:
             logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)
@@ -301,6 +316,10 @@ class Worker:
 
     def _on_lost(self) -> None:
         self.session.revoke()
+        try:
+            self._run_rest()
+        except LogError as error:
+            logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -313,6 +332,13 @@ def _batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
     """What a batch may have so that each topic takes it, less Kafka's own bytes in it; None if none has a limit."""
     limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
+
+
+def _dead_letter_bytes(topic: TopicInfo | None, settings: Settings) -> int:
+    """What a dead letter may have so that its topic and the client take it."""
+    of_client = int(settings.kafka.get("message.max.bytes", CLIENT_BYTES))
+    of_topic = int(topic.settings.get("max.message.bytes", of_client)) if topic else of_client
+    return max(1, min(of_client, of_topic) - BATCH_OVERHEAD)
 
 
 class Search:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kstreams_py import task
 from kstreams_py.buffers import BUFFER_LIMIT
 from kstreams_py.delivery import Choices, Output, Start, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import Abortable, DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
@@ -509,6 +510,100 @@ def test_batch_interrupt_delivers_nothing_of_the_batch(function: Callable[..., A
     assert (type(plan.interrupt), str(plan.interrupt)) == (Stop, "enough")
     assert (plan.outputs, plan.positions, plan.failures, plan.records) == ([], {}, [], 0)
     assert tasks.positions == START
+
+
+# Intakes that are run in parts.
+
+
+def numbered_parts(value: bytes) -> Iterator[bytes]:
+    """As many outputs as the value says."""
+    for part in range(int(value)):
+        yield value + b"." + str(part).encode()
+
+
+def outputs_of(plan: Plan) -> list[bytes | None]:
+    return [o[1] for o in plan.outputs]
+
+
+@pytest.mark.parametrize("limit", ["OUTPUTS_MAX", "OUTPUT_BYTES"])
+@pytest.mark.parametrize("kind", ["map", "alts", "join"])
+def test_generator_stops_after_the_step_with_which_its_outputs_are_many(
+    kind: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, limit, 5 if limit == "OUTPUTS_MAX" else 5 * len(b"3.0"))
+    if kind == "join":
+        tasks = Bench().join(numbered_parts_of_first)
+    else:
+        tasks = Bench().map(numbered_parts) if kind == "map" else Bench().alts(numbered_parts)
+    a = [
+        Read("a", 0, b"3"), Read("a", 0, b"1", partition=1), Read("a", 1, b"9"), Read("a", 2, b"0"), Read("a", 3, b"2"),
+    ]  # fmt: skip
+    b = [Read("b", m.offset(), partition=m.partition()) for m in a] if kind == "join" else []
+    of_b = {B0: 2, B1: 1} if b else {}
+    first = intake(tasks, *sorted([*a, *b], key=lambda m: (-m.partition(), m.offset())) if b else a)
+    rest = first.steps[3:]
+    plan = tasks.run(first)
+    order = [b"1.0", *parts(b"3"), *parts(b"9")] if b else [*parts(b"3"), b"1.0", *parts(b"9")]
+    assert (outputs_of(plan), plan.records) == (order, 3)  # a step stays whole
+    assert plan.positions == {A0: 2, A1: 1} | of_b
+    assert tasks.positions == START | plan.positions
+    tasks.add([Read("a", 4, b"1"), *([Read("b", 4)] if b else [])])
+    assert (tasks.ready, tasks.advance({A1: 9})) == (True, {})
+    left = tasks.take(1)
+    assert (left, tasks.rest) == (Intake(rest, prepared=True), None)
+    assert left is not None
+    plan = tasks.run(left)
+    assert (outputs_of(plan), plan.records, plan.positions[A0]) == (parts(b"2"), 2, 4)
+    following = tasks.take(9)
+    assert following is not None
+    assert (following.prepared, following.positions()[A0], list(following.choices)) == (
+        False, 5, [0] if kind == "alts" else [],
+    )  # fmt: skip
+
+
+def numbered_parts_of_first(first: bytes, second: bytes) -> Iterator[bytes]:
+    yield from numbered_parts(first)
+
+
+def parts(value: bytes) -> list[bytes]:
+    return list(numbered_parts(value))
+
+
+def test_generator_whose_outputs_are_few_or_end_with_the_intake_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 5)
+    tasks = Bench().map(numbered_parts)
+    assert plan_of(tasks, Read("a", 0, b"4"), Read("a", 1, b"7")).records == 2
+    assert (tasks.rest, tasks.ready, tasks.take(9)) == (None, False, None)
+
+
+def test_generator_that_stops_the_worker_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 5)
+    tasks = Bench(unhandled_exceptions=(ValueError,)).map(numbered_parts)
+    assert plan_of(tasks, Read("a", 0, b"6"), Read("a", 1, b"no"), Read("a", 2, b"1")).records == 1
+    left = tasks.take(9)
+    assert left is not None
+    plan = tasks.run(left)
+    assert (type(plan.interrupt), plan.records, plan.positions, plan.tried) == (ValueError, 0, {}, {A0: 2})
+    assert (tasks.rest, tasks.take(9), tasks.positions[A0]) == (None, None, 1)
+
+
+@pytest.mark.parametrize("forget", [Tasks.clear, lambda tasks: tasks.assign({}, {})])
+def test_rest_of_an_intake_is_forgotten_with_its_partitions(
+    forget: Callable[[Tasks], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 1)
+    tasks = Bench().map(numbered_parts)
+    plan_of(tasks, *reads("a", b"1", b"1"))
+    assert tasks.rest is not None
+    forget(tasks)
+    assert (tasks.rest, tasks.ready, tasks.take(9)) == (None, False, None)
+
+
+def test_outputs_of_a_function_that_returns_one_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 1)
+    monkeypatch.setattr(task, "OUTPUT_BYTES", 1)
+    assert plan_of(Bench().map(same), *reads("a", b"1", b"2")).records == 2
+    assert plan_of(Bench().map(lambda values: values, batch=True), *reads("a", b"1", b"2")).records == 2
 
 
 # What fails.
