@@ -406,10 +406,10 @@ class Session:
 
     def _keep_outputs(self, error: LogError) -> None:
         """At most once: outputs are still to be delivered, unless their producer is of no further use."""
+        self.state = State.READY
         if isinstance(error, Retriable | Abortable | Refused) and self._producer is not None:
-            self.state = State.READY
             return
-        if self.busy:
+        if self._since is not None:
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
         self._forget()
         self._renew()
