@@ -407,6 +407,14 @@ def test_commit_that_was_answered_in_an_earlier_turn_comes_no_more(member: Membe
     assert not member.consumer.tainted
 
 
+def test_commit_after_the_coordinator_was_lost_does_not_come_late_for_that(member: Member) -> None:
+    member.client.answers = [lambda: setattr(member.consumer._log, "coordinator_lost", True) or []]
+    member.consumer.consume(1, 0.0)
+    member.consumer.commit({A0: 1})
+    member.consumer.consume(1, 0.0)
+    assert not member.consumer.tainted
+
+
 def test_commit_in_a_callback_counts_for_the_next_turn_too(member: Member) -> None:
     member.client.answers = [lambda: member.consumer.commit({A0: 1}) or []]  # type: ignore[func-returns-value]
     member.consumer.consume(1, 0.0)
@@ -423,6 +431,7 @@ def test_commit_in_a_callback_counts_for_the_next_turn_too(member: Member) -> No
     [
         ("me", "me", True, False, True),
         ("me", "", True, False, True),  # librdkafka forgets its id once its session has timed out
+        ("newer", "newer", True, False, True),  # it has joined again, and was not assigned anything since
         ("before", "newer", False, False, Replaced),
         ("other", "me", True, False, Replaced),
         ("other", "", True, False, Replaced),
@@ -512,6 +521,7 @@ def test_fencing_is_recorded_and_acted_upon_by_the_next_consume(how: str, member
         ("other", "", True, 1, True),
         ("me", "", True, 1, False),  # librdkafka #3437: its session timed out, and it has forgotten its id
         (None, "", True, 1, False),
+        ("newer", "newer", True, 1, False),  # it has joined again, and was not assigned anything since
         ("me", "newer", True, 1, False),  # the coordinator died before it wrote the newer id down
         ("before", "newer", False, 1, False),  # the same, where another process had the membership before
         ("other", "newer", False, 2, True),

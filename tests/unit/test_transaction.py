@@ -6,6 +6,7 @@ The truths are those of ARCHITECTURE.md; where one needs a loop around it, its t
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -869,6 +870,19 @@ def stall(bench: Bench, times: int = 1, error: LogError | None = None) -> None:
     producer.flush = flushing
 
 
+def refuse_writes(bench: Bench, times: int) -> None:
+    """Lets the producer's queue be full for the next writes."""
+    producer: Any = bench.session._producer
+    write, left = producer.write, [Retriable("the producer's queue stayed full")] * times
+
+    def writing(outputs: list[Output]) -> None:
+        if left:
+            raise left.pop()
+        write(outputs)
+
+    producer.write = writing
+
+
 def unanswered(bench: Bench, *, applied: bool = False, times: int = CALLS_MAX) -> None:
     """Lets the next plain commits find no answer; five are one call's attempts."""
     for nth in range(1, times + 1):
@@ -957,10 +971,41 @@ def test_failure_with_nothing_open_keeps_a_producer_without_transactions(error: 
     assert (bench.session.state, bench.session._producer) == (State.READY, producer)
 
 
-def test_single_output_is_written_by_itself_and_waited_for() -> None:
+def test_outputs_that_are_delivered_apart_are_never_under_way_together() -> None:
     bench = Bench(AMO, linger=9.0)
-    bench.session.deliver(plan(b"1").outputs[0])
-    assert (bench.did(), bench.visible) == (["produce"], [b"1"])
+    apart = deque([*plan(b"1").outputs, *plan(b"2").outputs])
+    seen = []
+    while apart:
+        bench.session.deliver(apart)
+        seen.append((len(apart), bench.visible))
+    bench.session.commit()
+    assert [*seen, bench.visible] == [(1, []), (0, [b"1"]), [b"1", b"2"]]
+
+
+@pytest.mark.parametrize("fails", ["flush", "write"])
+def test_output_that_is_delivered_apart_stays_until_its_producer_has_taken_it(fails: str) -> None:
+    bench = Bench(AMO, linger=9.0)
+    apart = deque([*plan(b"1").outputs, *plan(b"2").outputs])
+    stall(bench, 1) if fails == "flush" else refuse_writes(bench, 1)
+    with pytest.raises(Retriable):
+        bench.session.deliver(apart)
+    assert (len(apart), bench.session.pending) == (2, True)
+    while apart:
+        bench.session.deliver(apart)
+    bench.session.commit()
+    assert bench.visible == [b"1", b"2"]
+
+
+def test_output_that_failed_before_others_are_delivered_apart_is_lost_and_said_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(AMO, linger=9.0)
+    apart = deque(plan(b"1").outputs)
+    stall(bench, 1, Abortable("writing to x: refused"))
+    bench.session.deliver(apart)
+    bench.session.commit()
+    assert bench.visible == [b"1"]
+    assert "p: at most once: an output is lost: writing to x: refused" in caplog.text
 
 
 # Without transactions: partitions that are taken away.
@@ -1284,14 +1329,7 @@ def test_at_most_once_end_delivers_what_is_queued_once_the_broker_goes_on() -> N
 def test_at_most_once_end_writes_what_is_held_too() -> None:
     """The producer's queue was full."""
     bench = Bench(AMO, linger=60.0)
-    producer: Any = bench.session._producer
-    write = producer.write
-
-    def full(outputs: list[Output]) -> None:
-        producer.write = write
-        raise Retriable("the producer's queue stayed full")
-
-    producer.write = full
+    refuse_writes(bench, 1)
     with pytest.raises(Retriable):
         bench.write(b"1", 1)
     assert (end(bench), bench.visible) == (["produce"], [b"1"])
@@ -1313,7 +1351,9 @@ def test_at_most_once_end_gives_up_within_its_bound_and_says_what_is_lost(
 
 
 def test_at_most_once_end_with_nothing_open_asks_nobody() -> None:
-    assert end(Bench(AMO)) == []
+    bench = Bench(AMO)
+    stall(bench)
+    assert (end(bench), bench.slept) == ([], [])
 
 
 def test_end_before_the_start_does_nothing() -> None:
