@@ -150,7 +150,7 @@ class Worker:
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
         while True:
             try:
-                self._run_rest()
+                self._run_saved()
                 self._commit()
                 if self._unrun is not None:
                     self.session.give_back(*self._unrun)
@@ -189,8 +189,9 @@ class Worker:
             return
         self.tasks.add(records)
         if self.session.pending or self.consumer.tainted:
+            self._run_saved()
             self._commit()
-            if self.consumer.tainted:
+            if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin()
                 return
         while not self._stopping.is_set() and self._take():
@@ -230,6 +231,12 @@ class Worker:
         if self.session.due or self.search.searching:
             self._commit()
 
+    def _run_saved(self) -> None:
+        """At most once: what was saved as done, or may have been, and was not run yet. Nobody else would run it."""
+        if self._prepared is not None and self.session.pending:
+            self._run_prepared()
+        self._run_rest()
+
     def _run_rest(self) -> None:
         """At most once: what was saved as done and was not run yet, because a call failed. Nobody else would run it."""
         while self.session.promise.saves_first and self.tasks.rest and self._take():
@@ -242,13 +249,13 @@ class Worker:
     def _commit(self) -> None:
         steps = self.session.steps
         while self._apart:
-            self.session.deliver(self._apart.popleft())
+            self.session.deliver(self._apart)
         self.session.commit()
         self._unacknowledged.clear()
         self.search.committed(steps)
         self.tasks.committed()
-        if steps and self._assigned:
-            self._beginning.keep(self._assigned, self.session)
+        if steps and self.tasks.positions:
+            self._beginning.keep(self.tasks.positions.keys(), self.session)
 
     def _written_apart(self, refused: Refused) -> list[Output]:
         """At most once: what to write in place of outputs of which at least one is refused, each by itself.
@@ -270,9 +277,9 @@ class Worker:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
         self._run_rest()
-        self._prepared = None
         self._check_growth(partitions)
         positions = self.session.committed(partitions)
+        self._prepared = self._saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.begin(missing, self.session)
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
@@ -281,6 +288,13 @@ class Worker:
         if positions:  # else nothing is fetched, and a client that was fenced takes no call
             self.consumer.assign(positions)
         self._astray = False
+
+    def _saved(self, positions: Positions) -> Intake | None:
+        """At most once: what was taken, if its positions were saved before an error: nobody else would run it."""
+        taken = self._prepared
+        if taken is None or not self.session.promise.saves_first:
+            return None
+        return taken if taken.positions().items() <= positions.items() else None
 
     def _check_growth(self, partitions: set[TopicPartition]) -> None:
         """Raises TopicError if inputs that are read in step differ in partitions since one of them grew."""
@@ -303,9 +317,7 @@ class Worker:
 
     def _on_revoked(self) -> None:
         try:
-            if self._prepared is not None and self.session.pending:
-                self._run_prepared()  # its positions may be saved already: then nobody else would run it
-            self._run_rest()
+            self._run_saved()
             self.session.settle()
         except LogError as error:
             logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)
