@@ -25,12 +25,14 @@ from kstreams_py.errors import (
     Refused,
     Replaced,
     Retriable,
+    SettingsError,
     TopicError,
     Unavailable,
 )
 from kstreams_py.partitioner import ColdPartitions
 from kstreams_py.ports.kafka.errors import (
     FENCED,
+    JOIN_REFUSED,
     REFUSED,
     SEAT_LOST,
     UNAUTHENTICATED,
@@ -471,6 +473,8 @@ class KafkaConsumer:
             raise self._log_error(error, doing)
         if isinstance(failure, NotAuthorized):
             raise failure
+        if (remedy := JOIN_REFUSED.get(error.code())) is not None:
+            raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
         logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())

@@ -78,6 +78,15 @@ _RIGHTS: Final = {
 TESTED_CLIENTS: Final = frozenset({"2.16.0"})
 """Versions of librdkafka whose log `ClientLog` is known to read rightly (tests/mock/test_client_log.py)."""
 
+JOIN_REFUSED: Final = {
+    E.INCONSISTENT_GROUP_PROTOCOL: "another program is a member of this group: give the graph another name, or end it",
+    E.INVALID_GROUP_ID: "correct the names of the graph and the processor",
+    E.INVALID_SESSION_TIMEOUT: "keep session_timeout_ms between the broker's group.min.session.timeout.ms and "
+    "group.max.session.timeout.ms",
+    E.GROUP_MAX_SIZE_REACHED: "run fewer slots, or raise the broker's group.max.size",
+}
+"""Why a group takes no member, and the remedy; the client reports it as a mere event, and tries for ever."""
+
 SEAT_LOST: Final = "fenced by other consumer"
 """The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
 
