@@ -29,14 +29,14 @@ def log_of(mock: MockCluster, **kafka: object) -> KafkaLog:
 
 def joined(mock: MockCluster) -> KafkaConsumer:
     """The member of a group with partition 0 of topic a, which it reads from the start."""
-    consumer = log_of(mock).consumer("group", "group.0")
+    consumer = log_of(mock).consumer("group", "group.0", commits=True)
     assigned: list[set[TopicPartition]] = []
 
     def assign(partitions: set[TopicPartition]) -> None:
         assigned.append(partitions)
         consumer.assign(dict.fromkeys(partitions, 0))
 
-    consumer.subscribe(["a"], assign, lambda: None)
+    consumer.subscribe(["a"], assign, lambda: None, lambda: None)
     wait_until(lambda: consumer.consume(1, 0.05) or assigned, "the consumer is assigned")
     assert assigned == [{PARTITION}]
     return consumer
