@@ -113,6 +113,9 @@ again for positions after retry.backoff.ms, and for partitions after 20 ms, what
 a second a transaction took 37 ms, and takes 20 so). A large transaction has work to do meanwhile.
 """
 
+HELD_BYTES: Final = 4 << 20
+"""Bytes of the values of these outputs, which few outputs may have as well."""
+
 CALLS_MAX: Final = 5
 """Attempts at one call that fails as retriable, until its transaction is given up."""
 
@@ -223,8 +226,13 @@ class Session:
         self._records += plan.records
         self._outputs += plan.outputs
         self._counters.stepped(plan)
-        if not self.promise.transactional or self.state is State.OPEN or len(self._outputs) > self._outputs_held:
+        if not self.promise.transactional or self.state is State.OPEN or self._holds_much:
             self._send()
+
+    @property
+    def _holds_much(self) -> bool:
+        outputs = self._outputs
+        return len(outputs) > self._outputs_held or sum([len(output[1] or b"") for output in outputs]) > HELD_BYTES
 
     def _send(self) -> None:
         self._open()
