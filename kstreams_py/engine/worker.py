@@ -297,7 +297,7 @@ class Worker:
         return taken if taken.positions().items() <= positions.items() else None
 
     def _check_growth(self, partitions: set[TopicPartition]) -> None:
-        """Raises TopicError if inputs that are read in step differ in partitions since one of them grew."""
+        """Raises GraphError if inputs that are read in step differ in partitions since one of them grew."""
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = check_growth(self._graph, self.processor, self._log)
             self._counts = {name: info.partitions for name, info in found.items()}

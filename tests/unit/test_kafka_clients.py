@@ -115,7 +115,7 @@ class Client:
 def metadata(topic: str, code: int | None) -> Any:
     """The cluster's metadata of one topic."""
     error = None if code is None else ck.KafkaError(code)
-    return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
+    return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={})})
 
 
 def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
@@ -649,6 +649,7 @@ def producer_of(
         return client
 
     monkeypatch.setattr(clients, "made", made)
+    monkeypatch.setattr(clients, "NEW_TOPIC_SECONDS", 0.0)  # without partitions there are no cold ones
     if isinstance(client, Queue):
         monkeypatch.setattr(clients, "time", client)
     return KafkaProducer(settings, limit)
@@ -664,11 +665,6 @@ def outputs(first: int, last: int) -> list[Output]:
 
 def failed(topic: str, value: bytes, *, timestamp: int | None = 5) -> Read:
     return Read(topic, -1, value, partition=3, key=b"k", headers=[("h", b"1")], timestamp=timestamp)
-
-
-def given_back(topic: str, value: bytes, timestamp: int = 5) -> Output:
-    """What such a delivery is handed back as: to the partition that the client chose, or its order would change."""
-    return (topic, value, b"k", 3, None, None, timestamp, [("h", b"1")])
 
 
 @pytest.mark.parametrize("settings", [TRANSACTIONAL, IDEMPOTENT])
@@ -725,7 +721,7 @@ def test_delivery_that_failed_before_is_why_the_client_takes_no_more(monkeypatch
     client.refuses, client.reports = {b"1": CODES._STATE}, [(CODES.INVALID_RECORD, failed("x", b"0"))]
     with pytest.raises(Refused) as caught:
         producer_of(client, monkeypatch).write(outputs(0, 2))
-    assert caught.value.outputs == [given_back("x", b"0")]
+    assert caught.value.outputs == []
 
 
 def test_write_waits_for_room_and_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,7 +752,7 @@ def test_queue_that_stays_full_ends_the_write_and_what_is_not_queued_stays_on_th
 def test_write_without_sequence_numbers_waits_in_vain_and_queues_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     client, written = Queue(sends=0), outputs(0, 1_500)
     producer = producer_of(client, monkeypatch, PLAIN)
-    with pytest.raises(Retriable, match=r"^1000 records wait for their acknowledgement$"):
+    with pytest.raises(Retriable, match=r"^1000 records were not acknowledged within 10 s$"):
         producer.write(written)
     assert (client.queue, written) == (outputs(0, 1_000), outputs(1_000, 1_500))
 
@@ -836,7 +832,7 @@ def test_deliveries_that_failed_are_told_by_what_no_attempt_mends(
         producer.flush()
     assert (type(caught.value), str(caught.value)[: len(text)]) == (leaf, text)
     if isinstance(caught.value, Refused):
-        assert caught.value.outputs == [given_back("x", value) for value in given]
+        assert caught.value.outputs == []  # of a producer whose caller does the work again
     if later is None:
         producer.flush()
     else:
@@ -861,27 +857,38 @@ def test_refused_outputs_are_told_by_a_record_that_was_refused_itself(
     with pytest.raises(Refused) as caught:
         producer_of(client, monkeypatch, IDEMPOTENT).flush()
     assert type(caught.value.mistake) is mistake
-    assert len(caught.value.outputs) == len(reports)
 
 
-def test_refused_output_without_a_timestamp_is_given_back_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Queue()
-    client.reports = [(CODES.INVALID_TIMESTAMP, failed("x", b"1", timestamp=None))]
+def test_outputs_that_were_refused_are_given_back_as_they_were_written_where_they_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A report has neither the headers nor the time of its record."""
+    client, producer = Queue(sends=0), None
+    monkeypatch.setattr(clients, "made", lambda *_: client)
+    monkeypatch.setattr(clients, "NEW_TOPIC_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "time", client)
+    producer = KafkaProducer(IDEMPOTENT, 10.0, keeps_failed=True)
+    written: list[Output] = [("x", b"%d" % i, b"k", -1, None, None, 7, [("h", b"1")]) for i in range(3)]
+    producer.write(list(written))
+    assert [queued[:4] + queued[6:] for queued in client.queue] == [output[:4] + output[6:] for output in written]
+    for queued, code in zip(client.queue, (CODES.INVALID_RECORD, CODES._INVALID_DIFFERENT_RECORD, None), strict=True):
+        report: Any = queued[4]
+        report(None if code is None else ck.KafkaError(code), failed("x", b"?"))
+    client.queue.clear()
     with pytest.raises(Refused) as caught:
-        producer_of(client, monkeypatch, IDEMPOTENT).flush()
-    assert caught.value.outputs == [given_back("x", b"1", 0)]
+        producer.flush()
+    assert caught.value.outputs == written[:2]
 
 
 @pytest.mark.parametrize(("settings", "kept"), [(TRANSACTIONAL, FAILURES_KEPT), (IDEMPOTENT, 150)])
 def test_failed_deliveries_are_all_kept_but_in_a_transaction(
     settings: dict[str, Any], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transaction is done again as a whole; without one, only the outputs that are given back are."""
     client = Queue()
     client.reports = [(CODES.INVALID_RECORD, failed("x", b"%d" % number)) for number in range(150)]
-    with pytest.raises(Refused) as caught:
-        producer_of(client, monkeypatch, settings).flush()
-    assert caught.value.outputs == [given_back("x", b"%d" % number) for number in range(kept)]
+    producer = producer_of(client, monkeypatch, settings)
+    producer._poll(0)
+    assert len(producer._failed) == kept
 
 
 def test_deliveries_that_were_acknowledged_are_no_failures(monkeypatch: pytest.MonkeyPatch) -> None:

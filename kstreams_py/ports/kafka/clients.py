@@ -106,7 +106,7 @@ class KafkaProducer:
                 found = len(self._producer.list_topics(topic, self._limit).topics[topic].partitions)
             except ck.KafkaException as error:
                 raise log_error(error.args[0], f"asking for the partitions of topic {topic!r}") from None
-            if found or time.monotonic() > deadline:
+            if found or time.monotonic() >= deadline:
                 return found
             time.sleep(0.02)
 
