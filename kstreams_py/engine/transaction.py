@@ -394,6 +394,7 @@ class Session:
         """
         if isinstance(error, Refused):
             logger.info("%s: %s; looking for the record", self._processor.id, error)
+            self._renewals = 0  # halving gets there: it is no fault of the producer
             return
         self._aborts += 1
         level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO

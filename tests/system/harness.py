@@ -157,7 +157,9 @@ class Cluster:
     def set_positions(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
         """As an operator sets the committed positions of a group that has no members."""
         offsets = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
-        for future in self.admin.alter_consumer_group_offsets([ck.ConsumerGroupTopicPartitions(group, offsets)]).values():
+        for future in self.admin.alter_consumer_group_offsets(
+            [ck.ConsumerGroupTopicPartitions(group, offsets)]
+        ).values():
             assert [p.error for p in future.result().topic_partitions] == [None] * len(offsets)
 
     def forget_group(self, group: str) -> None:

@@ -16,9 +16,9 @@ from confluent_kafka import admin as ck_admin
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
 from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
-from kstreams_py.ports.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.ports.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, log_error, made, naming
 from kstreams_py.ports.kafka.groups import GroupAdmin, connection
 from kstreams_py.record import Message, Positions, TopicPartition
 
@@ -100,7 +100,7 @@ class KafkaLog:
         """The member that holds a static membership of a group."""
         # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
         described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
-        members = self._result(described).members
+        members = self._result(described, group=group).members
         return next(
             (Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None
         )
@@ -192,7 +192,7 @@ class KafkaLog:
                 results[name] = future.result()
             except ck.KafkaException as error:
                 if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
-                    raise self._unavailable(error.args[0]) from None
+                    raise self._unavailable(error.args[0], topics=[name]) from None
         return results
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
@@ -207,8 +207,9 @@ class KafkaLog:
                 future.result()
             except ck.KafkaException as error:
                 code = error.args[0].code()
-                if code in UNREACHABLE or code in UNAUTHENTICATED:
-                    raise self._unavailable(error.args[0]) from None
+                failure = self._unavailable(error.args[0], topics=[name])
+                if code in UNREACHABLE or code in UNAUTHENTICATED or isinstance(failure, NotAuthorized):
+                    raise failure from None
                 if code != E.TOPIC_ALREADY_EXISTS:
                     raise TopicError(f"topic {name!r} cannot be created: {error.args[0].str()}") from None
         names, deadline = {topic.topic for topic in wanted}, time.monotonic() + self._limit
@@ -240,7 +241,7 @@ class KafkaLog:
             except ck.KafkaException as error:
                 failure = error.args[0]
             if time.monotonic() > deadline:
-                raise self._unavailable(failure)
+                raise self._unavailable(failure, topics=[tp.topic for tp in partitions])
             with suppress(ck.KafkaException):
                 for topic in {tp.topic for tp in partitions}:
                     self._reader.list_topics(topic, ENDS_SECONDS / 3)  # or it goes on asking the leaders that it knows
@@ -265,7 +266,8 @@ class KafkaLog:
                         return found[-1] if found else None
                     window *= 8
         except ck.KafkaException as error:
-            raise log_error(error.args[0], f"reading the newest record of {partition}") from None
+            doing = naming(f"reading the newest record of {partition}", error.args[0], topics=[partition.topic])
+            raise log_error(error.args[0], doing) from None
 
     def read(self, partition: TopicPartition) -> Sequence[Message]:
         try:
@@ -273,7 +275,8 @@ class KafkaLog:
                 low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
                 return self._between(partition, low, stable)
         except ck.KafkaException as error:
-            raise log_error(error.args[0], f"reading {partition}") from None
+            doing = naming(f"reading {partition}", error.args[0], topics=[partition.topic])
+            raise log_error(error.args[0], doing) from None
 
     def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
         """The committed records between two offsets."""
@@ -290,6 +293,8 @@ class KafkaLog:
                         found.append(m)
                     elif error.code() == E._PARTITION_EOF:
                         return found
+                    elif isinstance(failure := log_error(error, f"reading topic {partition.topic!r}"), NotAuthorized):
+                        raise failure  # no time-out, after which it would be asked again for ever
                 if found and found[-1].offset() + 1 >= stable:
                     return found
         finally:
@@ -300,7 +305,7 @@ class KafkaLog:
         for future in self._admin.create_partitions(
             [ck_admin.NewPartitions(topic, partitions)], request_timeout=self._limit
         ).values():
-            self._result(future)
+            self._result(future, topics=[topic])
         logger.info("topic %r has %d partitions now", topic, partitions)
 
     def offsets_retention_minutes(self) -> int | None:
@@ -316,17 +321,17 @@ class KafkaLog:
     def truncate(self, partition: TopicPartition, before: int) -> None:
         deleted = self._admin.delete_records([ck.TopicPartition(*partition, before)], request_timeout=self._limit)
         for future in deleted.values():
-            self._result(future)
+            self._result(future, topics=[partition.topic])
 
-    def _result(self, future: Any) -> Any:
+    def _result(self, future: Any, *, topics: Collection[str] = (), group: str = "") -> Any:
         try:
             return future.result(self._limit + 1)  # the request's own limit comes first, and says why
         except ck.KafkaException as error:
-            raise self._unavailable(error.args[0]) from None
+            raise self._unavailable(error.args[0], topics=topics, group=group) from None
         except TimeoutError:
             raise Retriable(f"no answer from {self._settings.bootstrap_servers} within {self._limit:g} s") from None
 
-    def _unavailable(self, error: ck.KafkaError) -> Exception:
+    def _unavailable(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """A failed admin call, as the message a person needs."""
         if error.code() in STALE:
             self._admin_client = None  # it asks by the leaders that it knows, and does not learn of new ones from this
@@ -345,4 +350,4 @@ class KafkaLog:
                 "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
                 "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*"
             )
-        return log_error(error, f"asking the broker at {address}")
+        return log_error(error, naming(f"asking the broker at {address}", error, topics=topics, group=group))
