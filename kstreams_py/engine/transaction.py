@@ -292,11 +292,16 @@ class Session:
         self._save({tp: positions[tp] for tp in intake.positions()})
 
     def settle(self) -> None:
-        """Finishes what is open before the partitions go to another member, where that takes no transaction."""
+        """Finishes what is open before the partitions go to another member, where that takes no transaction.
+
+        At most once it raises Refused: the outputs that the error holds are still to be delivered.
+        """
         if not self.promise.transactional:
             try:
                 self.commit()
             except LogError as error:
+                if self.promise.saves_first and isinstance(error, Refused):
+                    raise
                 logger.warning("%s: partitions are taken away before a commit: %s", self._processor.id, error)
         self.revoke()
 

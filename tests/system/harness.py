@@ -154,6 +154,11 @@ class Cluster:
             consumer.close()
         return {p.partition: p.offset for p in found if p.offset >= 0}
 
+    def members(self, group: str) -> list[str]:
+        """The static members that a group knows, those that wait for its rebalance among them."""
+        found = self.admin.describe_consumer_groups([group])[group].result()
+        return [member.group_instance_id for member in found.members]
+
     def set_positions(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
         """As an operator sets the committed positions of a group that has no members."""
         offsets = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]

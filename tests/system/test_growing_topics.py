@@ -177,10 +177,10 @@ def test_map_goes_on_with_partitions_that_are_added_from_their_start(
         assert [value for value in found if value in of_partition] == of_partition
 
 
-def test_partitions_added_before_a_group_first_commits_are_not_old_records(
+def test_partition_added_to_a_group_with_positions_of_its_own_is_read_from_its_start(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
-    """Latest: a group that an older version began has positions and no record of its beginning."""
+    """Latest: a group that an older version began has positions, and is kept as begun by its first commit."""
     source, target, group = f"{name}.in", f"{name}.out", f"{name}.step"
     cluster.create(source, target)
     cluster.partitions(target)

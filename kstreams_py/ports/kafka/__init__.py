@@ -35,6 +35,8 @@ COORDINATOR_SECONDS: Final = 300.0
 ENDS_SECONDS: Final = 5.0
 """How long the ends of partitions are asked for, three times: no request to a leader that is down goes to the next."""
 
+UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
+
 LEAVE_SECONDS: Final = 4.0
 """How long a worker that stops tries to leave its group; its supervisor waits 5 s longer than drain_timeout_ms."""
 
@@ -94,7 +96,23 @@ class KafkaLog:
             },
             self._limit,
             self._holder,
+            self._forget_old_assignment,
         )
+
+    def _forget_old_assignment(self, group: str, seat: str, topics: Collection[str]) -> None:
+        """Removes the static member that a new one would replace, if the group's assignments are not of these topics.
+
+        A static member that comes back is given its old assignment, without a rebalance (KIP-345), and librdkafka as
+        the group's leader does not compare: partitions that were added meanwhile would belong to nobody.
+        """
+        described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
+        members = self._result(described, group=group).members
+        if (mine := next((m.member_id for m in members if m.group_instance_id == seat), None)) is None:
+            return
+        assigned = {(p.topic, p.partition) for m in members if m.assignment for p in m.assignment.topic_partitions}
+        if assigned != {(t.name, p) for t in self.topics(topics).values() for p in range(t.partitions)}:
+            logger.info("%s: the inputs have changed: its old membership is given up", seat)
+            GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS)).remove(group, {seat: mine})
 
     def _holder(self, group: str, seat: str) -> Holder | None:
         """The member that holds a static membership of a group."""
@@ -257,7 +275,7 @@ class KafkaLog:
     def newest(self, partition: TopicPartition) -> Message | None:
         try:
             with self._reading:  # the processors of a slot share the log, and each is a thread
-                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                low, stable = self._watermarks(partition)
                 window = 4  # a record and its marker are the usual tail
                 while True:
                     start = max(low, stable - window)
@@ -272,11 +290,25 @@ class KafkaLog:
     def read(self, partition: TopicPartition) -> Sequence[Message]:
         try:
             with self._reading:
-                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                low, stable = self._watermarks(partition)
                 return self._between(partition, low, stable)
         except ck.KafkaException as error:
             doing = naming(f"reading {partition}", error.args[0], topics=[partition.topic])
             raise log_error(error.args[0], doing) from None
+
+    def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """The first and the last stable offset; the reader may not know a partition that was just added."""
+        deadline = time.monotonic() + self._limit
+        while True:
+            try:
+                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+            except ck.KafkaException as error:
+                if error.args[0].code() not in UNKNOWN or time.monotonic() > deadline:
+                    raise
+                self._reader.list_topics(partition.topic, self._limit)
+                time.sleep(0.05)
+            else:
+                return low, stable
 
     def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
         """The committed records between two offsets."""

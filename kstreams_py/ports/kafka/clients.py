@@ -25,6 +25,7 @@ from kstreams_py.errors import (
     Refused,
     Replaced,
     Retriable,
+    SettingsError,
     TopicError,
     Unavailable,
 )
@@ -364,12 +365,20 @@ class KafkaConsumer:
     `holder` names the member that holds the membership of this name in the group now, None if nobody does.
     """
 
-    def __init__(self, settings: Mapping[str, Any], limit: float, holder: Callable[[str, str], Holder | None]) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        limit: float,
+        holder: Callable[[str, str], Holder | None],
+        prepare: Callable[[str, str, Collection[str]], None] = lambda *_: None,
+    ) -> None:
+        """`prepare` is called with group, membership and topics before the first join."""
         self.ends: Positions = {}
         self.tainted = False
         self._settings = settings
         self._limit = limit
         self._holder = holder
+        self._prepare = prepare
         self.group = settings["group.id"]
         self._seat = settings["group.instance.id"]
         self._member = ""
@@ -398,6 +407,14 @@ class KafkaConsumer:
         lost: Callable[[], None],
     ) -> None:
         self._topics, self._assigned, self._revoked, self._on_lost = sorted(topics), assigned, revoked, lost
+        try:
+            self._prepare(self.group, self._seat, self._topics)
+        except (LogError, SettingsError, Unavailable) as error:
+            if isinstance(error, NotAuthorized):
+                raise
+            logger.warning(
+                "%s: it is not known whether its inputs have changed since it last ran: %s", self._seat, error
+            )
         self._join()
 
     def _join(self) -> None:
