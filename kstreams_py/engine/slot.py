@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from kstreams_py import task
 from kstreams_py.delivery import PROMISES
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL = 1.0
 """Seconds between two reports."""
+
+RETENTION_SHORT: Final = 24 * 60
+"""Minutes of offsets.retention.minutes below which a job that is stopped overnight may lose its positions."""
 
 
 _PACKAGE = str(Path(task.__file__).parent) + os.sep
@@ -176,6 +180,13 @@ class Slot:
                 return
 
     def _warn(self) -> None:
+        if (minutes := self._log.offsets_retention_minutes()) is not None:
+            logger.log(
+                logging.WARNING if minutes < RETENTION_SHORT else logging.INFO,
+                "offsets.retention.minutes is %d: a job that is stopped for longer loses its committed positions, and "
+                "ends with status 5 until they are set",
+                minutes,
+            )
         for processor in self._graph.processors:
             if processor.errors is None:
                 logger.warning(

@@ -311,11 +311,16 @@ class Session:
         self._save({tp: positions[tp] for tp in intake.positions()})
 
     def settle(self) -> None:
-        """Finishes what is open before the partitions go to another member, where that takes no transaction."""
+        """Finishes what is open before the partitions go to another member, where that takes no transaction.
+
+        At most once it raises Refused: the outputs that the error holds are still to be delivered.
+        """
         if not self.promise.transactional:
             try:
                 self.commit()
             except LogError as error:
+                if self.promise.saves_first and isinstance(error, Refused):
+                    raise
                 logger.warning("%s: partitions are taken away before a commit: %s", self._processor.id, error)
         self.revoke()
 
@@ -413,6 +418,7 @@ class Session:
         """
         if isinstance(error, Refused):
             logger.info("%s: %s; looking for the record", self._processor.id, error)
+            self._renewals = 0  # halving gets there: it is no fault of the producer
             return
         self._aborts += 1
         level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO

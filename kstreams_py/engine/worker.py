@@ -322,9 +322,18 @@ class Worker:
         except LogError as error:
             logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)
             self.session.revoke()
+            if self.session.promise.saves_first and isinstance(error, Refused):
+                self._keep_refused(error)
         except Exception as error:
             self._failure = error
         self._let_go()
+
+    def _keep_refused(self, refused: Refused) -> None:
+        """At most once: the outputs that came back are written by the next commit, whoever has the partitions then."""
+        try:
+            self._recover(refused)
+        except Exception as error:
+            self._failure = error
 
     def _on_lost(self) -> None:
         self.session.revoke()

@@ -199,7 +199,7 @@ class MemoryLog:
     def begin_outage(
         self, seconds: float, requests: Collection[str], applied: Callable[[], bool] = lambda: False
     ) -> None:
-        """For so long, requests of these names raise Retriable, whether carried out (`applied`, asked each time) or not.
+        """For so long, requests of these names raise Retriable, carried out (`applied`, asked each time) or not.
 
         With "heartbeat", members hear nothing of their groups: no session ends, and no rebalance is served.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -69,7 +69,8 @@ STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_
 UNAUTHENTICATED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
 
 _RIGHTS: Final = {
-    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, DESCRIBE and "
+    "DESCRIBE_CONFIGS, and CREATE, ALTER and DELETE if its name begins with __ks",
     E.GROUP_AUTHORIZATION_FAILED: "READ and DESCRIBE on the consumer group",
     E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
     E.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
@@ -100,6 +101,18 @@ REFUSED: Final = TOO_LARGE | {
     E._INVALID_DIFFERENT_RECORD,
 }
 """What no further attempt at the same batch cures; the last one is for the records beside the refused one."""
+
+
+def naming(
+    doing: str, error: ck.KafkaError, *, topics: Iterable[str] = (), group: str = "", transactional_id: str = ""
+) -> str:
+    """What was done, with the object of a right that is missing: the client's error does not name it."""
+    objects = {
+        E.TOPIC_AUTHORIZATION_FAILED: " or ".join(f"topic {topic!r}" for topic in sorted(set(topics))),
+        E.GROUP_AUTHORIZATION_FAILED: f"group {group!r}" if group else "",
+        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"transactional id {transactional_id!r}" if transactional_id else "",
+    }
+    return f"{doing} ({found})" if (found := objects.get(error.code())) else doing
 
 
 def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
