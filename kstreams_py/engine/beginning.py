@@ -60,7 +60,7 @@ class Beginning:
                 f"{self._processor}: {', '.join(map(str, lost))} was read before, and its committed position is not "
                 f"there any more: Kafka keeps positions of a stopped group for offsets.retention.minutes "
                 f"({'not known' if minutes is None else minutes}): set them on purpose (kafka-consumer-groups "
-                "--reset-offsets), then start again"
+                "--reset-offsets, once the group has no members: `kstreams slots release`), then start again"
             )
         first = set(partitions) if self._from_start else {tp for tp in partitions if self._was_added(tp)}
         starts = self._log.starts(first) | self._log.ends(set(partitions) - first)

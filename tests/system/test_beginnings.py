@@ -12,6 +12,7 @@ import kstreams_py as ks
 from kstreams_py import Settings, errors
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
+from kstreams_py.ports.kafka.groups import GroupAdmin
 from tests.system.harness import Cluster, RunningSlot, running, wait_until
 from tests.system.test_errors import GUARANTEES
 
@@ -47,10 +48,22 @@ class Job:
         assert isinstance(slot.failure, errors.InputLost), slot.failure
         assert slot.failure.exit_status == 5
         said = str(slot.failure)
-        words = ("step", f"{self.source}[0]", f"offsets.retention.minutes ({minutes})", "--reset-offsets")
+        words = (
+            "step",
+            f"{self.source}[0]",
+            f"offsets.retention.minutes ({minutes})",
+            "--reset-offsets",
+            "slots release",
+        )
         assert [word for word in words if word not in said] == [], said
         assert self.cluster.values(self.target) == before
         assert self.cluster.committed(self.group, self.source) == {}
+
+    def set_position(self, offset: int) -> None:
+        """As the message says: first `kstreams slots release`, for only a group without members can be set."""
+        admin = GroupAdmin(self.settings)
+        admin.remove(self.group, {member.instance: member.member_id for member in admin.members(self.group)})
+        self.cluster.set_positions(self.group, {(self.source, 0): offset})
 
 
 WEEK = "10080"
@@ -69,9 +82,9 @@ def test_job_whose_positions_are_lost_ends_and_goes_on_once_they_are_set(
     job.run_to(100)
     cluster.write(job.source, numbered(100, 150))
     cluster.forget_group(job.group)
-    for _ in range(2):
-        job.ends_with_lost_positions(WEEK)
-    cluster.set_positions(job.group, {(job.source, 0): 100})
+    job.ends_with_lost_positions(WEEK)
+    job.ends_with_lost_positions(WEEK)
+    job.set_position(100)
     job.run_to(150)
     assert cluster.values(job.target) == numbered(0, 150)
 
@@ -147,7 +160,7 @@ def test_positions_that_the_broker_has_forgotten_end_the_job(
     for job in jobs:
         wait_until(lambda job=job: forgetful.committed(job.group, job.source) == {}, "the broker forgets", 180)
         job.ends_with_lost_positions("1")
-        forgetful.set_positions(job.group, {(job.source, 0): 100})
+        job.set_position(100)
         forgetful.write(job.source, numbered(100, 110))
         job.run_to(110)
         assert forgetful.values(job.target) == numbered(0, 110)

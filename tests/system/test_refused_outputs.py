@@ -138,8 +138,13 @@ def test_refused_outputs_are_dead_letters_and_all_others_are_delivered(
     assert_delivered(guarantee, place.letters, [(value,) for value in [*values, *later] if b"bad" in value])
 
 
-@pytest.mark.parametrize("kind", ["batch", "generator", "join", "join in batches", "alts"])
-@each_guarantee
+KINDS = ["batch", "generator", "join", "join in batches", "alts"]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "kind"),
+    [*(("exactly_once", kind) for kind in KINDS), *((weaker, "join in batches") for weaker in GUARANTEES[1:])],
+)
 def test_every_kind_of_processor_finds_the_step_of_a_refused_output(
     refusing: Callable[[str], Refusing], settings: MakeSettings, guarantee: str, kind: str
 ) -> None:
@@ -226,8 +231,10 @@ def failure_of(graph: ks.Graph, settings: Settings) -> BaseException | None:
     return slot.failure
 
 
-@each_guarantee
-@each_refusal
+@pytest.mark.parametrize(
+    ("guarantee", "refusal"),
+    [*(("exactly_once", refusal) for refusal in REFUSED), *((weaker, "no key") for weaker in GUARANTEES[1:])],
+)
 def test_without_dead_letters_the_worker_ends_with_topic_and_cause_and_nothing_is_lost(
     refusing: Callable[[str], Refusing], settings: MakeSettings, guarantee: str, refusal: str
 ) -> None:

@@ -85,7 +85,6 @@ CASES: dict[str, tuple[ResourceType, str, AclOperation]] = {
     "write the transactional id": (TRANSACTIONAL_ID, "{name}.step.0", AclOperation.WRITE),
     "describe the transactional id": (TRANSACTIONAL_ID, "{name}.step.0", AclOperation.DESCRIBE),
     "write the beginnings": (TOPIC, "__ks.{name}.beginnings", AclOperation.WRITE),
-    "read the beginnings": (TOPIC, "__ks.{name}.beginnings", AclOperation.READ),
 }
 
 
@@ -175,6 +174,19 @@ def test_right_that_is_taken_away_while_running_is_named(
     assert isinstance(slot.failure, errors.NotAuthorized), slot.failure
     wanted = words(kind, of, operation)
     assert [word for word in wanted if word not in str(slot.failure)] == [], slot.failure
+
+
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_right_to_read_the_beginnings_is_named_at_the_second_start(
+    guarded: Guarded, settings: MakeSettings, name: str, guarantee: str
+) -> None:
+    """There is nothing to read at the first."""
+    place = Place(guarded, name, settings, guarantee)
+    place.works()
+    place.cluster.write(place.source, [b"3"])
+    of = f"__ks.{name}.beginnings"
+    with guarded.denied(TOPIC, of, AclOperation.READ):
+        place.lacks(*words(TOPIC, of, AclOperation.READ))
 
 
 def test_right_to_create_the_own_topics_is_named(guarded: Guarded, settings: MakeSettings, name: str) -> None:

@@ -47,6 +47,9 @@ ENDS_SECONDS: Final = 5.0
 
 UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
 
+ASSIGNMENT_SECONDS: Final = 3.0
+"""How long a start waits for its group's assignments: a cluster without any group first creates a topic for them."""
+
 LEAVE_SECONDS: Final = 4.0
 """How long a worker that stops tries to leave its group; its supervisor waits 5 s longer than drain_timeout_ms."""
 
@@ -117,7 +120,7 @@ class KafkaLog:
         the group's leader does not compare: partitions that were added meanwhile would belong to nobody.
         """
         asked = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
-        described = self._result(asked, group=group)
+        described = self._result(asked, ASSIGNMENT_SECONDS, group=group)
         members = described.members
         mine = next((m.member_id for m in members if m.group_instance_id == seat), None)
         if mine is None or described.state is not ck.ConsumerGroupState.STABLE:
@@ -368,13 +371,15 @@ class KafkaLog:
         for future in deleted.values():
             self._result(future, topics=[partition.topic])
 
-    def _result(self, future: Any, *, topics: Collection[str] = (), group: str = "") -> Any:
+    def _result(self, future: Any, limit: float | None = None, *, topics: Collection[str] = (), group: str = "") -> Any:
         try:
-            return future.result(self._limit + 1)  # the request's own limit comes first, and says why
+            return future.result(limit or self._limit + 1)  # the request's own limit comes first, and says why
         except ck.KafkaException as error:
             raise self._unavailable(error.args[0], topics=topics, group=group) from None
         except TimeoutError:
-            raise Retriable(f"no answer from {self._settings.bootstrap_servers} within {self._limit:g} s") from None
+            raise Retriable(
+                f"no answer from {self._settings.bootstrap_servers} within {limit or self._limit:g} s"
+            ) from None
 
     def _unavailable(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """A failed admin call, as the message a person needs."""

@@ -422,9 +422,7 @@ class KafkaConsumer:
         except (LogError, SettingsError, Unavailable) as error:
             if isinstance(error, NotAuthorized):
                 raise
-            logger.warning(
-                "%s: it is not known whether its inputs have changed since it last ran: %s", self._seat, error
-            )
+            logger.info("%s: it is not known whether its inputs have changed since it last ran: %s", self._seat, error)
         self._join()
 
     def _join(self) -> None:
