@@ -156,6 +156,14 @@ def test_partition_that_is_added_while_the_worker_runs_is_read_from_its_start() 
     assert place.saved == {A0: 4, A1: 4, A2: 0}
 
 
+def test_partition_that_is_added_while_the_worker_joins_is_read_from_its_start() -> None:
+    place = Place()
+    beginning, session = place.process("latest")
+    place.log.grow("a", 3)
+    place.fill(2)
+    assert beginning.begin({A0, A1, A2}, session) == {A0: 4, A1: 4, A2: 0}
+
+
 def test_partition_that_was_added_since_the_group_began_is_read_from_its_start() -> None:
     place = Place()
     place.begin({A0, A1}, "latest")

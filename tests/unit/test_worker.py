@@ -944,6 +944,17 @@ def test_at_most_once_intake_whose_positions_may_be_saved_is_run_before_its_part
     assert [set(worker.tasks.positions) for worker in (first, second)] == [{A0}, {A1}]
 
 
+def test_callback_that_cannot_save_what_was_taken_says_so_and_lets_go(caplog: pytest.LogCaptureFixture) -> None:
+    plant = Plant(guarantee=AMO)
+    plant.feed("a", "1")
+    worker = plant.started()
+    unanswered(plant, 2 * CALLS_MAX)
+    worker.step()
+    worker._on_revoked()
+    assert "p: partitions are taken away while a commit waits: no answer" in caplog.text
+    assert (worker._assigned, worker.tasks.positions, worker._prepared) == (set(), {}, None)
+
+
 @pytest.mark.parametrize("nth", range(1, 9))
 def test_at_most_once_output_that_finds_no_room_while_a_refused_one_is_looked_for_is_delivered(nth: int) -> None:
     plant = Plant(function=lambda value: value.ljust(2_000) if value in b"23" else value, guarantee=AMO, linger=60.0)
