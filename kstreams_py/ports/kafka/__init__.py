@@ -136,7 +136,7 @@ class KafkaLog:
         described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
         members = self._result(described, group=group).members
         return next(
-            (Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None
+            (Holder(m.member_id, m.client_id, m.host.lstrip("/")) for m in members if m.group_instance_id == seat), None
         )
 
     def leave(self, consumer: Consumer) -> bool:

@@ -365,8 +365,9 @@ class Holder(NamedTuple):
     """The member that holds a static membership."""
 
     member: str
-    where: str
-    """Its client id and host, as the group describes them."""
+    client: str
+    host: str
+    """Client id and host as the group describes them: those of a member that it has replaced within its session."""
 
 
 class KafkaConsumer:
@@ -593,7 +594,12 @@ class KafkaConsumer:
         return True
 
     def _replaced(self, holder: Holder) -> Replaced:
-        return Replaced(f"another worker has taken the slot of {self._seat} over ({holder.where}); this one ends")
+        # a broker gives a static member that is replaced a new member id, and keeps its client id and host (measured)
+        stale = holder.client == self._settings["client.id"]
+        known = "the broker still names this one's client" if stale else f"{holder.client} on {holder.host}"
+        return Replaced(
+            f"another worker has taken the slot of {self._seat} over (member {holder.member}; {known}); this one ends"
+        )
 
     def group_metadata(self) -> object:
         return self._consumer.consumer_group_metadata()
