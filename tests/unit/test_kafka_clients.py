@@ -38,12 +38,15 @@ from kstreams_py.ports.kafka.clients import (
     KafkaConsumer,
     KafkaProducer,
 )
+from kstreams_py.ports.kafka.errors import RIGHTS
 from kstreams_py.record import TopicPartition
 from tests.unit.fakes import Read
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 CODES = ck.KafkaError
-ELSEWHERE = "g.0@host-7-42 on /10.0.0.7"
+ELSEWHERE = ("g.0@host-7-42", "10.0.0.7")
+IS_ELSEWHERE = "g.0@host-7-42 on 10.0.0.7"
+SETTINGS = {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}
 
 
 def failing(code: int, **flags: bool) -> ck.KafkaException:
@@ -124,6 +127,10 @@ def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
     return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=error)
 
 
+def replaced_by(member: object) -> str:
+    return f"another worker has taken the slot of g.0 over (member {member}; {IS_ELSEWHERE}); this one ends"
+
+
 class Member:
     """A KafkaConsumer that reads a and b as g.0, its clients, and who the group says holds its membership."""
 
@@ -134,7 +141,9 @@ class Member:
         self.client = Client(self.did)
         monkeypatch.setattr(clients, "made", self._made)
         monkeypatch.setattr(clients, "time", SimpleNamespace(sleep=lambda seconds: self.did.append(("sleep", seconds))))
-        self.consumer = KafkaConsumer({"group.id": "g", "group.instance.id": "g.0"}, 1.0, self._holder)
+        self.consumer = KafkaConsumer(
+            {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, self._holder
+        )
         self.consumer.subscribe(
             ["b", "a"],
             lambda partitions: self.did.append(("assigned", partitions)),
@@ -152,7 +161,7 @@ class Member:
         self.did.append("asked")
         if isinstance(self.held, Exception):
             raise self.held
-        return None if self.held is None else Holder(self.held, ELSEWHERE)
+        return None if self.held is None else Holder(self.held, *ELSEWHERE)
 
     def assigned(self, *partitions: TopicPartition) -> list[Any]:
         self.client.on_assign(self.client, [stored(tp, 0) for tp in partitions])
@@ -261,7 +270,7 @@ def test_position_that_is_not_in_the_log_any_more_is_an_input_that_is_lost(code:
             CODES.TOPIC_AUTHORIZATION_FAILED,
             "a",
             "reading topic 'a'",
-            "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+            RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED],
         ),
         (CODES.GROUP_AUTHORIZATION_FAILED, "", "joining the group 'g'", "READ and DESCRIBE on the consumer group"),
     ],
@@ -366,6 +375,7 @@ def test_positions_that_fail_say_what_their_caller_must_do(
     doing = doing if of_partition else {"r": "reading committed positions", "c": "committing positions"}[doing[0]]
     with pytest.raises(leaf) as caught:
         call(member.consumer)
+    doing += " (group 'g')" if leaf is NotAuthorized else ""
     assert (type(caught.value), str(caught.value).partition(": ")[0]) == (leaf, doing)
     assert "lost" not in member.since()
 
@@ -454,7 +464,7 @@ def test_membership_is_held_lost_or_nobodys(
     else:
         with pytest.raises(outcome) as caught:
             member.consumer.hold_seat()
-        assert str(caught.value) == f"another worker has taken the slot of g.0 over ({ELSEWHERE}); this one ends"
+        assert str(caught.value) == replaced_by(held)
     assert member.since() == ["asked"]
 
 
@@ -541,7 +551,7 @@ def test_lost_membership_is_replacement_only_if_the_group_says_so(
         if replaced and attempt == times:
             with pytest.raises(Replaced) as caught:
                 member.consumer.consume(1, 0.0)
-            assert str(caught.value) == f"another worker has taken the slot of g.0 over ({ELSEWHERE}); this one ends"
+            assert str(caught.value) == replaced_by(held)
             assert member.since() == ["asked"]
         else:
             assert [m.offset() for m in member.consumer.consume(1, 0.0)] == [0]
@@ -571,7 +581,9 @@ def test_group_that_does_not_say_who_holds_a_lost_membership_is_asked_again(
 def test_consumer_that_never_subscribed_joins_no_group_by_a_rejoin(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[object] = []
     monkeypatch.setattr(clients, "made", lambda *_: Client(did))
-    KafkaConsumer({"group.id": "g", "group.instance.id": "g.0"}, 1.0, lambda *_: None).rejoin()
+    KafkaConsumer(
+        {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, lambda *_: None
+    ).rejoin()
     assert did == []
 
 
@@ -712,7 +724,7 @@ def test_output_that_the_client_does_not_take_for_another_reason_says_what_to_do
 ) -> None:
     client = Queue()
     client.refuses = {b"0": CODES._STATE}
-    with pytest.raises(OutcomeUnknown, match=r"^writing to x: Local: Erroneous state"):
+    with pytest.raises(OutcomeUnknown, match=r"^writing to topic 'x': Local: Erroneous state"):
         producer_of(client, monkeypatch).write(outputs(0, 1))
 
 
@@ -791,8 +803,8 @@ PASSING = (CODES.NOT_ENOUGH_REPLICAS, failed("z", b"4"))
 OF_CLUSTER = (CODES.CLUSTER_AUTHORIZATION_FAILED, failed("y", b"5"))
 
 IS_FORBIDDEN = (
-    "writing to topic 'y': the broker refuses it (TOPIC_AUTHORIZATION_FAILED): grant this user READ on the topic if it "
-    "is read, WRITE if it is written, and DESCRIBE (kafka-acls --add)"
+    "writing to topic 'y': the broker refuses it (TOPIC_AUTHORIZATION_FAILED): grant this user "
+    f"{RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED]} (kafka-acls --add)"
 )
 IS_MISSING = "topic 'gone' does not exist: run `kstreams topics create`"
 IS_REFUSED = (
@@ -962,6 +974,7 @@ class Transactions(Queue):
 
 def add_positions(producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaConsumer, "__init__", lambda self: None)
+    monkeypatch.setattr(KafkaConsumer, "group", "g", raising=False)
     monkeypatch.setattr(KafkaConsumer, "group_metadata", lambda self: None)
     producer.send_offsets({A0: 1}, KafkaConsumer())  # type: ignore[call-arg]
 

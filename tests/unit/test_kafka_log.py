@@ -21,6 +21,7 @@ from kstreams_py.ports.kafka import COORDINATOR_SECONDS, KafkaLog
 from kstreams_py.ports.kafka.clients import Holder
 from kstreams_py.ports.kafka.errors import (
     REFUSED,
+    RIGHTS,
     TESTED_CLIENTS,
     TOO_LARGE,
     not_authorized,
@@ -276,7 +277,9 @@ def test_topic_is_given_so_many_partitions_in_all(
 
 def test_topic_that_cannot_be_given_partitions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ck.KafkaException(ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED))
-    with pytest.raises(NotAuthorized, match=r"^asking the broker at 127\.0\.0\.1:1: the broker refuses it"):
+    with pytest.raises(
+        NotAuthorized, match=r"^asking the broker at 127\.0\.0\.1:1 \(topic 'x'\): the broker refuses it"
+    ):
         log_of(Cluster(refused), monkeypatch).grow("x", 6)
 
 
@@ -288,7 +291,7 @@ def test_holder_of_a_membership_is_found_by_its_name_with_its_client_and_host(mo
 
     cluster = Cluster(SimpleNamespace(members=[member(None, "x"), member("g.p.0", "m0"), member("g.p.1", "m1")]))
     log = log_of(cluster, monkeypatch)
-    assert log._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42 on /10.0.0.7")
+    assert log._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42", "10.0.0.7")
     assert log._holder("g.p", "g.p.2") is None
     assert cluster.asked == [("g.p", COORDINATOR_SECONDS)] * 2
 
@@ -302,7 +305,7 @@ def test_holder_of_a_membership_is_found_by_its_name_with_its_client_and_host(mo
         (
             ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
             "TOPIC_AUTHORIZATION_FAILED",
-            "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+            RIGHTS[ck.KafkaError.TOPIC_AUTHORIZATION_FAILED],
         ),
         (
             ck.KafkaError.GROUP_AUTHORIZATION_FAILED,

@@ -68,7 +68,7 @@ _PASSING: Final = {
 STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
 UNAUTHENTICATED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
 
-_RIGHTS: Final = {
+RIGHTS: Final = {
     E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, DESCRIBE and "
     "DESCRIBE_CONFIGS, and CREATE, ALTER and DELETE if its name begins with __ks",
     E.GROUP_AUTHORIZATION_FAILED: "READ and DESCRIBE on the consumer group",
@@ -118,7 +118,7 @@ def naming(
 def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
     """Names the right that is missing."""
     return NotAuthorized(
-        f"{doing}: the broker refuses it ({error.name()}): grant this user {_RIGHTS[error.code()]} (kafka-acls --add)"
+        f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add)"
     )
 
 
@@ -138,7 +138,7 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
 def log_error(error: ck.KafkaError, doing: str, topic: str = "") -> KStreamsError:
     """What a failed call's caller must do next: a LogError, or NotAuthorized. `topic` is what was written to."""
     text = f"{doing}: {error.str()} ({error.name()})"
-    if error.code() in _RIGHTS:
+    if error.code() in RIGHTS:
         return not_authorized(error, doing)
     if error.code() in REFUSED:
         return Refused(record_refused(error, topic))
