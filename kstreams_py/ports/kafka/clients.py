@@ -371,6 +371,9 @@ class KafkaConsumer:
         self._topics, self._assigned, self._revoked, self._on_lost = sorted(topics), assigned, revoked, lost
         self._join()
 
+    # None of the callbacks may raise a KafkaException: what comes out of `consume` is then a KafkaError, which Python's
+    # `except` takes for no exception at all (measured: it ends the thread past `except BaseException`).
+
     def _join(self) -> None:
         self._consumer.subscribe(
             self._topics, on_assign=self._assign_none, on_revoke=self._revoke, on_lost=self._leave_after_loss
@@ -383,9 +386,13 @@ class KafkaConsumer:
             self._join()
 
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        client.assign([])  # or it fetches at positions of its own until the caller has read the committed ones
-        self._rebalances += 1
         self._member = client.memberid()
+        try:
+            client.assign([])  # or it fetches at positions of its own until the caller has read the committed ones
+        except ck.KafkaException:
+            self._lose()
+            return
+        self._rebalances += 1
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
     def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -398,7 +405,8 @@ class KafkaConsumer:
     def _leave_after_loss(self, client: ck.Consumer, _: list[ck.TopicPartition]) -> None:
         # librdkafka joins again as soon as this returns, without its member id: so a process that wakes up would take
         # the membership back from its replacement
-        client.unsubscribe()
+        with suppress(ck.KafkaException):  # a client that was fenced meanwhile refuses, and never joins again
+            client.unsubscribe()
         self._lose()
 
     def _lose(self) -> None:
