@@ -18,7 +18,7 @@ from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.engine.watch import Stillness
 from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import DrainTimeout, KStreamsError
+from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError
 from kstreams_py.metrics import Report, lag
 from kstreams_py.topology import Graph
 
@@ -132,15 +132,21 @@ class Slot:
         return [loop.id for loop in loops if loop.thread.is_alive()]
 
     def _run(self, worker: Worker) -> None:
+        returned = False
         try:
             worker.run()
+            returned = True
         except BaseException as error:
+            returned = True
             if self._failures:  # the first is raised by `run`, and told by whoever called that
                 logger.error("%s: %s: %s", worker.processor.id, type(error).__name__, error)
             else:
                 logger.info("%s: ended by %s", worker.processor.id, type(error).__name__)
             self._failures.append(error)
-        self._stopping.set()
+        finally:
+            if not returned:  # a client can raise what `except` does not take for an exception; threading prints it
+                self._failures.append(Fatal(f"{worker.processor.id}: its loop was ended by its client: see the log"))
+            self._stopping.set()
 
     def _leave(self, workers: Sequence[Worker]) -> None:
         """Gives this slot's partitions up for good; each worker has made its last commit and closed its consumer."""

@@ -426,6 +426,9 @@ class KafkaConsumer:
             logger.info("%s: it is not known whether its inputs have changed since it last ran: %s", self._seat, error)
         self._join()
 
+    # None of the callbacks may raise a KafkaException: what comes out of `consume` is then a KafkaError, which Python's
+    # `except` takes for no exception at all (measured: it ends the thread past `except BaseException`).
+
     def _join(self) -> None:
         self._consumer.subscribe(
             self._topics, on_assign=self._assign_none, on_revoke=self._revoke, on_lost=self._leave_after_loss
@@ -438,9 +441,13 @@ class KafkaConsumer:
             self._join()
 
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        client.assign([])  # or it fetches at positions of its own until the caller has read the committed ones
-        self._rebalances += 1
         self._member = client.memberid()
+        try:
+            client.assign([])  # or it fetches at positions of its own until the caller has read the committed ones
+        except ck.KafkaException:
+            self._lose()
+            return
+        self._rebalances += 1
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
     def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -454,7 +461,8 @@ class KafkaConsumer:
     def _leave_after_loss(self, client: ck.Consumer, _: list[ck.TopicPartition]) -> None:
         # librdkafka joins again as soon as this returns, without its member id: so a process that wakes up would take
         # the membership back from its replacement
-        client.unsubscribe()
+        with suppress(ck.KafkaException):  # a client that was fenced meanwhile refuses, and never joins again
+            client.unsubscribe()
         self._lose()
 
     def _lose(self) -> None:
