@@ -15,7 +15,7 @@ from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
 from kstreams_py.errors import DrainTimeout, LogError, Refused, Stop
 from kstreams_py.metrics import Counters
-from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.record import HASH_HEADER, Positions, TopicPartition
 from kstreams_py.task import Intake, Plan, Tasks
 from kstreams_py.topology import Graph, Processor
 
@@ -79,6 +79,8 @@ class Worker:
         """At most once: what was written since the last commit, to find the step of an output that is refused."""
         self._apart: deque[Output] = deque()
         """At most once: outputs to be written one by one, because one of them is refused."""
+        self._replaced: set[bytes | None] = set()
+        """At most once: delivery hashes of the steps that have a dead letter in place of an output since the commit."""
         self._unrun: tuple[Intake, Positions] | None = None
         """At most once: what was saved and not run when the function stopped the worker, and where it stopped."""
         self._interrupt: Exception | None = None
@@ -145,11 +147,13 @@ class Worker:
                 if self._unrun is not None:
                     self.session.give_back(*self._unrun)
             except LogError as error:
-                if self.session.promise.saves_first and (isinstance(error, Refused) or self.session.pending):
-                    if self._clock() >= deadline:
-                        raise DrainTimeout(f"{self.processor.id}: at most once: outputs are lost: {error}") from None
+                saves_first = self.session.promise.saves_first
+                unfinished = self.session.pending or (saves_first and isinstance(error, Refused))
+                if unfinished and self._clock() < deadline:
                     self._recover(error)
                     continue
+                if unfinished and saves_first:
+                    raise DrainTimeout(f"{self.processor.id}: at most once: outputs are lost: {error}") from None
                 logger.warning(
                     "%s: what was open is not committed and will be done again: %s", self.processor.id, error
                 )
@@ -210,14 +214,23 @@ class Worker:
         self._last = intake
         self.session.write(plan)
         if plan.interrupt is not None:
-            if self.session.promise.saves_first:
-                self._unrun = intake, self.tasks.positions | plan.tried
-            else:
-                self._commit()
-            self._interrupt = plan.interrupt
-            self._stopping.set()
-        if self.session.due or self.search.searching:
+            self._stop_by(plan, intake)
+        elif self.session.due or self.search.searching:
             self._commit()
+
+    def _stop_by(self, plan: Plan, intake: Intake) -> None:
+        """Commits what was done before the step that raised what stops the worker."""
+        if self.session.promise.saves_first:
+            self._unrun = intake, self.tasks.positions | plan.tried
+        else:
+            try:
+                self._commit()
+            except LogError:
+                if not self.session.pending:
+                    raise  # all will be run again, and the step raises again
+                logger.info("%s: stops once its commit is answered", self.processor.id)
+        self._interrupt = plan.interrupt
+        self._stopping.set()
 
     def _commit(self) -> None:
         steps = self.session.steps
@@ -225,6 +238,7 @@ class Worker:
             self.session.deliver(self._apart.popleft())
         self.session.commit()
         self._unacknowledged.clear()
+        self._replaced.clear()
         self.search.committed(steps)
         self.tasks.committed()
         if steps and self._assigned:
@@ -240,6 +254,10 @@ class Worker:
         (output,) = refused.outputs
         for intake, plan in self._unacknowledged:
             if (dead := self.tasks.replacement(output, intake, plan, refused.mistake)) is not None:
+                step = dict(dead[7] or ()).get(HASH_HEADER)
+                if step in self._replaced:
+                    return []  # several outputs of one step are refused, and it has its dead letter
+                self._replaced.add(step)
                 return [dead]
         raise refused.mistake  # a dead letter is refused itself
 
@@ -249,6 +267,7 @@ class Worker:
         if stale := self._assigned - partitions:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
+            self._assigned = partitions
         self._prepared = None
         self._check_growth(partitions)
         positions = self.session.committed(partitions)
