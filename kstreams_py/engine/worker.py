@@ -9,19 +9,23 @@ from collections.abc import Iterable
 from threading import Event
 from typing import Final
 
-from kstreams_py.delivery import Output, TopicInfo
+from kstreams_py.config import Settings
+from kstreams_py.delivery import PROMISES, Output, TopicInfo
 from kstreams_py.engine.beginning import Beginning
 from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
 from kstreams_py.errors import DrainTimeout, LogError, Refused, Stop
 from kstreams_py.metrics import Counters
-from kstreams_py.record import HASH_HEADER, Positions, TopicPartition
+from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Intake, Plan, Tasks
 from kstreams_py.topology import Graph, Processor
 
 logger = logging.getLogger(__name__)
 
 BATCH_OVERHEAD: Final = 200
+
+CLIENT_BYTES: Final = 1_000_000
+"""What the client takes as one record, where message.max.bytes does not say otherwise."""
 
 DRAIN_SHARE: Final = 0.5
 """Of drain_timeout_ms that the last commit may take; letting go takes time as well."""
@@ -44,13 +48,17 @@ class Worker:
         topics = around.log.topics([topic.name for topic in (*processor.inputs, *written)])
         self.processor = processor
         self.counters = Counters()
-        self.consumer = around.log.consumer(name, f"{name}.{slot}")
+        self.turned_at = around.clock()
+        self.consumer = around.log.consumer(
+            name, f"{name}.{slot}", commits=not PROMISES[processor.guarantee].transactional
+        )
         self.tasks = Tasks(
             processor,
             name=name,
             registry=around.registry,
             topic_ids={topic: info.topic_id for topic, info in topics.items()},
             dead_letters=letters,
+            dead_letter_bytes=_dead_letter_bytes(topics.get(letters.name), around.settings) if letters else None,
         )
         self.session = Session(
             processor,
@@ -79,8 +87,6 @@ class Worker:
         """At most once: what was written since the last commit, to find the step of an output that is refused."""
         self._apart: deque[Output] = deque()
         """At most once: outputs to be written one by one, because one of them is refused."""
-        self._replaced: set[bytes | None] = set()
-        """At most once: delivery hashes of the steps that have a dead letter in place of an output since the commit."""
         self._unrun: tuple[Intake, Positions] | None = None
         """At most once: what was saved and not run when the function stopped the worker, and where it stopped."""
         self._interrupt: Exception | None = None
@@ -112,6 +118,7 @@ class Worker:
 
     def step(self) -> None:
         """One turn, or the way back of one that failed: what the error's name says, then the committed positions."""
+        self.turned_at = self._clock()
         try:
             if self._astray:
                 self.rewind()
@@ -143,17 +150,17 @@ class Worker:
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
         while True:
             try:
+                self._run_saved()
                 self._commit()
                 if self._unrun is not None:
                     self.session.give_back(*self._unrun)
             except LogError as error:
-                saves_first = self.session.promise.saves_first
-                unfinished = self.session.pending or (saves_first and isinstance(error, Refused))
-                if unfinished and self._clock() < deadline:
+                unfinished = isinstance(error, Refused) or self.session.pending or self.tasks.rest
+                if self.session.promise.saves_first and unfinished:
+                    if self._clock() >= deadline:
+                        raise DrainTimeout(f"{self.processor.id}: at most once: outputs are lost: {error}") from None
                     self._recover(error)
                     continue
-                if unfinished and saves_first:
-                    raise DrainTimeout(f"{self.processor.id}: at most once: outputs are lost: {error}") from None
                 logger.warning(
                     "%s: what was open is not committed and will be done again: %s", self.processor.id, error
                 )
@@ -182,8 +189,9 @@ class Worker:
             return
         self.tasks.add(records)
         if self.session.pending or self.consumer.tainted:
+            self._run_saved()
             self._commit()
-            if self.consumer.tainted:
+            if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin()
                 return
         while not self._stopping.is_set() and self._take():
@@ -204,45 +212,50 @@ class Worker:
         """Saves what must be saved first, runs the functions, writes what they return, and commits when it is due."""
         intake = self._prepared
         assert intake is not None
-        self.session.prepare(intake)
+        if not intake.prepared:
+            self.session.prepare(intake)
         self._prepared = None
         started = self._clock()
         plan = self.tasks.run(intake)
-        self.pace.ran(len(intake.steps), self._clock() - started)
+        self.pace.ran(max(1, plan.records), self._clock() - started)
+        self._last = intake
         if self.session.promise.saves_first:
             self._unacknowledged.append((intake, plan))
-        self._last = intake
+            if plan.interrupt is not None:
+                self._unrun = intake, self.tasks.positions | plan.tried
+                self._stop(plan.interrupt)
         self.session.write(plan)
-        if plan.interrupt is not None:
-            self._stop_by(plan, intake)
-        elif self.session.due or self.search.searching:
+        if plan.interrupt is not None and self._unrun is None:
+            self._commit()
+            self._stop(plan.interrupt)
+        if self.session.due or self.search.searching:
             self._commit()
 
-    def _stop_by(self, plan: Plan, intake: Intake) -> None:
-        """Commits what was done before the step that raised what stops the worker."""
-        if self.session.promise.saves_first:
-            self._unrun = intake, self.tasks.positions | plan.tried
-        else:
-            try:
-                self._commit()
-            except LogError:
-                if not self.session.pending:
-                    raise  # all will be run again, and the step raises again
-                logger.info("%s: stops once its commit is answered", self.processor.id)
-        self._interrupt = plan.interrupt
+    def _run_saved(self) -> None:
+        """At most once: what was saved as done, or may have been, and was not run yet. Nobody else would run it."""
+        if self._prepared is not None and self.session.pending:
+            self._run_prepared()
+        self._run_rest()
+
+    def _run_rest(self) -> None:
+        """At most once: what was saved as done and was not run yet, because a call failed. Nobody else would run it."""
+        while self.session.promise.saves_first and self.tasks.rest and self._take():
+            self._run_prepared()
+
+    def _stop(self, interrupt: Exception) -> None:
+        self._interrupt = interrupt
         self._stopping.set()
 
     def _commit(self) -> None:
         steps = self.session.steps
         while self._apart:
-            self.session.deliver(self._apart.popleft())
+            self.session.deliver(self._apart)
         self.session.commit()
         self._unacknowledged.clear()
-        self._replaced.clear()
         self.search.committed(steps)
         self.tasks.committed()
-        if steps and self._assigned:
-            self._beginning.keep(self._assigned, self.session)
+        if steps and self.tasks.positions:
+            self._beginning.keep(self.tasks.positions.keys(), self.session)
 
     def _written_apart(self, refused: Refused) -> list[Output]:
         """At most once: what to write in place of outputs of which at least one is refused, each by itself.
@@ -254,10 +267,6 @@ class Worker:
         (output,) = refused.outputs
         for intake, plan in self._unacknowledged:
             if (dead := self.tasks.replacement(output, intake, plan, refused.mistake)) is not None:
-                step = dict(dead[7] or ()).get(HASH_HEADER)
-                if step in self._replaced:
-                    return []  # several outputs of one step are refused, and it has its dead letter
-                self._replaced.add(step)
                 return [dead]
         raise refused.mistake  # a dead letter is refused itself
 
@@ -267,19 +276,28 @@ class Worker:
         if stale := self._assigned - partitions:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
-            self._assigned = partitions
-        self._prepared = None
+        self._run_rest()
         self._check_growth(partitions)
         positions = self.session.committed(partitions)
+        self._prepared = self._saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.begin(missing, self.session)
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
-        self.tasks.assign(positions, choices)
-        self.consumer.assign(positions)
+        for reason in self.tasks.assign(positions, choices):
+            logger.warning("%s: %s", self.processor.id, reason)
+        if positions:  # else nothing is fetched, and a client that was fenced takes no call
+            self.consumer.assign(positions)
         self._astray = False
 
+    def _saved(self, positions: Positions) -> Intake | None:
+        """At most once: what was taken, if its positions were saved before an error: nobody else would run it."""
+        taken = self._prepared
+        if taken is None or not self.session.promise.saves_first:
+            return None
+        return taken if taken.positions().items() <= positions.items() else None
+
     def _check_growth(self, partitions: set[TopicPartition]) -> None:
-        """Raises TopicError if inputs that are read in step differ in partitions since one of them grew."""
+        """Raises GraphError if inputs that are read in step differ in partitions since one of them grew."""
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = check_growth(self._graph, self.processor, self._log)
             self._counts = {name: info.partitions for name, info in found.items()}
@@ -299,18 +317,30 @@ class Worker:
 
     def _on_revoked(self) -> None:
         try:
-            if self._prepared is not None and self.session.pending:
-                self._run_prepared()  # its positions may be saved already: then nobody else would run it
+            self._run_saved()
             self.session.settle()
         except LogError as error:
             logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)
             self.session.revoke()
+            if self.session.promise.saves_first and isinstance(error, Refused):
+                self._keep_refused(error)
         except Exception as error:
             self._failure = error
         self._let_go()
 
+    def _keep_refused(self, refused: Refused) -> None:
+        """At most once: the outputs that came back are written by the next commit, whoever has the partitions then."""
+        try:
+            self._recover(refused)
+        except Exception as error:
+            self._failure = error
+
     def _on_lost(self) -> None:
         self.session.revoke()
+        try:
+            self._run_rest()
+        except LogError as error:
+            logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -323,6 +353,13 @@ def _batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
     """What a batch may have so that each topic takes it, less Kafka's own bytes in it; None if none has a limit."""
     limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
+
+
+def _dead_letter_bytes(topic: TopicInfo | None, settings: Settings) -> int:
+    """What a dead letter may have so that its topic and the client take it."""
+    of_client = int(settings.kafka.get("message.max.bytes", CLIENT_BYTES))
+    of_topic = int(topic.settings.get("max.message.bytes", of_client)) if topic else of_client
+    return max(1, min(of_client, of_topic) - BATCH_OVERHEAD)
 
 
 class Search:

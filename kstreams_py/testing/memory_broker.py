@@ -33,6 +33,7 @@ from kstreams_py.errors import (
     Retriable,
     TopicError,
 )
+from kstreams_py.partitioner import partition_of
 from kstreams_py.record import Positions, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -47,20 +48,6 @@ DEFAULTS: Final[Mapping[str, str]] = {
 
 RECORD_OVERHEAD: Final = 70
 """Bytes of a batch with one record, beside its key, value and headers (about)."""
-
-
-def murmur2(data: bytes) -> int:
-    """The hash by which Java's clients place keys: 32-bit MurmurHash2 (Austin Appleby), as an unsigned number."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
-    h = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        h = (h * m ^ (k ^ k >> 24) * m) & mask
-    if whole < len(data):
-        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return h ^ h >> 15
 
 
 class Content(NamedTuple):
@@ -221,7 +208,7 @@ class Topic:
     def place(self, key: bytes | None) -> int:
         """The partition number for a key: as Java's clients have it; round robin without a key."""
         if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % len(self.partitions)
+            return partition_of(key, len(self.partitions))
         self._keyless += 1
         return (self._keyless - 1) % len(self.partitions)
 

@@ -459,45 +459,52 @@ class MemoryConsumer:
 
     def _keep_seat(self) -> None:
         """The client's part in its group: heartbeats, rebalances, joining again."""
-        now, broker = self._network.clock(), self._network.broker
+        broker = self._network.broker
         for topic in self._topics:
             broker.topic(topic)
         if self._joins:
             self._join()
-        if self._joins or self._lost:
+        if self._joins or self._lost or not self._is_heard():
             return
-        if self._network.outage("heartbeat") is not None:
-            if now - self._heard > broker.session_timeout:
-                self._lose()
-            return
-        try:
-            heard = self._group.hear(self._seat, self._member, now)
-        except Replaced:
-            self._lose()
-            return
-        if heard is Heard.UNKNOWN or now - self._heard > broker.session_timeout:
-            if self._generation >= 0:
-                self._lose()
-                return
-            self._join()  # nothing was assigned: the client does not say that its session was over
-        self._heard = now
-        if self._has_grown(now):
-            if self._group.leader == self._seat:
-                self._group.rebalance()
-            heard = Heard.REBALANCING  # whoever is not the leader joins again, and is given what it had
-        if heard is Heard.REBALANCING:
-            if self._generation >= 0:
-                self._positions = {}
-                self._rebalances += 1
-                self._on_revoked()
-            self._generation = -1
-            self._group.rejoin(self._seat)
         counts = {name: len(topic.partitions) for name, topic in broker.topics.items()}
         if self._group.deal(counts) and self._generation != self._group.generation:
             self._generation = self._group.generation
             self._rebalances += 1
             self._positions = {}
             self._on_assigned(set(self._group.seats[self._seat].partitions))
+
+    def _is_heard(self) -> bool:
+        """Whether the group knows this member, after a heartbeat; it joins the coming generation if there is one."""
+        now, timeout = self._network.clock(), self._network.broker.session_timeout
+        if self._network.outage("heartbeat") is not None:
+            if now - self._heard > timeout:
+                self._lose()
+            return False
+        try:
+            heard = self._group.hear(self._seat, self._member, now)
+        except Replaced:
+            self._lose()
+            return False
+        if heard is Heard.UNKNOWN or now - self._heard > timeout:
+            if self._generation >= 0:
+                self._lose()
+                return False
+            self._join()  # nothing was assigned: the client does not say that its session was over
+        self._heard = now
+        grown = self._has_grown(now)  # whoever is not the leader joins again, and is given what it had
+        if grown and self._group.leader == self._seat:
+            self._group.rebalance()
+        if grown or heard is Heard.REBALANCING:
+            self._join_generation()
+        return True
+
+    def _join_generation(self) -> None:
+        if self._generation >= 0:
+            self._positions = {}
+            self._rebalances += 1
+            self._on_revoked()
+        self._generation = -1
+        self._group.rejoin(self._seat)
 
     def _lose(self) -> None:
         """The membership is over: another member has it, or the session has timed out."""
@@ -563,6 +570,15 @@ class MemoryConsumer:
 
     def close(self) -> None:
         self._positions = {}
+
+    def give_up(self) -> bool:
+        """Leaves the group, as if the session had timed out; whether the seat was this member's."""
+        held = self._group.seats.get(self._seat)
+        if held is None or held.member != self._member:
+            return False
+        held.heard = float("-inf")
+        self._group.expire(0.0)
+        return True
 
     def _request(self, name: str, action: Callable[[], T]) -> T:
         return self._network.request(name, action, self)

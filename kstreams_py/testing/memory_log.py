@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 
-from kstreams_py.delivery import Durability, Promise, TopicInfo
+from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Isolation
 from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network, Outage
@@ -69,7 +69,7 @@ class MemoryLog:
 
     # delivery.Log
 
-    def consumer(self, group: str, seat: str) -> MemoryConsumer:
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> MemoryConsumer:  # noqa: ARG002
         return MemoryConsumer(self._network, group, seat, self._metadata_age)
 
     def producer(
@@ -97,6 +97,10 @@ class MemoryLog:
                 self._broker.create_topic(name, partitions, settings)
 
         self._network.request("create_topics", create)
+
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, MemoryConsumer)
+        return self._network.request("leave", consumer.give_up)
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
@@ -195,7 +199,7 @@ class MemoryLog:
     def begin_outage(
         self, seconds: float, requests: Collection[str], applied: Callable[[], bool] = lambda: False
     ) -> None:
-        """For so long, requests of these names raise Retriable, whether carried out (`applied`, asked each time) or not.
+        """For so long, requests of these names raise Retriable, carried out (`applied`, asked each time) or not.
 
         With "heartbeat", members hear nothing of their groups: no session ends, and no rebalance is served.
         """

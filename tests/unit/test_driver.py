@@ -212,7 +212,7 @@ def test_registry_of_ones_own_is_used() -> None:
 def test_step_is_one_turn_and_commits_when_it_is_due() -> None:
     driver = fed(TestDriver(mapped()), 1)
     driver.step()  # fetches, and holds the output until the commit
-    assert (driver.values("x"), driver.committed("p")) == ([], {})
+    assert (driver.values("x"), driver.committed("p")) == ([], {TopicPartition("a", 0): 0})
     driver.step()  # the input is dry
     assert (driver.values("x"), driver.committed("p")) == ([10], {TopicPartition("a", 0): 1})
 
@@ -224,7 +224,7 @@ def test_advance_lets_the_broker_time_an_open_transaction_out_and_the_worker_doe
     open_, committed = len(driver.read("x", "read_uncommitted")), driver.committed("p")
     driver.advance(11)
     driver.run()
-    assert (driver.values("x"), committed) == ([10 * value for value in range(1_000)], {})
+    assert (driver.values("x"), committed) == ([10 * value for value in range(1_000)], {TopicPartition("a", 0): 0})
     assert len(driver.read("x", "read_uncommitted")) == 1_000 + open_
 
 
@@ -335,16 +335,18 @@ def test_failure_of_one_processor_lets_the_others_commit() -> None:
     graph = mapped()
     graph.map("b", to="y", id="q")(lambda value: value)
     driver = fed(fed(TestDriver(graph), 1), 7, topic="b")
-    driver.log.inject("send_offsets", error=Fatal("of no use"), applied=False)
+    driver.log.inject("send_offsets", nth=3, error=Fatal("of no use"), applied=False)  # after two beginnings
     with pytest.raises(Fatal, match="of no use"):
         driver.run()
     assert (driver.values("x"), driver.values("y"), driver.down) == ([], [7], {0})
 
 
 def test_faults_other_than_crashes_are_injected_into_the_log() -> None:
-    driver = fed(TestDriver(mapped()), 1, 2)
+    driver = TestDriver(mapped())
+    driver.run()  # begins
+    fed(driver, 1, 2)
     driver.log.inject("commit_transaction", error=Abortable("why not"), applied=False)
-    driver.log.inject("committed", nth=2, error=Retriable("again"), applied=False)
+    driver.log.inject("committed", error=Retriable("again"), applied=False)
     driver.run()
     assert (driver.values("x"), len(driver.read("x", "read_uncommitted"))) == ([10, 20], 4)
 
@@ -429,7 +431,7 @@ def test_weaker_guarantees_crash_at_every_crash_point_as_they_promise(guarantee:
 
 def test_crash_leaves_the_transaction_open_until_the_restart() -> None:
     driver = fed(TestDriver(mapped()), 1)
-    driver.crash("commit_transaction", applied=False)
+    driver.crash("commit_transaction", nth=2, applied=False)  # the first is that of the beginning
     assert (driver.values("x"), len(driver.read("x", "read_uncommitted"))) == ([], 1)
     driver.restart()
     driver.run()
@@ -438,7 +440,8 @@ def test_crash_leaves_the_transaction_open_until_the_restart() -> None:
 
 def test_crash_after_the_commit_was_carried_out_is_not_done_again() -> None:
     driver = fed(TestDriver(mapped()), 1)
-    driver.crash("commit_transaction", applied=True)
+    driver.crash("commit_transaction", nth=2, applied=True)
+    assert driver.values("x") == [10]
     driver.restart()
     driver.run()
     assert len(driver.read("x", "read_uncommitted")) == 1
@@ -467,8 +470,9 @@ def test_crash_of_one_processor_is_that_of_its_slot() -> None:
     graph = mapped()
     graph.map("b", to="y", id="q")(lambda value: value)
     driver = fed(fed(TestDriver(graph), 1), 7, topic="b")
-    driver.crash("commit_transaction", applied=False)
+    driver.crash("commit_transaction", nth=3, applied=False)  # after two beginnings
     assert (driver.values("x"), driver.values("y"), driver.down) == ([], [], {0})
+    assert [len(driver.read(topic, "read_uncommitted")) for topic in "xy"] == [1, 0]
     driver.restart()
     driver.run()
     assert (driver.values("x"), driver.values("y")) == ([10], [7])

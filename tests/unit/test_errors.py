@@ -46,11 +46,11 @@ def test_every_exception_is_in_the_tree_under_its_parent_with_its_exit_status() 
 def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
     statuses = {name: getattr(errors, name).exit_status for name in drawn() if name != "Stop"}
     assert {s: [n for n in statuses if statuses[n] == s] for s in sorted(set(statuses.values()))} == {
-        1: ["KStreamsError", "LogError", "Retriable", "Abortable", "OutcomeUnknown", "Fenced", "Fatal", "DrainTimeout",
-            "HistoryError", "WorkersFailed", "DecodeError"],
-        2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordTooLarge",
-            "MissingSoftware"],
-        3: ["Unavailable", "BrokerUnavailable", "SinkUnavailable"],
+        1: ["KStreamsError", "LogError", "Retriable", "Refused", "Abortable", "OutcomeUnknown", "Fenced", "Fatal",
+            "DrainTimeout", "WorkerStuck", "HistoryError", "WorkersFailed", "DecodeError"],
+        2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordRefused",
+            "RecordTooLarge", "MissingSoftware"],
+        3: ["Unavailable", "BrokerUnavailable", "NotAuthorized", "SinkUnavailable"],
         4: ["Replaced"],
         5: ["InputLost"],
     }  # fmt: skip
@@ -64,6 +64,14 @@ def test_stop_is_no_error_of_the_framework_and_every_exception_says_what_it_mean
 def test_workers_failed_ends_with_the_status_of_the_worker() -> None:
     failed = errors.WorkersFailed("slot 3 ended with status 4", 4)
     assert (str(failed), failed.exit_status) == ("slot 3 ended with status 4", 4)
+
+
+def test_refused_carries_what_is_to_be_corrected_and_the_outputs_that_failed() -> None:
+    mistake = errors.RecordTooLarge("a record for topic 'x' is larger than it takes")
+    written = ("x", b"v", None, 0, None, None, 0, None)
+    refused = errors.Refused(mistake, [written])
+    assert (str(refused), refused.mistake, refused.outputs) == (str(mistake), mistake, [written])
+    assert list(errors.Refused(mistake).outputs) == []
 
 
 def test_exceptions_live_in_errors_alone() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
 from kstreams_py.errors import Abortable, Fenced, LogError, OutcomeUnknown, Replaced, Retriable, TopicError
+from kstreams_py.partitioner import murmur2
 from kstreams_py.record import Message, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog
-from kstreams_py.testing.memory_broker import Content, Partition, Stamp, murmur2
+from kstreams_py.testing.memory_broker import Content, Partition, Stamp
 from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer
 
 IN0, IN1, IN2 = (TopicPartition("in", number) for number in range(3))
@@ -114,9 +115,9 @@ def test_positions_pending_in_a_timed_out_transaction_are_dropped() -> None:
     producer.send_offsets({IN0: 5}, member.consumer)
     with pytest.raises(Retriable, match=r"group group: the position of in\[0\] is pending in a transaction"):
         member.consumer.committed([IN0])
-    assert member.consumer.committed([IN1]) == {IN1: 0}
+    assert member.consumer.committed([IN1]) == {}
     clock.advance(11.0)
-    assert member.consumer.committed([IN0]) == {IN0: 0}
+    assert member.consumer.committed([IN0]) == {}
     assert log.group("group") == {}
 
 
@@ -136,17 +137,22 @@ def test_seat_of_a_silent_member_is_freed_and_its_partitions_go_to_the_others() 
     assert other.events == [{IN2}, "revoked", {IN0, IN1, IN2}]
 
 
-def test_member_whose_session_timed_out_is_revoked_cannot_commit_and_joins_anew() -> None:
+def test_member_whose_session_timed_out_has_lost_it_cannot_commit_and_joins_again() -> None:
     clock = ManualClock()
     log = memory_log(clock)
     member = Member(log, "a")
     member.poll()
+    assert member.consumer.hold_seat()
     clock.advance(11.0)
-    for call in (member.consumer.hold_seat, lambda: started(log).send_offsets({IN0: 1}, member.consumer)):
+    assert not member.consumer.hold_seat()
+    for call in (
+        lambda: member.consumer.commit({IN0: 1}),
+        lambda: started(log).send_offsets({IN0: 1}, member.consumer),
+    ):
         with pytest.raises(Abortable, match=r"group group: a is no member \(any more\)"):
             call()
     member.poll()
-    assert member.events == [{IN0, IN1, IN2}, "revoked", {IN0, IN1, IN2}]
+    assert member.events == [{IN0, IN1, IN2}, "lost", {IN0, IN1, IN2}]
     member.consumer.commit({IN0: 1})
     assert log.group("group") == {IN0: 1}
 
@@ -335,21 +341,35 @@ def test_positions_that_come_late_are_refused_once_their_transaction_has_ended()
     assert member.consumer.committed([IN0]) == {IN0: 5}  # nothing is pending
 
 
-def test_member_whose_commit_may_come_late_takes_its_seat_anew_before_it_fetches() -> None:
+@pytest.mark.parametrize(("rejoins", "position"), [(True, 2), (False, 1)])
+def test_commit_that_comes_late_is_refused_once_its_member_has_joined_again(rejoins: bool, position: int) -> None:
     clock = ManualClock()
     log = memory_log(clock)
     log.append("in", b"a", partition=0)
-    log.append("in", b"b", partition=0)
     member = Member(log, "a")
     member.poll()
     log.inject("commit", late=3.0)
+    tainted = [member.consumer.tainted]
     member.consumer.commit({IN0: 1})
-    member.poll()
-    member.poll()
-    assert member.events == [{IN0, IN1, IN2}, "revoked", {IN0, IN1, IN2}]
+    tainted.append(member.consumer.tainted)
+    if rejoins:
+        member.consumer.rejoin()
+        member.poll()
+    assert [*tainted, member.consumer.tainted] == [False, True, not rejoins]
+    assert member.events == [{IN0, IN1, IN2}] * (1 + rejoins)
     member.consumer.commit({IN0: 2})
     clock.advance(3.0)
-    assert log.group("group") == {IN0: 2}
+    assert log.group("group") == {IN0: position}
+
+
+def test_requests_of_a_member_that_come_late_taint_it_only_if_they_commit() -> None:
+    log = memory_log()
+    member = Member(log, "a")
+    member.poll()
+    for request, call in (("hold_seat", member.consumer.hold_seat), ("consume", member.poll)):
+        log.inject(request, late=3.0)
+        call()
+    assert not member.consumer.tainted
 
 
 def test_watcher_sees_each_request_with_its_client_and_says_what_befalls_it() -> None:
@@ -416,7 +436,7 @@ def test_abort_that_is_lost_and_comes_late_leaves_positions_pending_until_then()
     with pytest.raises(Retriable):
         member.consumer.committed([IN0])
     clock.advance(3.0)
-    assert member.consumer.committed([IN0]) == {IN0: 0}
+    assert member.consumer.committed([IN0]) == {}
 
 
 def test_requests_are_recorded_in_order_and_any_of_them_can_be_where_a_crash_happens() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from functools import partial
 from typing import Any
@@ -307,6 +308,10 @@ OPTIONS = "id, batch, guarantee, durability, errors, unhandled_exceptions, hash_
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )
+REPEATED = (
+    "a batch whose broker leaves is sent again though it may be written, and only acknowledgements of all in-sync "
+    "replicas tell: choose durability committed or none, or another guarantee"
+)
 GUARANTEES = "choose exactly_once, at_least_once, at_most_once"
 
 
@@ -484,6 +489,11 @@ def test_topic_that_cannot_be_is_refused_with_its_name_and_the_remedy(declare: A
             f"processor 'one' is exactly_once with durability leader: {REPLICAS}",
         ),
         (
+            lambda g: g.map("a", to="b", guarantee="at_most_once", durability="leader"),
+            one,
+            f"processor 'one' is at_most_once with durability leader: {REPEATED}",
+        ),
+        (
             lambda g: g.map("a", to="b", unhandled_exceptions=ValueError("x")),
             one,
             "processor 'one': unhandled_exceptions has ValueError('x'): give exception classes",
@@ -512,6 +522,24 @@ def test_exactly_once_is_refused_where_only_the_graph_has_a_durability_for_anoth
     graph.map(a, to=b)(one)
     with pytest.raises(GraphError, match="processor 'two' is exactly_once with durability none"):
         graph.join(a, b, to=c, guarantee="exactly_once")(two)
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_every_guarantee_takes_the_durabilities_that_it_can_be_kept_with(guarantee: Guarantee) -> None:
+    taken = []
+    for durability in Durability:
+        graph, a, b, _ = abc()
+        with suppress(GraphError):
+            graph.map(a, to=b, guarantee=guarantee, durability=durability)(one)
+            taken.append(str(durability))
+    assert (
+        taken
+        == {
+            Guarantee.EXACTLY_ONCE: ["committed"],
+            Guarantee.AT_LEAST_ONCE: ["committed", "leader", "none"],
+            Guarantee.AT_MOST_ONCE: ["committed", "none"],
+        }[guarantee]
+    )
 
 
 # Dead letters.
@@ -636,6 +664,13 @@ def test_journal_is_for_alts_that_are_exactly_once_and_no_others() -> None:
         "__ks.app.three.journal",
         None,
     ]
+
+
+def test_beginnings_are_kept_in_a_topic_of_the_graph_whose_name_no_user_can_take() -> None:
+    graph, _, _, _ = abc()
+    assert graph.beginnings == "__ks.app.beginnings"
+    with pytest.raises(GraphError, match="reserved"):
+        graph.topic(graph.beginnings)
 
 
 # In words.
