@@ -269,7 +269,8 @@ def running(
         for slot in slots:
             slot.join()
             RunningSlot.active.remove(slot)
-    assert [slot.failure for slot in slots] == [None] * len(slots)
+    failures = [repr(slot.failure) for slot in slots if slot.failure is not None]
+    assert failures == [], failures
 
 
 class WorkerProcess:
