@@ -14,7 +14,7 @@ from kstreams_py.delivery import PROMISES, Output, TopicInfo
 from kstreams_py.engine.beginning import Beginning
 from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
-from kstreams_py.errors import DrainTimeout, LogError, Refused, Stop
+from kstreams_py.errors import DrainTimeout, LogError, RecordRefused, Refused, Stop
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Intake, Plan, Tasks
@@ -87,6 +87,8 @@ class Worker:
         """At most once: what was written since the last commit, to find the step of an output that is refused."""
         self._apart: deque[Output] = deque()
         """At most once: outputs to be written one by one, because one of them is refused."""
+        self._mistake: RecordRefused | None = None
+        """At most once: what is raised once all other outputs are delivered, for their positions are saved."""
         self._unrun: tuple[Intake, Positions] | None = None
         """At most once: what was saved and not run when the function stopped the worker, and where it stopped."""
         self._interrupt: Exception | None = None
@@ -130,11 +132,13 @@ class Worker:
 
     def _recover(self, error: LogError) -> None:
         steps = self.session.steps
-        if isinstance(error, Refused) and (self.processor.errors is None or not steps):
+        if isinstance(error, Refused) and not steps:
             raise error.mistake
         if isinstance(error, Refused) and self.session.promise.saves_first:
             self._apart += self._written_apart(error)
             return
+        if isinstance(error, Refused) and self.processor.errors is None:
+            raise error.mistake
         self._astray |= self.session.recover(error)
         if isinstance(error, Refused) and self.search.failed(steps):
             assert self._last is not None
@@ -165,6 +169,8 @@ class Worker:
                     "%s: what was open is not committed and will be done again: %s", self.processor.id, error
                 )
             break
+        if self._mistake is not None:
+            raise self._mistake
         if isinstance(self._interrupt, Stop):
             logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
         elif self._interrupt is not None:
@@ -177,6 +183,9 @@ class Worker:
 
     def turn(self) -> None:
         """Fetch, then take, prepare, run, write; commit when it is due, or at once when the input is dry."""
+        if self._mistake is not None:
+            self._commit()
+            raise self._mistake
         if self.session.pending:
             self.consumer.pause(self._assigned)
         started = self._clock()
@@ -268,7 +277,8 @@ class Worker:
         for intake, plan in self._unacknowledged:
             if (dead := self.tasks.replacement(output, intake, plan, refused.mistake)) is not None:
                 return [dead]
-        raise refused.mistake  # a dead letter is refused itself
+        self._mistake = self._mistake or refused.mistake  # no dead letters, or one is refused itself
+        return []
 
     def rewind(self) -> None:
         """Back to the committed positions, and for alts to the choices that were saved but not delivered."""

@@ -162,10 +162,13 @@ class Cluster:
     def set_positions(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
         """As an operator sets the committed positions of a group that has no members."""
         offsets = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
-        for future in self.admin.alter_consumer_group_offsets(
-            [ck.ConsumerGroupTopicPartitions(group, offsets)]
-        ).values():
-            assert [p.error for p in future.result().topic_partitions] == [None] * len(offsets)
+        asked = [ck.ConsumerGroupTopicPartitions(group, offsets)]
+
+        def are_set() -> bool:
+            (future,) = self.admin.alter_consumer_group_offsets(asked).values()
+            return all(p.error is None for p in future.result().topic_partitions)
+
+        wait_until(are_set, f"{group} at {positions}", 20)
 
     def forget_group(self, group: str) -> None:
         """Deletes a group without members: its committed positions are gone, as after offsets.retention.minutes."""
@@ -266,7 +269,8 @@ def running(
         for slot in slots:
             slot.join()
             RunningSlot.active.remove(slot)
-    assert [slot.failure for slot in slots] == [None] * len(slots)
+    failures = [repr(slot.failure) for slot in slots if slot.failure is not None]
+    assert failures == [], failures
 
 
 class WorkerProcess:

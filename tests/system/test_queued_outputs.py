@@ -38,7 +38,12 @@ def test_outputs_queued_when_a_second_worker_joins_arrive_once(
         return ks.Out(value, key=None) if value in bad else value
 
     cluster.write(source, [*values, b"wait"], keys=[*values, b"wait"], partition=1)
-    around = settings(commit_interval_ms=50_000, transaction_timeout_ms=60_000, kafka={"linger.ms": "60000"})
+    around = settings(
+        commit_interval_ms=50_000,
+        transaction_timeout_ms=60_000,
+        session_timeout_ms=60_000,
+        kafka={"linger.ms": "60000"},
+    )
     with running(graph, around) as first:
         assert waits.wait(60)
         found = cluster.values(target)
