@@ -340,6 +340,15 @@ class Group:
         if self.leader not in self.seats:
             self.leader = min(self.seats, default="")
 
+    def leave(self, name: str, member: int) -> bool:
+        """Frees a seat at once, if this member has it."""
+        seat = self.seats.get(name)
+        if seat is None or seat.member != member:
+            return False
+        seat.heard = float("-inf")
+        self.expire(0.0)
+        return True
+
     def keep(self, now: float) -> None:
         """Starts all sessions again, as a coordinator does that was away."""
         for seat in self.seats.values():

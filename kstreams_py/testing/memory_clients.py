@@ -393,7 +393,18 @@ class MemoryConsumer:
         lost: Callable[[], None],
     ) -> None:
         self._topics, self._on_assigned, self._on_revoked, self._on_lost = tuple(topics), assigned, revoked, lost
+        with suppress(LogError, Unavailable):
+            self._request("describe_group", self._forget_old_assignment)
         self._join()
+
+    def _forget_old_assignment(self) -> None:
+        """Ends the membership that this one replaces, if what the group has assigned is not what its topics have."""
+        held = self._group.seats.get(self._seat)
+        assigned = {tp for seat in self._group.seats.values() for tp in seat.partitions}
+        if held is not None and assigned != {
+            TopicPartition(name, number) for name, count in self._count().items() for number in range(count)
+        }:
+            self._group.leave(self._seat, held.member)
 
     def _join(self) -> None:
         """Joins as a new member; without an answer once more with the next `consume`."""
@@ -572,13 +583,8 @@ class MemoryConsumer:
         self._positions = {}
 
     def give_up(self) -> bool:
-        """Leaves the group, as if the session had timed out; whether the seat was this member's."""
-        held = self._group.seats.get(self._seat)
-        if held is None or held.member != self._member:
-            return False
-        held.heard = float("-inf")
-        self._group.expire(0.0)
-        return True
+        """Leaves the group; whether the seat was this member's."""
+        return self._group.leave(self._seat, self._member)
 
     def _request(self, name: str, action: Callable[[], T]) -> T:
         return self._network.request(name, action, self)

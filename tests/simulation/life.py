@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import LogError, Refused
+from kstreams_py.errors import Refused
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryLog
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
@@ -35,8 +35,8 @@ class WatchedLog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
 
-    def consumer(self, group: str, seat: str) -> MemoryConsumer:
-        return self._life.watch_consumer(self._log.consumer(group, seat))
+    def consumer(self, *arguments: Any, **options: Any) -> MemoryConsumer:
+        return self._life.watch_consumer(self._log.consumer(*arguments, **options))
 
     def producer(self, *arguments: Any) -> MemoryProducer:
         return self._life.watch_producer(self._log.producer(*arguments))
@@ -55,6 +55,10 @@ class Life:
         """Goes up whenever the worker starts at committed positions."""
         self.in_flight: set[Place] = set()
         self._consumer: MemoryConsumer | None = None
+        self.troubles = 0
+        """Exactly once: things that happened to it, each of which may make it give up a transaction."""
+        self._undone = False
+        """A transaction was given up, and none committed since."""
         self._called: set[Place] = set()
         """Of those in flight: the function was called."""
         self._fetched: Positions = {}
@@ -91,27 +95,46 @@ class Life:
         if self.producer is not None:
             self.producer.drop()
 
+    def has(self, client: object) -> bool:
+        return client is self._consumer or client is self.producer
+
     def watch_producer(self, producer: MemoryProducer) -> MemoryProducer:
         self.producer = producer
-        flush, commit = producer.flush, producer.commit_transaction
+        flush, commit, abort, drop = (
+            producer.flush, producer.commit_transaction, producer.abort_transaction, producer.drop
+        )  # fmt: skip
 
-        def watched(call: Callable[[], None]) -> Callable[[], None]:
+        def acknowledged(call: Callable[[], None]) -> Callable[[], None]:
             def watch() -> None:
                 done = set(self._called)
                 try:
                     call()
-                except LogError as error:
-                    if isinstance(error, Refused) or (self.stage.guarantee is EO and self._world.hindered):
-                        self._world.may_repeat(self)
+                except Refused:
+                    self._world.may_repeat(self)
                     raise
                 if self.worker is not None and not (self.worker.session._outputs or self.worker._apart):
                     self.in_flight -= done
                     self._called -= done
+                self._undone = False
 
             return watch
 
-        producer.flush, producer.commit_transaction = watched(flush), watched(commit)  # type: ignore[method-assign]
+        def undone(call: Callable[[], None]) -> Callable[[], None]:
+            def watch() -> None:
+                self._undo()
+                call()
+
+            return watch
+
+        producer.flush, producer.commit_transaction = acknowledged(flush), acknowledged(commit)  # type: ignore[method-assign]
+        producer.abort_transaction, producer.drop = undone(abort), undone(drop)  # type: ignore[method-assign]
         return producer
+
+    def _undo(self) -> None:
+        """Exactly once: the transaction is given up, for which there must be a reason."""
+        if self.stage.guarantee is EO and not self._undone and (self.troubles or self._world.hindered):
+            self._undone, self.troubles = True, max(0, self.troubles - 1)
+            self._world.may_repeat(self)
 
     def watch_consumer(self, consumer: MemoryConsumer) -> MemoryConsumer:
         self._consumer = consumer
@@ -169,8 +192,7 @@ class Life:
 
     def _revoked(self, callback: Callable[[], None]) -> None:
         """Partitions go. What is open then is finished first, unless a transaction holds it, or nobody answers."""
-        if self.stage.guarantee is EO:
-            self._world.may_repeat(self)
+        self.troubles += 1
         callback()
         if self._world.hindered:
             self._world.may_repeat(self)

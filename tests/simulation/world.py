@@ -77,6 +77,7 @@ class Process:
         self.acting = False
         """In the middle of something: of its turn, or frozen there while others take theirs."""
         self.was_frozen = False
+        self.starting = True
         self.number = 0
         """Of several in one slot, the one with the highest joined last."""
         self.lives = [Life(world, stage) for stage in world.stages]
@@ -101,6 +102,7 @@ class Process:
         for life in self.lives:
             life.number = self.number
             life.worker.start()
+        self.starting = False
 
     def turn(self) -> None:
         """One turn of a worker; and the end, if the process was told to stop."""
@@ -131,8 +133,9 @@ class Process:
     def close(self) -> None:
         """What a process does on its way out of an exception."""
         for life in self.lives:
-            if self._world.hindered:  # it waits for its outputs for some seconds
+            if self._world.hindered:  # it has waited for some seconds
                 self._world.may_lose(life)
+                self._world.may_repeat(life)
             if life.worker is not None:
                 life.worker.close()
 
@@ -143,6 +146,11 @@ class Process:
     @property
     def busy(self) -> bool:
         return any(life.busy for life in self.lives)
+
+    def stage_of(self, client: object) -> str:
+        """The processor whose client it is; "" if there is one processor only."""
+        named = (life.stage.id for life in self.lives if client is not None and life.has(client))
+        return next(named, "") if len(self.lives) > 1 else ""
 
     def sends_as(self, client: object) -> bool:
         """Whether a request of this client is of this process, and not of one that lingers in the background."""
@@ -202,6 +210,8 @@ class World:
         self.numbers = count(1)
         self.starts: dict[tuple[str, int], int] = {}
         """By group and member, the number of its process."""
+        self._contested: set[int] = set()
+        """Slots of processes that were frozen while they joined their groups, one after the other."""
         self._stops: list[Fault] = []
         """What is to happen once all processes have ended."""
         self._feeding = not latest
@@ -402,7 +412,7 @@ class World:
                 taken.append(self.starts[life.stage.group, seat.member])
         if not taken:
             self.violate("replaced by nobody", f"slot {process.slot}")
-        elif max(taken) < process.number and not process.was_frozen:
+        elif max(taken) < process.number and not process.was_frozen and process.slot not in self._contested:
             self.violate("replaced by an older one", f"slot {process.slot}")
         others = [other for other in self.processes if other.slot == process.slot and other is not process]
         if others and self._holders[process.slot] is process:
@@ -427,7 +437,7 @@ class World:
         if process is None or not process.sends_as(client):
             return None
         self.clock.advance(self.latency)
-        self.trace.append(f"{process.slot} {name}")
+        self.trace.append(f"{process.slot}{process.stage_of(client)} {name}")
         self.points.append(name)
         if self._strikes and len(self.points) == self._strikes[0].after:
             self.points.clear()
@@ -450,8 +460,7 @@ class World:
 
     def _strike(self, process: Process, name: str, client: object, fault: Fault) -> Broken | None:
         for life in process.lives:
-            if life.stage.guarantee is EO:  # whatever it is, the transaction may have to be aborted
-                self.may_repeat(life)
+            life.troubles += 1
         match fault:
             case Fault.STOPPED:
                 process.ask_to_stop()
@@ -484,6 +493,8 @@ class World:
     def _freeze(self, process: Process, fault: Fault) -> None:
         for life in process.lives:
             self.may_repeat(life)
+        if process.starting:
+            self._contested.add(process.slot)
         self._running = None
         if fault is Fault.FROZEN:
             process.was_frozen = True
@@ -540,6 +551,7 @@ class World:
                 topic = self.plan.inputs[-1]
                 self._retire(topic)
                 self.inputs.remake(topic)
+                self._feeding = self.settings.auto_offset_reset == "earliest"
             case Fault.DEPLOYED if self.plan.kind is Kind.ALTS and len(self.stages[0].inputs) > 2:
                 self._retire("c")
                 self.stages[0] = Stage("p", Kind.ALTS, self.plan.guarantee, ("a", "b"), ("x",))
