@@ -145,8 +145,9 @@ class Life:
             try:
                 join()
             finally:
-                self._world.starts[self.stage.group, self._world.log._broker.group(self.stage.group)._members] = self.number
-
+                self._world.starts[self.stage.group, self._world.log._broker.group(self.stage.group)._members] = (
+                    self.number
+                )
 
         def waiting(limit: int, timeout: float) -> Sequence[Message]:
             records = consume(limit, timeout)

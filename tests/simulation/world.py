@@ -25,8 +25,17 @@ from kstreams_py.engine import transaction
 from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.engine.transaction import OUTPUTS_HELD, Surroundings
 from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import Abortable, DrainTimeout, InputLost, KStreamsError, OutcomeUnknown, Replaced, Retriable, Stop
-from kstreams_py.record import Out, Positions, Step, TopicPartition
+from kstreams_py.errors import (
+    Abortable,
+    DrainTimeout,
+    InputLost,
+    KStreamsError,
+    OutcomeUnknown,
+    Replaced,
+    Retriable,
+    Stop,
+)
+from kstreams_py.record import Out, Step, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from kstreams_py.testing.memory_clients import Fault as Broken
 from kstreams_py.testing.memory_clients import MemoryProducer

@@ -277,9 +277,7 @@ def test_topic_is_given_so_many_partitions_in_all(
 
 def test_topic_that_cannot_be_given_partitions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ck.KafkaException(ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED))
-    with pytest.raises(
-        NotAuthorized, match=r"^asking the broker at .* \(topic 'x'\): the broker refuses it"
-    ):
+    with pytest.raises(NotAuthorized, match=r"^asking the broker at .* \(topic 'x'\): the broker refuses it"):
         log_of(Cluster(refused), monkeypatch).grow("x", 6)
 
 
