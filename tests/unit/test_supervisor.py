@@ -151,7 +151,9 @@ def test_worker_that_dies_is_replaced_by_the_process_on_standby_and_another_is_m
     script = "report(1, 1)\nwhile not os.path.exists(here + '/standby.1'): pass\ndie() if slot == 3 else drained()"
     workers = Workers(tmp_path, script, [2, 3])
     on_standby(workers, monkeypatch)
-    workers.run(lambda counts: ("spare", 3) in counts and (tmp_path / "standby.2").exists())
+    workers.run(
+        lambda counts: ("spare", 3) in counts and (tmp_path / "standby.2").exists() and (tmp_path / "3.2").exists()
+    )
     assert workers.births == {2: 1, 3: 2}, "the first of slot 3 by its command, the second on standby"
     assert (tmp_path / "read.1").read_text() == "3\n"
     assert not (tmp_path / "read.2").exists(), "it was ended with the others"
