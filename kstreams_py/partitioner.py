@@ -51,15 +51,15 @@ class ColdPartitions:
         self._counts: dict[str, int] = {}
         self._places: dict[tuple[str, bytes], int] = {}
 
-    def take(self, outputs: list[Output], now: float) -> list[Output]:
+    def take(self, outputs: list[Output], topics: set[str], now: float) -> list[Output]:
         """Takes the first output for each cold partition off the list: it is to be acknowledged before the others.
 
-        Of those without a key, which go anywhere, some are sent to cold partitions.
+        `topics` are those of the outputs. Of those without a key, which go anywhere, some are sent to cold partitions.
         """
         if now - self._forgotten_at > COLD_SECONDS:
             self._forgotten_at = now
             self._forget()
-        if self._warm.issuperset({output[0] for output in outputs}):
+        if self._warm.issuperset(topics):
             return []
         first, others = list[Output](), list[Output]()
         for output in outputs:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from kstreams_py import task
 from kstreams_py.delivery import PROMISES
@@ -17,7 +18,7 @@ from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.engine.watch import Stillness
 from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import DrainTimeout, KStreamsError
+from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError
 from kstreams_py.metrics import Report, lag
 from kstreams_py.topology import Graph
 
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL = 1.0
 """Seconds between two reports."""
+
+RETENTION_SHORT: Final = 24 * 60
+"""Minutes of offsets.retention.minutes below which a job that is stopped overnight may lose its positions."""
 
 
 _PACKAGE = str(Path(task.__file__).parent) + os.sep
@@ -128,15 +132,21 @@ class Slot:
         return [loop.id for loop in loops if loop.thread.is_alive()]
 
     def _run(self, worker: Worker) -> None:
+        returned = False
         try:
             worker.run()
+            returned = True
         except BaseException as error:
+            returned = True
             if self._failures:  # the first is raised by `run`, and told by whoever called that
                 logger.error("%s: %s: %s", worker.processor.id, type(error).__name__, error)
             else:
                 logger.info("%s: ended by %s", worker.processor.id, type(error).__name__)
             self._failures.append(error)
-        self._stopping.set()
+        finally:
+            if not returned:  # a client can raise what `except` does not take for an exception; threading prints it
+                self._failures.append(Fatal(f"{worker.processor.id}: its loop was ended by its client: see the log"))
+            self._stopping.set()
 
     def _leave(self, workers: Sequence[Worker]) -> None:
         """Gives this slot's partitions up for good; each worker has made its last commit and closed its consumer."""
@@ -176,6 +186,13 @@ class Slot:
                 return
 
     def _warn(self) -> None:
+        if (minutes := self._log.offsets_retention_minutes()) is not None:
+            logger.log(
+                logging.WARNING if minutes < RETENTION_SHORT else logging.INFO,
+                "offsets.retention.minutes is %d: a job that is stopped for longer loses its committed positions, and "
+                "ends with status 5 until they are set",
+                minutes,
+            )
         for processor in self._graph.processors:
             if processor.errors is None:
                 logger.warning(

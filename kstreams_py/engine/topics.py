@@ -56,7 +56,7 @@ def check_topics(graph: Graph, log: Log) -> dict[str, TopicInfo]:
 def check_growth(graph: Graph, processor: Processor, log: Log) -> dict[str, TopicInfo]:
     """The inputs of a processor as they are now that one has more partitions; its journal grows with them.
 
-    Raises TopicError if inputs that are read in step differ.
+    Raises GraphError if inputs that are read in step differ.
     """
     found = log.topics([topic.name for topic in processor.inputs])
     graph.check_partitions({name: info.partitions for name, info in found.items()})

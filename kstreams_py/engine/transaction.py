@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -267,12 +268,7 @@ class Session:
             self._call(lambda producer: producer.commit_transaction())
         else:
             self._send()
-            try:
-                self._call(lambda producer: producer.flush())
-            except Abortable as error:
-                if not self.promise.saves_first:
-                    raise
-                logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
+            self._flush()
             if self._positions:
                 self._save(self._positions)
         self._counters.committed()
@@ -289,22 +285,42 @@ class Session:
             self.pending = True
             raise
 
-    def deliver(self, output: Output) -> None:
-        """Writes one output by itself, without a transaction, and waits until it is acknowledged."""
+    def _flush(self) -> None:
+        try:
+            self._call(lambda producer: producer.flush())
+        except Abortable as error:
+            if not self.promise.saves_first:
+                raise
+            logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
+
+    def deliver(self, outputs: deque[Output]) -> None:
+        """Writes the first of these outputs by itself, without a transaction, and takes it off the queue.
+
+        All that was written before is waited for; `commit` waits for the last one.
+        """
         self._open()
-        self._call(lambda producer: producer.write([output]))
-        self._call(lambda producer: producer.flush())
+        self._flush()
+        first = [outputs.popleft()]
+        try:
+            self._call(lambda producer: producer.write(first))
+        finally:
+            outputs.extendleft(first)  # unless the producer took it
 
     def give_back(self, intake: Intake, positions: Positions) -> None:
         """Undoes `prepare` for steps whose functions were not run: only a crash may lose them."""
         self._save({tp: positions[tp] for tp in intake.positions()})
 
     def settle(self) -> None:
-        """Finishes what is open before the partitions go to another member, where that takes no transaction."""
+        """Finishes what is open before the partitions go to another member, where that takes no transaction.
+
+        At most once it raises Refused: the outputs that the error holds are still to be delivered.
+        """
         if not self.promise.transactional:
             try:
                 self.commit()
             except LogError as error:
+                if self.promise.saves_first and isinstance(error, Refused):
+                    raise
                 logger.warning("%s: partitions are taken away before a commit: %s", self._processor.id, error)
         self.revoke()
 
@@ -402,6 +418,7 @@ class Session:
         """
         if isinstance(error, Refused):
             logger.info("%s: %s; looking for the record", self._processor.id, error)
+            self._renewals = 0  # halving gets there: it is no fault of the producer
             return
         self._aborts += 1
         level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO
@@ -414,8 +431,8 @@ class Session:
 
     def _keep_outputs(self, error: LogError) -> None:
         """At most once: outputs are still to be delivered, unless their producer is of no further use."""
+        self.state = State.READY
         if isinstance(error, Retriable | Abortable | Refused) and self._producer is not None:
-            self.state = State.READY
             return
         if self.busy:
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)

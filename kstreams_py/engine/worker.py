@@ -14,7 +14,7 @@ from kstreams_py.delivery import PROMISES, Output, TopicInfo
 from kstreams_py.engine.beginning import Beginning
 from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
-from kstreams_py.errors import DrainTimeout, LogError, Refused, Stop
+from kstreams_py.errors import DrainTimeout, LogError, RecordRefused, Refused, Stop
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Intake, Plan, Tasks
@@ -87,6 +87,8 @@ class Worker:
         """At most once: what was written since the last commit, to find the step of an output that is refused."""
         self._apart: deque[Output] = deque()
         """At most once: outputs to be written one by one, because one of them is refused."""
+        self._mistake: RecordRefused | None = None
+        """At most once: what is raised once all other outputs are delivered, for their positions are saved."""
         self._unrun: tuple[Intake, Positions] | None = None
         """At most once: what was saved and not run when the function stopped the worker, and where it stopped."""
         self._interrupt: Exception | None = None
@@ -130,11 +132,13 @@ class Worker:
 
     def _recover(self, error: LogError) -> None:
         steps = self.session.steps
-        if isinstance(error, Refused) and (self.processor.errors is None or not steps):
+        if isinstance(error, Refused) and not steps:
             raise error.mistake
         if isinstance(error, Refused) and self.session.promise.saves_first:
             self._apart += self._written_apart(error)
             return
+        if isinstance(error, Refused) and self.processor.errors is None:
+            raise error.mistake
         self._astray |= self.session.recover(error)
         if isinstance(error, Refused) and self.search.failed(steps):
             assert self._last is not None
@@ -150,7 +154,7 @@ class Worker:
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
         while True:
             try:
-                self._run_rest()
+                self._run_saved()
                 self._commit()
                 if self._unrun is not None:
                     self.session.give_back(*self._unrun)
@@ -165,6 +169,8 @@ class Worker:
                     "%s: what was open is not committed and will be done again: %s", self.processor.id, error
                 )
             break
+        if self._mistake is not None:
+            raise self._mistake
         if isinstance(self._interrupt, Stop):
             logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
         elif self._interrupt is not None:
@@ -177,6 +183,9 @@ class Worker:
 
     def turn(self) -> None:
         """Fetch, then take, prepare, run, write; commit when it is due, or at once when the input is dry."""
+        if self._mistake is not None:
+            self._commit()
+            raise self._mistake
         if self.session.pending:
             self.consumer.pause(self._assigned)
         started = self._clock()
@@ -189,8 +198,9 @@ class Worker:
             return
         self.tasks.add(records)
         if self.session.pending or self.consumer.tainted:
+            self._run_saved()
             self._commit()
-            if self.consumer.tainted:
+            if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin()
                 return
         while not self._stopping.is_set() and self._take():
@@ -230,6 +240,12 @@ class Worker:
         if self.session.due or self.search.searching:
             self._commit()
 
+    def _run_saved(self) -> None:
+        """At most once: what was saved as done, or may have been, and was not run yet. Nobody else would run it."""
+        if self._prepared is not None and self.session.pending:
+            self._run_prepared()
+        self._run_rest()
+
     def _run_rest(self) -> None:
         """At most once: what was saved as done and was not run yet, because a call failed. Nobody else would run it."""
         while self.session.promise.saves_first and self.tasks.rest and self._take():
@@ -242,13 +258,13 @@ class Worker:
     def _commit(self) -> None:
         steps = self.session.steps
         while self._apart:
-            self.session.deliver(self._apart.popleft())
+            self.session.deliver(self._apart)
         self.session.commit()
         self._unacknowledged.clear()
         self.search.committed(steps)
         self.tasks.committed()
-        if steps and self._assigned:
-            self._beginning.keep(self._assigned, self.session)
+        if steps and self.tasks.positions:
+            self._beginning.keep(self.tasks.positions.keys(), self.session)
 
     def _written_apart(self, refused: Refused) -> list[Output]:
         """At most once: what to write in place of outputs of which at least one is refused, each by itself.
@@ -261,7 +277,8 @@ class Worker:
         for intake, plan in self._unacknowledged:
             if (dead := self.tasks.replacement(output, intake, plan, refused.mistake)) is not None:
                 return [dead]
-        raise refused.mistake  # a dead letter is refused itself
+        self._mistake = self._mistake or refused.mistake  # no dead letters, or one is refused itself
+        return []
 
     def rewind(self) -> None:
         """Back to the committed positions, and for alts to the choices that were saved but not delivered."""
@@ -270,9 +287,9 @@ class Worker:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
         self._run_rest()
-        self._prepared = None
         self._check_growth(partitions)
         positions = self.session.committed(partitions)
+        self._prepared = self._saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.begin(missing, self.session)
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
@@ -282,8 +299,15 @@ class Worker:
             self.consumer.assign(positions)
         self._astray = False
 
+    def _saved(self, positions: Positions) -> Intake | None:
+        """At most once: what was taken, if its positions were saved before an error: nobody else would run it."""
+        taken = self._prepared
+        if taken is None or not self.session.promise.saves_first:
+            return None
+        return taken if taken.positions().items() <= positions.items() else None
+
     def _check_growth(self, partitions: set[TopicPartition]) -> None:
-        """Raises TopicError if inputs that are read in step differ in partitions since one of them grew."""
+        """Raises GraphError if inputs that are read in step differ in partitions since one of them grew."""
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = check_growth(self._graph, self.processor, self._log)
             self._counts = {name: info.partitions for name, info in found.items()}
@@ -303,16 +327,23 @@ class Worker:
 
     def _on_revoked(self) -> None:
         try:
-            if self._prepared is not None and self.session.pending:
-                self._run_prepared()  # its positions may be saved already: then nobody else would run it
-            self._run_rest()
+            self._run_saved()
             self.session.settle()
         except LogError as error:
             logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)
             self.session.revoke()
+            if self.session.promise.saves_first and isinstance(error, Refused):
+                self._keep_refused(error)
         except Exception as error:
             self._failure = error
         self._let_go()
+
+    def _keep_refused(self, refused: Refused) -> None:
+        """At most once: the outputs that came back are written by the next commit, whoever has the partitions then."""
+        try:
+            self._recover(refused)
+        except Exception as error:
+            self._failure = error
 
     def _on_lost(self) -> None:
         self.session.revoke()

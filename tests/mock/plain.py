@@ -13,7 +13,7 @@ from tests.mock.cluster import MockCluster
 Settings = Mapping[str, Any]
 NONE: Final[Settings] = {}
 
-BOUND: Final = 20.0
+BOUND: Final = 60.0
 """Seconds after which a condition that was waited for fails a test."""
 
 

@@ -14,10 +14,20 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py.config import Settings
-from kstreams_py.delivery import TopicInfo
-from kstreams_py.errors import Retriable
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.errors import TESTED_CLIENTS, warn_if_untested
+from kstreams_py.delivery import PROMISES, Durability, Guarantee, TopicInfo
+from kstreams_py.errors import NotAuthorized, RecordRefused, RecordTooLarge, Retriable
+from kstreams_py.ports import kafka
+from kstreams_py.ports.kafka import COORDINATOR_SECONDS, KafkaLog
+from kstreams_py.ports.kafka.clients import Holder
+from kstreams_py.ports.kafka.errors import (
+    REFUSED,
+    RIGHTS,
+    TESTED_CLIENTS,
+    TOO_LARGE,
+    not_authorized,
+    record_refused,
+    warn_if_untested,
+)
 from kstreams_py.record import TopicPartition
 
 
@@ -58,7 +68,7 @@ class Answer:
     def __init__(self, result: Any) -> None:
         self._result = result
 
-    def result(self) -> Any:
+    def result(self, timeout: float | None = None) -> Any:
         if isinstance(self._result, Exception):
             raise self._result
         return self._result
@@ -126,3 +136,212 @@ def test_client_is_bounded_by_what_is_tested() -> None:
     assert bounds == {"confluent-kafka>=2.16,<2.17"}
     assert all(version.startswith("2.16.") for version in TESTED_CLIENTS)
     assert ck.libversion()[0] in TESTED_CLIENTS
+
+
+# What producers are asked for.
+
+OF_ALL = {
+    "bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 10_000, "log_level": 6, "retry.backoff.ms": 2,
+    "reconnect.backoff.max.ms": 1_000, "topic.metadata.propagation.max.ms": 3_000, "log.connection.close": True,
+    "batch.size": 1_000_000, "linger.ms": 20, "queue.buffering.max.messages": 500_000,
+    "queue.buffering.max.kbytes": 256 << 10, "client.id": "g.p.0", "partitioner": "murmur2_random",
+    "delivery.report.only.error": True,
+}  # fmt: skip
+IDEMPOTENT = {"acks": -1, "enable.idempotence": True}
+NEVER_EXPIRES = {"message.timeout.ms": 0}
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> dict[str, Any]:
+    """The settings of a producer, and the limit of its calls under "limit"."""
+    monkeypatch.setattr(kafka, "KafkaProducer", lambda of_client, limit, **_: {**of_client, "limit": limit})
+    return dict(KafkaLog(Settings(bootstrap_servers="127.0.0.1:1", **settings)).producer(*arguments))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "durability", "expected"),
+    [
+        (
+            Guarantee.EXACTLY_ONCE,
+            Durability.COMMITTED,
+            IDEMPOTENT | {"transactional.id": "g.p.0", "transaction.timeout.ms": 10_000},
+        ),
+        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | NEVER_EXPIRES),
+        (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | NEVER_EXPIRES),
+        (
+            Guarantee.AT_LEAST_ONCE,
+            Durability.LEADER,
+            NEVER_EXPIRES | {"acks": 1, "enable.idempotence": False, "max.in.flight": 1},
+        ),
+        (
+            Guarantee.AT_LEAST_ONCE,
+            Durability.NONE,
+            NEVER_EXPIRES | {"acks": 0, "enable.idempotence": False, "max.in.flight": 1},
+        ),
+        (
+            Guarantee.AT_MOST_ONCE,
+            Durability.NONE,
+            NEVER_EXPIRES | {"acks": 0, "enable.idempotence": False, "max.in.flight": 1, "retries": 0},
+        ),
+    ],
+)
+def test_producer_is_asked_for_what_its_guarantee_and_durability_take(
+    guarantee: Guarantee, durability: Durability, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = settings_of(monkeypatch, PROMISES[guarantee], durability, "g.p.0")
+    assert found == OF_ALL | expected | {"limit": 15.0}
+
+
+@pytest.mark.parametrize(("batch_bytes", "size"), [(None, 1_000_000), (5_000, 5_000), (5_000_000, 1_000_000)])
+def test_batches_are_no_larger_than_their_topics_take(
+    batch_bytes: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = settings_of(monkeypatch, PROMISES[Guarantee.AT_LEAST_ONCE], Durability.COMMITTED, "g.p.0", batch_bytes)
+    assert found["batch.size"] == size
+
+
+def test_settings_of_ones_own_win_over_defaults_and_not_over_what_a_guarantee_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An output that expires would be lost, or be written again behind later ones."""
+    promise, own = PROMISES[Guarantee.AT_LEAST_ONCE], {"linger.ms": "7", "message.timeout.ms": "1000"}
+    found = settings_of(monkeypatch, promise, Durability.COMMITTED, "g.p.0", kafka=own)
+    assert found == OF_ALL | IDEMPOTENT | NEVER_EXPIRES | {"linger.ms": "7", "limit": 15.0}
+
+
+# What the cluster is asked.
+
+
+class Cluster:
+    """An admin client of brokers 2 and 5, whose answers a test gives."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.asked: list[Any] = []
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(brokers={5: None, 2: None})
+
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Any]:
+        self.asked += [(resource.restype.name, resource.name, request_timeout) for resource in resources]
+        return {resource: Answer(self.answer) for resource in resources}
+
+    def create_partitions(self, wanted: list[Any], request_timeout: float) -> dict[str, Any]:
+        self.asked += [(new.topic, new.new_total_count, request_timeout) for new in wanted]
+        return {new.topic: Answer(self.answer) for new in wanted}
+
+    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, Any]:
+        self.asked += [(*groups, request_timeout)]
+        return {group: Answer(self.answer) for group in groups}
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+
+def log_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
+    monkeypatch.setattr(KafkaLog, "_admin", cluster)
+    return KafkaLog(Settings(bootstrap_servers="127.0.0.1:1"))
+
+
+UNKNOWN = ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN))
+
+
+@pytest.mark.parametrize(
+    ("answer", "minutes"),
+    [
+        ({"offsets.retention.minutes": SimpleNamespace(value="10080")}, 10_080),
+        ({"log.dirs": SimpleNamespace(value="data")}, None),
+        ({"offsets.retention.minutes": SimpleNamespace(value="a week")}, None),
+        (UNKNOWN, None),
+    ],
+    ids=["said", "hidden", "no number", "refused"],
+)
+def test_retention_of_positions_is_what_a_broker_says_or_is_not_known(
+    answer: Any, minutes: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cluster = Cluster(answer)
+    assert log_of(cluster, monkeypatch).offsets_retention_minutes() == minutes
+    assert cluster.asked == [("BROKER", "2", 15.0)]
+    assert ("offsets.retention.minutes is not known: " in caplog.text) is (minutes is None)
+
+
+def test_topic_is_given_so_many_partitions_in_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cluster = Cluster()
+    log_of(cluster, monkeypatch).grow("__ks.g.p.journal", 6)
+    assert cluster.asked == [("__ks.g.p.journal", 6, 15.0)]
+    assert "topic '__ks.g.p.journal' has 6 partitions now" in caplog.text
+
+
+def test_topic_that_cannot_be_given_partitions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ck.KafkaException(ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(
+        NotAuthorized, match=r"^asking the broker at .* \(topic 'x'\): the broker refuses it"
+    ):
+        log_of(Cluster(refused), monkeypatch).grow("x", 6)
+
+
+def test_holder_of_a_membership_is_found_by_its_name_with_its_client_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def member(name: str | None, member_id: str) -> Any:
+        return SimpleNamespace(
+            group_instance_id=name, member_id=member_id, client_id=f"{name}@host-1-42", host="/10.0.0.7"
+        )
+
+    cluster = Cluster(SimpleNamespace(members=[member(None, "x"), member("g.p.0", "m0"), member("g.p.1", "m1")]))
+    log = log_of(cluster, monkeypatch)
+    assert log._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42", "10.0.0.7")
+    assert log._holder("g.p", "g.p.2") is None
+    assert cluster.asked == [("g.p", COORDINATOR_SECONDS)] * 2
+
+
+# What a broker refuses, in words.
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "right"),
+    [
+        (
+            ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            "TOPIC_AUTHORIZATION_FAILED",
+            RIGHTS[ck.KafkaError.TOPIC_AUTHORIZATION_FAILED],
+        ),
+        (
+            ck.KafkaError.GROUP_AUTHORIZATION_FAILED,
+            "GROUP_AUTHORIZATION_FAILED",
+            "READ and DESCRIBE on the consumer group",
+        ),
+        (
+            ck.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+            "WRITE and DESCRIBE on the transactional id",
+        ),
+        (
+            ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            "CLUSTER_AUTHORIZATION_FAILED",
+            "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
+        ),
+    ],
+)
+def test_right_that_is_missing_is_told_with_what_was_done(code: int, name: str, right: str) -> None:
+    assert str(not_authorized(ck.KafkaError(code), "starting the producer")) == (
+        f"starting the producer: the broker refuses it ({name}): grant this user {right} (kafka-acls --add)"
+    )
+
+
+CORRECT = "correct what the function returns, or the topic's settings"
+SHRINK = (
+    "raise the topic's max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record (or "
+    "KSTREAMS_KAFKA__BATCH_SIZE) smaller"
+)
+
+
+@pytest.mark.parametrize("code", sorted(REFUSED))
+def test_record_that_a_topic_refuses_is_told_with_its_topic_and_the_remedy(code: int) -> None:
+    error = ck.KafkaError(code)
+    kind, text = RecordRefused, f"topic 'x' refuses a record ({error.name()}: {error.str()}): {CORRECT}"
+    if code in TOO_LARGE:
+        kind, text = RecordTooLarge, f"a record for topic 'x' is larger than it takes: {SHRINK}"
+    mistake = record_refused(error, "x")
+    assert (type(mistake), str(mistake)) == (kind, text)

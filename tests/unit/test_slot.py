@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -272,3 +273,23 @@ def test_loop_that_outlasts_the_drain_is_named(start: MakeRun) -> None:
     gate.await_call()
     run.end()
     assert repr(run.failure) == repr(DrainTimeout("p0 did not end within drain_timeout_ms (3 s)"))
+
+
+@pytest.mark.parametrize(("minutes", "level"), [(1_439, logging.WARNING), (1_440, logging.INFO), (None, None)])
+def test_retention_of_positions_is_said_at_the_start(
+    start: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    minutes: int | None,
+    level: int | None,
+) -> None:
+    caplog.set_level(logging.INFO, "kstreams_py")
+    log = Locked(MemoryLog())
+    monkeypatch.setattr(log, "offsets_retention_minutes", lambda: minutes, raising=False)
+    start(lambda value: value, log=log).next()
+    found = [(r.levelno, r.getMessage()) for r in caplog.records if "offsets.retention" in r.getMessage()]
+    text = (
+        f"offsets.retention.minutes is {minutes}: a job that is stopped for longer loses its committed positions, "
+        "and ends with status 5 until they are set"
+    )
+    assert found == ([] if minutes is None else [(level, text)])

@@ -308,6 +308,10 @@ OPTIONS = "id, batch, guarantee, durability, errors, unhandled_exceptions, hash_
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )
+REPEATED = (
+    "a batch whose broker leaves is sent again though it may be written, and only acknowledgements of all in-sync "
+    "replicas tell: choose durability committed or none, or another guarantee"
+)
 GUARANTEES = "choose exactly_once, at_least_once, at_most_once"
 
 
@@ -487,11 +491,7 @@ def test_topic_that_cannot_be_is_refused_with_its_name_and_the_remedy(declare: A
         (
             lambda g: g.map("a", to="b", guarantee="at_most_once", durability="leader"),
             one,
-            (
-                "processor 'one' is at_most_once with durability leader: a batch whose broker leaves is sent again "
-                "though it may be written, and only acknowledgements of all in-sync replicas tell: choose durability "
-                "committed or none, or another guarantee"
-            ),
+            f"processor 'one' is at_most_once with durability leader: {REPEATED}",
         ),
         (
             lambda g: g.map("a", to="b", unhandled_exceptions=ValueError("x")),

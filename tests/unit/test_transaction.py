@@ -6,6 +6,7 @@ The truths are those of ARCHITECTURE.md; where one needs a loop around it, its t
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -14,13 +15,17 @@ import pytest
 
 from kstreams_py.config import Settings
 from kstreams_py.dead_letter import Failure
-from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee
+from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Output
 from kstreams_py.engine import transaction
 from kstreams_py.engine.transaction import (
+    ABORTS_MAX,
+    ABORTS_WARNED,
     CALLS_MAX,
+    END_SECONDS,
     RENEWALS_MAX,
     SEAT_ASKED_MAX,
     TRANSITIONS,
+    WAIT_MAX,
     Session,
     State,
     Surroundings,
@@ -32,6 +37,8 @@ from kstreams_py.errors import (
     Fenced,
     LogError,
     OutcomeUnknown,
+    RecordRefused,
+    Refused,
     Replaced,
     Retriable,
 )
@@ -859,6 +866,339 @@ def test_producers_without_transactions_are_replaced_without_fencing(guarantee: 
     assert bench.visible == [b"1", b"2"]
 
 
+# Without transactions: what waits, and what must not be lost.
+
+
+def stall(bench: Bench, times: int = 1, error: LogError | None = None) -> None:
+    """Lets the producer's next flushes fail, with nothing sent."""
+    producer: Any = bench.session._producer
+    flush, left = producer.flush, [error or Retriable("the broker makes no progress")] * times
+
+    def flushing() -> None:
+        if left:
+            raise left.pop()
+        flush()
+
+    producer.flush = flushing
+
+
+def refuse_writes(bench: Bench, times: int) -> None:
+    """Lets the producer's queue be full for the next writes."""
+    producer: Any = bench.session._producer
+    write, left = producer.write, [Retriable("the producer's queue stayed full")] * times
+
+    def writing(outputs: list[Output]) -> None:
+        if left:
+            raise left.pop()
+        write(outputs)
+
+    producer.write = writing
+
+
+def unanswered(bench: Bench, *, applied: bool = False, times: int = CALLS_MAX) -> None:
+    """Lets the next plain commits find no answer; five are one call's attempts."""
+    for nth in range(1, times + 1):
+        bench.log.inject("commit", nth=nth, error=Retriable("no answer"), applied=applied)
+
+
+@pytest.mark.parametrize("guarantee", [ALO, AMO])
+def test_flush_without_progress_leaves_everything_as_it_is_and_the_commit_goes_on(guarantee: Guarantee) -> None:
+    bench = Bench(guarantee, linger=9.0)
+    bench.session.prepare(Intake([Read("a", 0)]))
+    bench.write(b"1", 1)
+    stall(bench, 2)
+    producer = bench.session._producer
+    for _ in range(2):
+        error = bench.failed_commit()
+        assert (type(error), bench.session.pending, bench.session.recover(error)) == (Retriable, True, False)
+        assert (bench.session.state, bench.session.steps, bench.visible) == (State.OPEN, 1, [])
+    bench.session.commit()
+    assert (bench.visible, bench.saved, bench.counters.as_dict()["aborts"]) == ([b"1"], {A0: 1}, 0)
+    assert (bench.session.pending, bench.session.busy, bench.session._producer) == (False, False, producer)
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
+def test_at_least_once_positions_without_an_answer_are_saved_by_the_next_commit(applied: bool) -> None:
+    bench = Bench(ALO)
+    bench.write(b"1", 1)
+    unanswered(bench, applied=applied)
+    error = bench.failed_commit()
+    assert (bench.session.pending, bench.session.recover(error), bench.session.steps) == (True, False, 1)
+    bench.session.commit()
+    assert (bench.visible, bench.saved, bench.session.pending) == ([b"1"], {A0: 1}, False)
+    assert bench.did() == ["produce", *["commit"] * (CALLS_MAX + 1)]
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
+def test_at_most_once_intake_whose_positions_found_no_answer_is_prepared_again(applied: bool) -> None:
+    bench, intake = Bench(AMO), Intake([(Read("a", 3), Read("b", 4))])
+    bench.write(b"before", 3)
+    unanswered(bench, applied=applied)
+    with pytest.raises(Retriable, match="no answer") as caught:
+        bench.session.prepare(intake)
+    assert (bench.session.pending, bench.session.recover(caught.value)) == (True, False)
+    assert (bench.session.state, bench.session.steps) == (State.OPEN, 1)
+    bench.session.prepare(intake)
+    bench.session.commit()
+    assert (bench.saved, bench.visible, bench.session.pending) == ({A0: 4, B0: 5}, [b"before"], False)
+
+
+def test_at_most_once_positions_that_were_reached_are_not_put_back_behind_those_saved_since() -> None:
+    bench = Bench(AMO)
+    bench.session.reached({A0: 3, B0: 9})
+    bench.session.prepare(Intake([(Read("a", 3), Read("b", 9))]))
+    bench.session.commit()
+    assert (bench.saved, bench.did()) == ({A0: 4, B0: 10}, ["commit"])
+
+
+def test_commit_that_waits_is_said_and_waited_for_and_never_gives_up(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(ALO, session_timeout=1e6)
+    bench.write()
+    stall(bench, ABORTS_MAX + 5)
+    for _ in range(ABORTS_MAX + 5):
+        assert not bench.session.recover(bench.failed_commit())
+    assert [r.levelname for r in caplog.records] == ["WARNING"] * (ABORTS_MAX + 5 - ABORTS_WARNED + 1)
+    assert caplog.messages[0] == "p: the broker makes no progress; asking again"
+    assert (bench.slept[:3], bench.slept[-1]) == ([0.05, 0.1, 0.2], WAIT_MAX)
+    bench.session.commit()
+    assert (bench.visible, bench.saved) == ([b"1"], {A0: 1})
+
+
+def test_commit_that_waits_and_then_fails_otherwise_goes_back() -> None:
+    bench = Bench(ALO)
+    bench.write(b"1", 1)
+    stall(bench)
+    bench.session.recover(bench.failed_commit())
+    bench.log.inject("commit", error=Abortable("no member any more"), applied=False)
+    error = bench.failed_commit()
+    assert (type(error), bench.session.recover(error)) == (Abortable, True)
+    assert (bench.session.state, bench.session.busy, bench.saved) == (State.READY, False, {})
+
+
+@pytest.mark.parametrize("error", [Retriable, Abortable])
+def test_failure_with_nothing_open_keeps_a_producer_without_transactions(error: type[LogError]) -> None:
+    bench = Bench(ALO)
+    producer = bench.session._producer
+    assert bench.session.recover(error("reading the committed positions"))
+    assert (bench.session.state, bench.session._producer) == (State.READY, producer)
+
+
+def test_outputs_that_are_delivered_apart_are_never_under_way_together() -> None:
+    bench = Bench(AMO, linger=9.0)
+    apart = deque([*plan(b"1").outputs, *plan(b"2").outputs])
+    seen = []
+    while apart:
+        bench.session.deliver(apart)
+        seen.append((len(apart), bench.visible))
+    bench.session.commit()
+    assert [*seen, bench.visible] == [(1, []), (0, [b"1"]), [b"1", b"2"]]
+
+
+@pytest.mark.parametrize("fails", ["flush", "write"])
+def test_output_that_is_delivered_apart_stays_until_its_producer_has_taken_it(fails: str) -> None:
+    bench = Bench(AMO, linger=9.0)
+    apart = deque([*plan(b"1").outputs, *plan(b"2").outputs])
+    stall(bench, 1) if fails == "flush" else refuse_writes(bench, 1)
+    with pytest.raises(Retriable):
+        bench.session.deliver(apart)
+    assert (len(apart), bench.session.pending) == (2, True)
+    while apart:
+        bench.session.deliver(apart)
+    bench.session.commit()
+    assert bench.visible == [b"1", b"2"]
+
+
+def test_output_that_failed_before_others_are_delivered_apart_is_lost_and_said_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(AMO, linger=9.0)
+    apart = deque(plan(b"1").outputs)
+    stall(bench, 1, Abortable("writing to x: refused"))
+    bench.session.deliver(apart)
+    bench.session.commit()
+    assert bench.visible == [b"1"]
+    assert "p: at most once: an output is lost: writing to x: refused" in caplog.text
+
+
+# Without transactions: partitions that are taken away.
+
+
+def test_exactly_once_settle_commits_nothing_and_dooms_what_is_open() -> None:
+    bench = Bench()
+    bench.write()
+    bench.session.settle()
+    assert (bench.did(), bench.session.state, bench.session.busy) == (["produce"], State.ABORTABLE, True)
+
+
+@pytest.mark.parametrize("guarantee", [ALO, AMO])
+def test_settle_commits_what_is_open_where_that_takes_no_transaction(guarantee: Guarantee) -> None:
+    bench = Bench(guarantee, linger=9.0)
+    bench.session.prepare(Intake([Read("a", 0)]))
+    bench.write(b"1", 1)
+    bench.session.settle()
+    assert (bench.visible, bench.saved, bench.session.busy) == ([b"1"], {A0: 1}, False)
+
+
+def test_at_least_once_settle_that_fails_lets_go_of_positions_and_outputs(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(ALO)
+    bench.write(b"1", 1)
+    unanswered(bench)
+    bench.session.settle()
+    assert "p: partitions are taken away before a commit: no answer" in caplog.text
+    assert (bench.session.state, bench.session.steps) == (State.ABORTABLE, 0)
+    with pytest.raises(Abortable, match="partitions were taken away in mid-transaction") as caught:
+        bench.session.check()
+    bench.fail(caught.value)
+    bench.session.commit()
+    assert (bench.saved, bench.session.pending) == ({}, False)
+
+
+def test_at_most_once_outputs_that_could_not_be_flushed_are_delivered_after_the_revocation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Their positions are saved: nobody else would write them."""
+    bench = Bench(AMO, linger=9.0)
+    bench.session.prepare(Intake([Read("a", 0)]))
+    bench.session.reached({B0: 9})
+    bench.write(b"1", 1)
+    stall(bench)
+    bench.session.settle()
+    assert "p: partitions are taken away before a commit: the broker makes no progress" in caplog.text
+    assert (bench.session.state, bench.session.pending, bench.visible) == (State.OPEN, True, [])
+    bench.session.check()
+    bench.session.commit()
+    assert (bench.visible, bench.saved, bench.session.busy) == ([b"1"], {A0: 1}, False)
+
+
+def test_at_most_once_lost_partitions_leave_the_outputs_to_be_delivered() -> None:
+    bench = Bench(AMO, linger=9.0)
+    bench.session.prepare(Intake([Read("a", 0)]))
+    bench.write(b"1", 1)
+    bench.session.revoke()
+    bench.session.check()
+    bench.session.commit()
+    assert (bench.visible, bench.saved) == ([b"1"], {A0: 1})
+
+
+@pytest.mark.parametrize("error", [Retriable, Abortable])
+def test_at_most_once_outputs_survive_the_way_back(error: type[LogError]) -> None:
+    bench = Bench(AMO, linger=9.0)
+    bench.session.prepare(Intake([Read("a", 0)]))
+    bench.write(b"1", 1)
+    assert bench.session.recover(error("reading"))
+    assert bench.session.state is State.READY
+    bench.write(b"2", 2)
+    bench.session.commit()
+    assert (bench.visible, bench.counters.as_dict()["aborts"]) == ([b"1", b"2"], 1)
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknown, Fenced, Fatal])
+@pytest.mark.parametrize("open_", [True, False])
+def test_at_most_once_producer_of_no_further_use_is_replaced_and_what_it_had_is_said(
+    open_: bool, error: type[LogError], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(AMO, linger=9.0)
+    before = bench.session._producer
+    if open_:
+        bench.write(b"1", 1)
+    assert bench.session.recover(error("of no use"))
+    assert ("p: at most once: outputs may be lost: of no use" in caplog.text) is open_
+    assert (bench.session.state, bench.session.busy) == (State.READY, False)
+    assert bench.session._producer is not before
+    bench.write(b"2", 2)
+    bench.session.commit()
+    assert bench.visible == [b"2"]
+
+
+# Attempts in vain.
+
+
+def test_transactions_given_up_in_a_row_wait_ever_longer_and_end_the_session() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(ABORTS_MAX - 1):
+        bench.write()
+        bench.fail(Abortable("refused"))
+    doubled = [min(0.05 * 2**number, WAIT_MAX) for number in range(ABORTS_MAX - ABORTS_WARNED)]
+    assert bench.slept == [round(seconds, 3) for seconds in doubled]
+    bench.write()
+    with pytest.raises(Fatal) as caught:
+        bench.session.recover(Abortable("refused"))
+    assert str(caught.value) == "g.p.0: 40 attempts in a row failed, at last by: refused"
+    assert bench.session.state is State.FATAL
+
+
+def test_transactions_given_up_are_counted_from_the_last_commit() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(3):
+        for _ in range(ABORTS_MAX - 1):
+            bench.write()
+            bench.fail(Abortable("refused"))
+        bench.write()
+        bench.session.commit()
+        bench.slept.clear()
+
+
+def test_broker_that_is_away_is_waited_for_without_end() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(ABORTS_MAX + 5):
+        bench.write()
+        bench.fail(Retriable("no broker answers"))
+    bench.write()
+    bench.session.commit()
+    assert bench.visible == [b"1"]
+
+
+def test_search_for_a_refused_output_is_no_attempt_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench(session_timeout=1e6)
+    for _ in range(ABORTS_MAX + 5):
+        bench.write()
+        bench.fail(Refused(RecordRefused("topic 'x' refuses a record")))
+    assert (bench.slept, bench.counters.as_dict()["aborts"]) == ([], ABORTS_MAX + 5)
+    assert {(r.levelname, r.getMessage()) for r in caplog.records} == {
+        ("INFO", "p: topic 'x' refuses a record; looking for the record")
+    }
+
+
+def test_transaction_that_took_too_long_is_told_from_other_failures_until_the_next_one() -> None:
+    bench, seen = Bench(), list[bool]()
+    for seconds in (11.0, 0.0, 11.0):
+        bench.write()
+        bench.clock.advance(seconds)
+        bench.fail(bench.failed_commit() if seconds else Abortable("no"))
+        seen.append(bench.session.timed_out)
+    bench.write()
+    replace(bench, seat=False)  # fenced at once
+    bench.fail(bench.failed_commit())
+    assert [*seen, bench.session.timed_out] == [True, False, True, False]
+
+
+# Where a group begins.
+
+BEGUN: list[Output] = [("x", b"a begun partition", b"key", 0, None, None, 0, None)]
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+@pytest.mark.parametrize("starts", [{A0: 7}, {}], ids=["with positions", "of positions there are"])
+def test_begin_commits_positions_and_records_before_anything_is_read(guarantee: Guarantee, starts: Positions) -> None:
+    bench = Bench(guarantee, linger=9.0)
+    bench.session.begin(starts, [*BEGUN])
+    positions, commit = (["send_offsets"], ["commit_transaction"]) if guarantee is EO else (["commit"], [])
+    assert bench.did() == [*(positions if starts else []), "produce", *commit]
+    assert (bench.visible, bench.saved) == ([b"a begun partition"], starts)
+    assert (bench.session.state, bench.session.busy) == (State.READY, False)
+
+
+@pytest.mark.parametrize("request_name", ["send_offsets", "produce", "commit_transaction"])
+def test_exactly_once_begin_that_fails_has_a_way_back_and_leaves_nothing(request_name: str) -> None:
+    bench = Bench()
+    bench.log.inject(request_name, error=Abortable("why"), applied=False)
+    with pytest.raises(Abortable) as caught:
+        bench.session.begin({A0: 7}, [*BEGUN])
+    bench.fail(caught.value)
+    assert (bench.visible, bench.saved) == ([], {})
+
+
 # The choices of alts.
 
 
@@ -989,6 +1329,43 @@ def test_end_with_a_failing_abort_lets_go_all_the_same() -> None:
     bench.write()
     bench.log.inject("abort_transaction", error=OutcomeUnknown("no answer"), applied=False)
     assert end(bench) == ["abort_transaction"]
+
+
+def test_at_most_once_end_delivers_what_is_queued_once_the_broker_goes_on() -> None:
+    bench = Bench(AMO, linger=60.0)
+    bench.write(b"1", 1)
+    stall(bench, 3)
+    assert (end(bench), bench.visible, bench.slept) == (["produce"], [b"1"], [0.1] * 3)
+
+
+def test_at_most_once_end_writes_what_is_held_too() -> None:
+    """The producer's queue was full."""
+    bench = Bench(AMO, linger=60.0)
+    refuse_writes(bench, 1)
+    with pytest.raises(Retriable):
+        bench.write(b"1", 1)
+    assert (end(bench), bench.visible) == (["produce"], [b"1"])
+
+
+@pytest.mark.parametrize(
+    ("error", "slept"),
+    [(Retriable("the broker is away"), END_SECONDS), (Abortable("refused"), 0.0), (Fatal("of no use"), 0.0)],
+)
+def test_at_most_once_end_gives_up_within_its_bound_and_says_what_is_lost(
+    error: LogError, slept: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(AMO, linger=1e6)
+    bench.write(b"1", 1)
+    stall(bench, 1_000, error)
+    assert (end(bench), bench.visible) == ([], [])
+    assert sum(bench.slept) == pytest.approx(slept, abs=0.2)
+    assert f"p: at most once: outputs are lost: {error}" in caplog.text
+
+
+def test_at_most_once_end_with_nothing_open_asks_nobody() -> None:
+    bench = Bench(AMO)
+    stall(bench)
+    assert (end(bench), bench.slept) == ([], [])
 
 
 def test_end_before_the_start_does_nothing() -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import admin as ck_admin
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
 from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
 from kstreams_py.ports.kafka.errors import (
     STALE,
@@ -26,6 +26,7 @@ from kstreams_py.ports.kafka.errors import (
     E,
     log_error,
     made,
+    naming,
     warn_if_untested,
 )
 from kstreams_py.ports.kafka.groups import GroupAdmin, connection
@@ -43,6 +44,11 @@ COORDINATOR_SECONDS: Final = 300.0
 
 ENDS_SECONDS: Final = 5.0
 """How long the ends of partitions are asked for, three times: no request to a leader that is down goes to the next."""
+
+UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
+
+ASSIGNMENT_SECONDS: Final = 3.0
+"""How long a start waits for its group's assignments: a cluster without any group first creates a topic for them."""
 
 LEAVE_SECONDS: Final = 4.0
 """How long a worker that stops tries to leave its group; its supervisor waits 5 s longer than drain_timeout_ms."""
@@ -107,15 +113,33 @@ class KafkaLog:
             },
             self._limit,
             self._holder,
+            self._forget_old_assignment,
         )
+
+    def _forget_old_assignment(self, group: str, seat: str, topics: Collection[str]) -> None:
+        """Removes the static member that a new one would replace, if the group's assignments are not of these topics.
+
+        A static member that comes back is given its old assignment, without a rebalance (KIP-345), and librdkafka as
+        the group's leader does not compare: partitions that were added meanwhile would belong to nobody.
+        """
+        asked = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
+        described = self._result(asked, ASSIGNMENT_SECONDS, group=group)
+        members = described.members
+        mine = next((m.member_id for m in members if m.group_instance_id == seat), None)
+        if mine is None or described.state is not ck.ConsumerGroupState.STABLE:
+            return  # a rebalance deals all partitions
+        assigned = {(p.topic, p.partition) for m in members if m.assignment for p in m.assignment.topic_partitions}
+        if assigned != {(t.name, p) for t in self.topics(topics).values() for p in range(t.partitions)}:
+            logger.info("%s: the inputs have changed: its old membership is given up", seat)
+            GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS)).remove(group, {seat: mine})
 
     def _holder(self, group: str, seat: str) -> Holder | None:
         """The member that holds a static membership of a group."""
         # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
         described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
-        members = self._result(described).members
+        members = self._result(described, group=group).members
         return next(
-            (Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None
+            (Holder(m.member_id, m.client_id, m.host.lstrip("/")) for m in members if m.group_instance_id == seat), None
         )
 
     def leave(self, consumer: Consumer) -> bool:
@@ -205,7 +229,7 @@ class KafkaLog:
                 results[name] = future.result()
             except ck.KafkaException as error:
                 if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
-                    raise self._unavailable(error.args[0]) from None
+                    raise self._unavailable(error.args[0], topics=[name]) from None
         return results
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
@@ -220,8 +244,9 @@ class KafkaLog:
                 future.result()
             except ck.KafkaException as error:
                 code = error.args[0].code()
-                if code in UNREACHABLE or code in UNAUTHENTICATED:
-                    raise self._unavailable(error.args[0]) from None
+                failure = self._unavailable(error.args[0], topics=[name])
+                if code in UNREACHABLE or code in UNAUTHENTICATED or isinstance(failure, NotAuthorized):
+                    raise failure from None
                 if code != E.TOPIC_ALREADY_EXISTS:
                     raise TopicError(f"topic {name!r} cannot be created: {error.args[0].str()}") from None
         names, deadline = {topic.topic for topic in wanted}, time.monotonic() + self._limit
@@ -253,7 +278,7 @@ class KafkaLog:
             except ck.KafkaException as error:
                 failure = error.args[0]
             if time.monotonic() > deadline:
-                raise self._unavailable(failure)
+                raise self._unavailable(failure, topics=[tp.topic for tp in partitions])
             with suppress(ck.KafkaException):
                 for topic in {tp.topic for tp in partitions}:
                     self._reader.list_topics(topic, ENDS_SECONDS / 3)  # or it goes on asking the leaders that it knows
@@ -269,7 +294,7 @@ class KafkaLog:
     def newest(self, partition: TopicPartition) -> Message | None:
         try:
             with self._reading:  # the processors of a slot share the log, and each is a thread
-                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                low, stable = self._watermarks(partition)
                 window = 4  # a record and its marker are the usual tail
                 while True:
                     start = max(low, stable - window)
@@ -278,15 +303,31 @@ class KafkaLog:
                         return found[-1] if found else None
                     window *= 8
         except ck.KafkaException as error:
-            raise log_error(error.args[0], f"reading the newest record of {partition}") from None
+            doing = naming(f"reading the newest record of {partition}", error.args[0], topics=[partition.topic])
+            raise log_error(error.args[0], doing) from None
 
     def read(self, partition: TopicPartition) -> Sequence[Message]:
         try:
             with self._reading:
-                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                low, stable = self._watermarks(partition)
                 return self._between(partition, low, stable)
         except ck.KafkaException as error:
-            raise log_error(error.args[0], f"reading {partition}") from None
+            doing = naming(f"reading {partition}", error.args[0], topics=[partition.topic])
+            raise log_error(error.args[0], doing) from None
+
+    def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """The first and the last stable offset; the reader may not know a partition that was just added."""
+        deadline = time.monotonic() + self._limit
+        while True:
+            try:
+                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+            except ck.KafkaException as error:
+                if error.args[0].code() not in UNKNOWN or time.monotonic() > deadline:
+                    raise
+                self._reader.list_topics(partition.topic, self._limit)
+                time.sleep(0.05)
+            else:
+                return low, stable
 
     def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
         """The committed records between two offsets."""
@@ -303,6 +344,8 @@ class KafkaLog:
                         found.append(m)
                     elif error.code() == E._PARTITION_EOF:
                         return found
+                    elif isinstance(failure := log_error(error, f"reading topic {partition.topic!r}"), NotAuthorized):
+                        raise failure  # no time-out, after which it would be asked again for ever
                 if found and found[-1].offset() + 1 >= stable:
                     return found
         finally:
@@ -313,7 +356,7 @@ class KafkaLog:
         for future in self._admin.create_partitions(
             [ck_admin.NewPartitions(topic, partitions)], request_timeout=self._limit
         ).values():
-            self._result(future)
+            self._result(future, topics=[topic])
         logger.info("topic %r has %d partitions now", topic, partitions)
 
     def offsets_retention_minutes(self) -> int | None:
@@ -329,17 +372,19 @@ class KafkaLog:
     def truncate(self, partition: TopicPartition, before: int) -> None:
         deleted = self._admin.delete_records([ck.TopicPartition(*partition, before)], request_timeout=self._limit)
         for future in deleted.values():
-            self._result(future)
+            self._result(future, topics=[partition.topic])
 
-    def _result(self, future: Any) -> Any:
+    def _result(self, future: Any, limit: float | None = None, *, topics: Collection[str] = (), group: str = "") -> Any:
         try:
-            return future.result(self._limit + 1)  # the request's own limit comes first, and says why
+            return future.result(limit or self._limit + 1)  # the request's own limit comes first, and says why
         except ck.KafkaException as error:
-            raise self._unavailable(error.args[0]) from None
+            raise self._unavailable(error.args[0], topics=topics, group=group) from None
         except TimeoutError:
-            raise Retriable(f"no answer from {self._settings.bootstrap_servers} within {self._limit:g} s") from None
+            raise Retriable(
+                f"no answer from {self._settings.bootstrap_servers} within {limit or self._limit:g} s"
+            ) from None
 
-    def _unavailable(self, error: ck.KafkaError) -> Exception:
+    def _unavailable(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """A failed admin call, as the message a person needs."""
         if error.code() in STALE:
             self._admin_client = None  # it asks by the leaders that it knows, and does not learn of new ones from this
@@ -358,4 +403,4 @@ class KafkaLog:
                 "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
                 "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*"
             )
-        return log_error(error, f"asking the broker at {address}")
+        return log_error(error, naming(f"asking the broker at {address}", error, topics=topics, group=group))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -68,8 +68,9 @@ _PASSING: Final = {
 STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
 UNAUTHENTICATED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
 
-_RIGHTS: Final = {
-    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+RIGHTS: Final = {
+    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, DESCRIBE and "
+    "DESCRIBE_CONFIGS, and CREATE, ALTER and DELETE if its name begins with __ks",
     E.GROUP_AUTHORIZATION_FAILED: "READ and DESCRIBE on the consumer group",
     E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
     E.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
@@ -77,6 +78,15 @@ _RIGHTS: Final = {
 
 TESTED_CLIENTS: Final = frozenset({"2.16.0"})
 """Versions of librdkafka whose log `ClientLog` is known to read rightly (tests/mock/test_client_log.py)."""
+
+JOIN_REFUSED: Final = {
+    E.INCONSISTENT_GROUP_PROTOCOL: "another program is a member of this group: give the graph another name, or end it",
+    E.INVALID_GROUP_ID: "correct the names of the graph and the processor",
+    E.INVALID_SESSION_TIMEOUT: "keep session_timeout_ms between the broker's group.min.session.timeout.ms and "
+    "group.max.session.timeout.ms",
+    E.GROUP_MAX_SIZE_REACHED: "run fewer slots, or raise the broker's group.max.size",
+}
+"""Why a group takes no member, and the remedy; the client reports it as a mere event, and tries for ever."""
 
 SEAT_LOST: Final = "fenced by other consumer"
 """The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
@@ -93,10 +103,22 @@ REFUSED: Final = TOO_LARGE | {
 """What no further attempt at the same batch cures; the last one is for the records beside the refused one."""
 
 
+def naming(
+    doing: str, error: ck.KafkaError, *, topics: Iterable[str] = (), group: str = "", transactional_id: str = ""
+) -> str:
+    """What was done, with the object of a right that is missing: the client's error does not name it."""
+    objects = {
+        E.TOPIC_AUTHORIZATION_FAILED: " or ".join(f"topic {topic!r}" for topic in sorted(set(topics))),
+        E.GROUP_AUTHORIZATION_FAILED: f"group {group!r}" if group else "",
+        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"transactional id {transactional_id!r}" if transactional_id else "",
+    }
+    return f"{doing} ({found})" if (found := objects.get(error.code())) else doing
+
+
 def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
     """Names the right that is missing."""
     return NotAuthorized(
-        f"{doing}: the broker refuses it ({error.name()}): grant this user {_RIGHTS[error.code()]} (kafka-acls --add)"
+        f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add)"
     )
 
 
@@ -116,7 +138,7 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
 def log_error(error: ck.KafkaError, doing: str, topic: str = "") -> KStreamsError:
     """What a failed call's caller must do next: a LogError, or NotAuthorized. `topic` is what was written to."""
     text = f"{doing}: {error.str()} ({error.name()})"
-    if error.code() in _RIGHTS:
+    if error.code() in RIGHTS:
         return not_authorized(error, doing)
     if error.code() in REFUSED:
         return Refused(record_refused(error, topic))
