@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -85,8 +86,9 @@ class Bench:
         if self._size.memory and self._wanted(plan.MEMORY_ENTRY):
             self._measure(1, plan.MEMORY_ENTRY, self._memory)
         if self._size.chaos_seconds:
-            for entry in filter(self._wanted, plan.CHAOS_ENTRIES):
-                self._measure(1, entry, self._chaos)
+            for number in range(1, self._size.rounds + 1):
+                for entry in filter(self._wanted, plan.CHAOS_ENTRIES):
+                    self._measure(number, entry, partial(self._chaos, seed=SEED + number - 1))
 
     def _warm_up(self) -> None:
         """A run that does not count: a broker is slow until its code is compiled."""
@@ -123,9 +125,9 @@ class Bench:
         early, late = memory(self._cluster, entry, *self._size.memory)
         return {"early MB": early, "late MB": late, "growth MB": late - early}
 
-    def _chaos(self, entry: Entry) -> dict[str, float]:
+    def _chaos(self, entry: Entry, seed: int) -> dict[str, float]:
         assert self._size.chaos_seconds is not None
-        return chaos(self._cluster, entry, self._size.chaos_seconds, SEED, self._tell)
+        return chaos(self._cluster, entry, self._size.chaos_seconds, seed, self._tell)
 
 
 def main(

@@ -23,6 +23,14 @@ FAMILIES: Final = (OURS, "by hand", "Kafka Streams", "quixstreams")
 COLOURS: Final = ("#2f6f9f", "#9a9a9a", "#c98a2b", "#8f5fa8")
 
 
+MISTAKES: Final = ("lost", "duplicated", "out of order")
+"""Measures of which one round that is wrong counts."""
+
+
+def _of_rounds(measure: str, found: Sequence[float]) -> float:
+    return max(found) if measure in MISTAKES else median(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What figure `measure` of row `row` must be: a bound on itself, or on its ratio to the same of row `of`."""
@@ -83,9 +91,9 @@ class Results:
         return sorted(found, key=lambda row: workloads.index(workload_of(row)))
 
     def median(self, row: str, measure: str) -> float | None:
-        """The median over the rounds, None if there were none."""
+        """The median over the rounds, the worst for mistakes; None if there were none."""
         found = self.figures.get(row, {}).get(measure)
-        return median(found) if found else None
+        return _of_rounds(measure, found) if found else None
 
     def ratio(self, row: str, measure: str, of: str) -> float | None:
         """The ratio of two rows' medians, None if one was not measured or is 0."""
@@ -104,7 +112,9 @@ def as_json(results: Results, targets: Sequence[Target]) -> dict[str, Any]:
     return {
         "about": results.about,
         "rows": {
-            row: {name: {"median": median(found), "rounds": found} for name, found in sorted(measures.items())}
+            row: {
+                name: {"median": _of_rounds(name, found), "rounds": found} for name, found in sorted(measures.items())
+            }
             for row, measures in results.figures.items()
         },
         "targets": [
@@ -177,7 +187,9 @@ def _others(results: Results, workload: str) -> Table:
     for name in names:
         table.add_column(name, justify="right")
     for row, measures in rows.items():
-        table.add_row(row.partition(": ")[2], *[_short(median(measures[n])) if n in measures else "" for n in names])
+        table.add_row(
+            row.partition(": ")[2], *[_short(_of_rounds(n, measures[n])) if n in measures else "" for n in names]
+        )
     return table
 
 

@@ -1,4 +1,4 @@
-"""The command `kstreams`: run, topics, graph, broker, demo, spark-options, jars."""
+"""The command `kstreams`: run, topics, slots, graph, broker, demo, spark-options, jars."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from kstreams_py.engine import supervisor
 from kstreams_py.engine.target import load
 from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.errors import KStreamsError, MissingSoftware, SettingsError
+from kstreams_py.groups import GroupInfo, describe_slots, members_of, slot_of
 from kstreams_py.ports import broker as embedded
 from kstreams_py.ports import jars
 from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.kafka.groups import GroupAdmin
+from kstreams_py.topology import Graph
 
 app = typer.Typer(
     help="Exactly-once stream processing on Kafka in plain Python functions.",
@@ -31,11 +34,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 topics_app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
+slots_app = typer.Typer(
+    help="The slots of a graph: which workers hold them, and how to let go of one from outside.", no_args_is_help=True
+)
 broker_app = typer.Typer(
     help="A real Kafka on this machine, on loopback, for trying out and for tests.", no_args_is_help=True
 )
 demo_app = typer.Typer(help="Demonstrations on real data.", no_args_is_help=True)
 app.add_typer(topics_app, name="topics")
+app.add_typer(slots_app, name="slots")
 app.add_typer(broker_app, name="broker")
 app.add_typer(demo_app, name="demo")
 
@@ -79,6 +86,8 @@ def _log_to_stderr() -> None:
         logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
     else:
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if level != "DEBUG":
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # its errors are raised, each as one message
 
 
 def slots_of(text: str) -> list[int]:
@@ -106,9 +115,16 @@ def run(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
     create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,
+    leave: Annotated[
+        bool,
+        typer.Option(
+            "--leave",
+            help="on stopping, leave the groups for good: partitions move at once instead of waiting for a restart",
+        ),
+    ] = False,
 ) -> None:
     """Run a graph until Ctrl-C; a second Ctrl-C ends at once."""
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None)
     if slot is not None:
         supervisor.run_slot(load(target), slot, settings, create=create_topics)
     else:
@@ -145,6 +161,41 @@ def topics_check(target: Target, bootstrap_servers: Bootstrap = None, config: Co
             f"{name}: {info.partitions} partitions, replication {info.replication}" for name, info in found.items()
         )
     )
+
+
+def _groups(graph: Graph, admin: GroupAdmin) -> dict[str, GroupInfo]:
+    """The consumer groups of a graph's processors."""
+    graph.validate()
+    return admin.describe([f"{graph.name}.{processor.id}" for processor in graph.processors])
+
+
+@slots_app.command("list")
+def slots_list(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
+    """Print the group of each processor: its state, and for each slot the host, the partitions and the member."""
+    admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
+    print(describe_slots(_groups(load(target), admin)))
+
+
+@slots_app.command("release")
+def slots_release(
+    target: Target,
+    slots: Annotated[list[int], typer.Argument(help="numbers of slots whose workers have ended for good", min=0)],
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Remove the static members of these slots from every group of the graph, so that their partitions move at once.
+
+    For slots that no worker will take again. A slot whose worker still runs is not ended by this: the worker joins its
+    groups again, or ends if it was in the middle of a commit.
+    """
+    graph = load(target)
+    admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
+    for group, members in members_of(graph.name, _groups(graph, admin), slots).items():
+        removed = admin.remove(group, {member.instance: "" for member in members})
+        for member in members:
+            done = "released" if removed[member.instance] else "had left already:"
+            held = ", ".join(map(str, member.partitions)) or "no partition"
+            print(f"{group}: {done} slot {slot_of(group, member.instance)} on {member.host} ({held})")
 
 
 class PictureFormat(StrEnum):

@@ -121,6 +121,9 @@ class SecretUrl(str):
 
 Milliseconds = Annotated[int, Field(gt=0)]
 
+STUCK_TIMEOUT_MIN_MS: Final = 1_000
+"""How often a worker looks whether its loops turn."""
+
 
 class Settings(BaseSettings):
     """Everything that is set from outside. Times are in milliseconds."""
@@ -142,6 +145,8 @@ class Settings(BaseSettings):
     session_timeout_ms: Milliseconds = 15_000
     request_timeout_ms: Milliseconds = 15_000
     drain_timeout_ms: Milliseconds = 10_000
+    stuck_timeout_ms: Milliseconds | None = None
+    leave_on_stop: bool = False
     kafka: Annotated[ClientSettings, BeforeValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
         ClientSettings({})
     )
@@ -158,6 +163,13 @@ class Settings(BaseSettings):
                 f"transaction_timeout_ms ({self.transaction_timeout_ms}) must not exceed session_timeout_ms "
                 f"({self.session_timeout_ms}), or a dead worker's transaction outlives its seat"
             )
+        if self.stuck_timeout_ms is not None:
+            least = max(STUCK_TIMEOUT_MIN_MS, self.commit_interval_ms)
+            if self.stuck_timeout_ms < least:
+                raise ValueError(
+                    f"stuck_timeout_ms ({self.stuck_timeout_ms}) must be at least {STUCK_TIMEOUT_MIN_MS} and "
+                    f"commit_interval_ms ({self.commit_interval_ms}), or workers that do their work count as stuck"
+                )
         return self
 
     def as_environment(self) -> dict[str, str]:

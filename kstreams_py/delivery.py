@@ -29,7 +29,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from importlib.resources import files
 from io import BytesIO
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
@@ -104,36 +104,82 @@ def _canonical(*parts: str | int) -> bytes:
 # The choices of alts: which input each coming step reads, journaled before the functions run.
 
 
+class Start(NamedTuple):
+    """An input as it was when choices were made: its topic id ("" where the broker has none), its committed offset."""
+
+    topic: str
+    topic_id: str
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What an alts task reads next: runs of (topic, offset of the run's last record), in order."""
+    """What an alts task reads next: runs of (topic, offset of the run's last record), in order.
+
+    `starts` has an entry for each topic in the runs; none where an older version wrote the choices.
+    """
 
     runs: tuple[tuple[str, int], ...] = ()
+    starts: tuple[Start, ...] = ()
 
     def after(self, committed: Mapping[str, int]) -> Choices:
         """What is left of the choices once the positions in `committed` (topic to next offset) were delivered."""
-        return Choices(tuple(run for run in self.runs if run[1] >= committed.get(run[0], 0)))
+        runs = tuple(run for run in self.runs if run[1] >= committed.get(run[0], 0))
+        named = {topic for topic, _ in runs}
+        return Choices(runs, tuple(start for start in self.starts if start.topic in named))
+
+    def still_valid(self, committed: Mapping[str, int], topic_ids: Mapping[str, str]) -> tuple[Choices, list[str]]:
+        """What is left of the choices, and the reasons for what was dropped though it was not delivered.
+
+        `topic_ids` has the id of each input of today, `committed` the next offset. Runs are dropped whose topic is no
+        input any more, or another topic of the same name; all are once a position was set back. The records that such
+        runs name may never come, and the other inputs would wait for them.
+        """
+        left = self.after(committed)
+        missing = {topic: f"{topic!r} is no input any more" for topic, _ in left.runs if topic not in topic_ids}
+        set_back = []
+        for topic, topic_id, offset in left.starts:
+            if topic_id and topic_ids.get(topic, "") not in ("", topic_id):
+                missing[topic] = f"{topic!r} was deleted and created again"
+            elif committed.get(topic, offset) < offset:
+                set_back.append(f"the position of {topic!r} was set back from {offset} to {committed[topic]}")
+        if set_back:
+            return Choices(), set_back
+        runs = tuple(run for run in left.runs if run[0] not in missing)
+        return Choices(runs, tuple(start for start in left.starts if start.topic not in missing)), [*missing.values()]
 
     def encode(self) -> bytes:
         """A version byte, then Avro by schemas/alts_choices.avsc."""
         buffer = BytesIO(_CHOICES_VERSION)
         buffer.seek(0, 2)
-        schemaless_writer(buffer, _CHOICES_SCHEMA, {"runs": [{"topic": t, "through": o} for t, o in self.runs]})
+        record = {
+            "runs": [{"topic": topic, "through": through} for topic, through in self.runs],
+            "inputs": [{"topic": t, "topic_id": topic_id, "start": offset} for t, topic_id, offset in self.starts],
+        }
+        schemaless_writer(buffer, _CHOICES_SCHEMA, record)
         return buffer.getvalue()
 
     @classmethod
     def decode(cls, data: bytes) -> Choices:
-        """The inverse of `encode`; ValueError for bytes that are not a journal record of this version."""
-        if data[:1] != _CHOICES_VERSION:
-            raise ValueError(f"a journal record starts with {data[:1]!r}, not with version {_CHOICES_VERSION!r}")
-        found: Any = schemaless_reader(BytesIO(data[1:]), _CHOICES_SCHEMA, None)
-        return cls(tuple((run["topic"], run["through"]) for run in found["runs"]))
+        """The inverse of `encode`, and of that of version 1; ValueError for bytes that are neither's."""
+        if (written := _CHOICES_SCHEMAS.get(data[:1])) is None:
+            raise ValueError(
+                f"a journal record starts with {data[:1]!r}, not with a version up to {_CHOICES_VERSION!r}"
+            )
+        found: Any = schemaless_reader(BytesIO(data[1:]), written, _CHOICES_SCHEMA)
+        return cls(
+            tuple((run["topic"], run["through"]) for run in found["runs"]),
+            tuple(Start(each["topic"], each["topic_id"], each["start"]) for each in found["inputs"]),
+        )
 
 
-_CHOICES_VERSION: Final = b"\x01"
-_CHOICES_SCHEMA: Final = parse_schema(
-    json.loads((files("kstreams_py") / "schemas" / "alts_choices.avsc").read_text(encoding="utf-8"))
-)
+_CHOICES_VERSION: Final = b"\x02"
+_CHOICES: Final = json.loads((files("kstreams_py") / "schemas" / "alts_choices.avsc").read_text(encoding="utf-8"))
+_CHOICES_SCHEMA: Final = parse_schema(_CHOICES)
+_CHOICES_SCHEMAS: Final = {
+    b"\x01": parse_schema({**_CHOICES, "fields": _CHOICES["fields"][:1]}),  # runs alone
+    _CHOICES_VERSION: _CHOICES_SCHEMA,
+}
 
 
 # The log, as the engine needs it. Implementations: ports/kafka/ on a real cluster, testing/ in memory. Every call
@@ -194,7 +240,7 @@ class Consumer(Protocol):
         """Stops fetching these, and resumes all others."""
 
     def close(self) -> None:
-        """Stops without leaving: the seat stays this slot's until the session times out."""
+        """Stops without leaving: the seat stays this slot's until the session times out, or until `Log.leave`."""
 
 
 class Producer(Protocol):
@@ -248,7 +294,8 @@ class TopicInfo:
 class Log(Protocol):
     """A cluster."""
 
-    def consumer(self, group: str, seat: str) -> Consumer: ...
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> Consumer:
+        """A member of a group; `commits` says that it commits positions itself, outside of transactions."""
 
     def producer(
         self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None
@@ -263,6 +310,12 @@ class Log(Protocol):
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
         """Creates (name, partitions, replication (-1: the broker's default), settings), and waits for them."""
+
+    def leave(self, consumer: Consumer) -> bool:
+        """Removes the static member of a consumer that was closed, so that its partitions move at once.
+
+        Returns whether it was removed: a membership that is not this consumer's (any more) is left alone.
+        """
 
     def grow(self, topic: str, partitions: int) -> None:
         """Gives a topic more partitions, so many in all."""

@@ -25,6 +25,7 @@
     │   ├── Fenced                   a newer epoch exists: ask the group who holds the seat
     │   └── Fatal                    this client is of no further use
     ├── DrainTimeout                 a loop did not end in time: what it had not committed is done again
+    ├── WorkerStuck              a loop has not turned for stuck_timeout_ms: start it again
     ├── HistoryError             a test's history cannot be judged: it says too little, or contradicts itself
     ├── WorkersFailed                a worker could not be kept running; ends with that worker's status
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
@@ -147,6 +148,10 @@ class Fatal(LogError):
 
 class DrainTimeout(KStreamsError):
     """Some loop did not end in time; what it had not committed will be done again."""
+
+
+class WorkerStuck(KStreamsError):
+    """A loop has not turned for stuck_timeout_ms; what it had not committed will be done again."""
 
 
 class HistoryError(KStreamsError):

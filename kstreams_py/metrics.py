@@ -52,6 +52,10 @@ class Report:
     slot: int
     counters: Mapping[str, int]
     lag: int | None
+    still_seconds: float = 0.0
+    """Since its loop last turned, or went on to another step."""
+    place: str = ""
+    """Where it is if it stands still: a function, its file and line."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a line of JSON."""

@@ -8,13 +8,14 @@ carries out. Nothing here reads a clock, waits or writes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
+from kstreams_py.buffers import Buffers
 from kstreams_py.dead_letter import Failure, Inputs, dead_letter
-from kstreams_py.delivery import PROMISES, Choices, Output, hash_prefix, joined_hash, pack_offset
+from kstreams_py.delivery import PROMISES, Choices, Output, Start, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
 from kstreams_py.record import HASH_HEADER, KEEP, Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Avro, Bytes, Json, Registry, Serde, String, bind
@@ -23,8 +24,9 @@ from kstreams_py.topology import Processor, Topic
 OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
 
-BUFFER_LIMIT: Final = 10_000
-"""Records of one partition that may wait for another input's before their partition is paused."""
+OUTPUTS_MAX: Final = 10_000
+OUTPUT_BYTES: Final = 16 << 20
+"""Outputs of a generator, or bytes of their values, that are written before the next step of an intake is run."""
 
 
 Place = tuple[tuple[str, int, int], ...]
@@ -35,15 +37,17 @@ Place = tuple[tuple[str, int, int], ...]
 class Intake:
     """Records about to be processed: one step each, or one step per tuple of a join.
 
-    `choices` has, for each alts task, what it reads from here on; to be saved before the functions run.
+    `choices` has, for each alts task, what it reads from here on; to be saved before the functions run. One that is
+    `prepared` is the rest of another: what is to be saved for it was saved with that.
     """
 
     steps: Sequence[Message] | Sequence[Inputs]
     choices: dict[int, Choices] = field(default_factory=dict)
+    prepared: bool = False
 
     def starts(self) -> Positions:
-        """Where the inputs stand before this intake."""
-        first: dict[tuple[str, int], int] = {}
+        """Where the inputs stand before this intake; with choices, all inputs that these are for."""
+        first = {(s.topic, partition): s.offset for partition, chosen in self.choices.items() for s in chosen.starts}
         for m in self._messages():
             first.setdefault((m.topic(), m.partition()), m.offset())
         return {TopicPartition(*tp): offset for tp, offset in first.items()}
@@ -114,8 +118,12 @@ class Tasks:
         self._owned = PROMISES[processor.guarantee].saves_first and not processor.hash_header
         """A refused output is traced to its step by the delivery hash, or, without that, by keeping owners."""
         self._ready: list[Any] = []
-        self._buffers: dict[int, dict[str, deque[Message]]] = {}
-        self._scripts: dict[int, deque[tuple[str, int]]] = {}
+        self.rest: Intake | None = None
+        """What was not run of an intake because its outputs became many: `take` gives it next.
+
+        Its positions may be saved already: it must be run, or given back, before the worker stops.
+        """
+        self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes: dict[str, dict[int, bytes]] = {}
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.unhandled_exceptions)
         self._decode = {t.name: _decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
@@ -124,109 +132,82 @@ class Tasks:
         self._encode_key = {t.name: _encoder(t.key, registry, f"{t.name}-key") for t in processor.outputs}
         self._emit: Callable[[Message, Any, bytes], Output] | None = None
         """One output as `_output` would make it, for results that are plain values for the one topic there is."""
-        if len(self._to) == 1 and not processor.generator:
+        if len(self._to) == 1:
             self._emit = _emitter(self._to[0], *self._encode[self._to[0]], hashed=processor.hash_header)
         self._dead_letters = dead_letters
         self._dead_letter_bytes = dead_letter_bytes
         if dead_letters is not None:
             self._encode_dead = _encoder(dead_letters.value, registry, f"{dead_letters.name}-value")[0]
         self._run: Callable[[Any, Plan], None] = (
-            self._run_batch if processor.batch else self._run_joined if self._joins else self._run_records
+            self._run_batch
+            if processor.batch
+            else self._run_counted
+            if self._joins or processor.generator
+            else self._run_records
         )
 
     # What comes in.
 
-    def assign(self, positions: Positions, choices: Mapping[int, Choices]) -> None:
-        """Starts anew at these positions; alts tasks follow what is left of their choices first."""
+    def assign(self, positions: Positions, choices: Mapping[int, Choices]) -> list[str]:
+        """Starts anew at these positions; alts tasks follow what is left of their choices first.
+
+        Returns the reasons for choices that are not followed, each with its partition: a person should know.
+        """
         self.clear()
         self.positions = dict(positions)
         for topic, partition in positions:
             by_partition = self._prefixes.setdefault(topic, {})
             by_partition[partition] = hash_prefix(self.name, topic, self._topic_ids[topic], partition)
+        dropped, ids = [], {topic: self._topic_ids[topic] for topic in self._inputs if topic in self._topic_ids}
         for partition, chosen in choices.items():
             committed = {tp.topic: offset for tp, offset in positions.items() if tp.partition == partition}
-            runs = chosen.after(committed).runs
-            if runs:
-                self._scripts[partition] = deque(runs)
+            left, reasons = chosen.still_valid(committed, ids)
+            dropped += [f"partition {partition}: {reason}: choices saved for it are dropped" for reason in reasons]
+            if left.runs:
+                self._buffers.scripts[partition] = deque(left.runs)
+        return dropped
 
     def clear(self) -> None:
         """Forgets positions and records: the partitions are no longer ours."""
         self.positions = {}
         self._ready = []
-        self._buffers = {}
-        self._scripts = {}
+        self.rest = None
+        self._buffers = Buffers(self._inputs, joins=self._joins)
         self._prefixes = {}
 
     def add(self, messages: Sequence[Message]) -> None:
         """Takes records in, each partition's in order."""
-        if not self._joins and not self._scripts:
+        if not self._joins and not self._buffers.scripts:
             self._ready = [*self._ready, *messages] if self._ready else list(messages)
-            return
-        for m in messages:
-            partition = m.partition()
-            if self._joins or partition in self._scripts:
-                self._buffers.setdefault(partition, {t: deque() for t in self._inputs})[m.topic()].append(m)
-            else:
-                self._ready.append(m)
-        self._ready += self._zip() if self._joins else self._follow()
-
-    def _zip(self) -> Iterator[Inputs]:
-        """One record from each input, in step, as far as all of them have one."""
-        for by_topic in self._buffers.values():
-            queues = list(by_topic.values())
-            for _ in range(min(map(len, queues))):
-                yield tuple(queue.popleft() for queue in queues)
-
-    def _follow(self) -> Iterator[Message]:
-        """Records in the order of the saved choices; once those are used up, whatever had to wait for them."""
-        for partition, script in list(self._scripts.items()):
-            by_topic = self._buffers.get(partition, {})
-            while script:
-                topic, through = script[0]
-                queue = by_topic.get(topic)
-                if not queue:
-                    break
-                m = queue.popleft()
-                if m.offset() >= through:
-                    script.popleft()
-                if m.offset() <= through:
-                    yield m
-                else:
-                    queue.appendleft(m)
-            if not script:
-                del self._scripts[partition]
-                for queue in self._buffers.pop(partition, {}).values():
-                    yield from queue
+        else:
+            self._ready += self._buffers.add(messages)
 
     @property
     def ready(self) -> bool:
         """A step could be taken."""
-        return bool(self._ready)
+        return self.rest is not None or bool(self._ready)
 
     @property
     def waiting(self) -> frozenset[TopicPartition]:
-        """Partitions with so many records waiting for another input that they should be paused."""
-        return frozenset(
-            TopicPartition(topic, partition)
-            for partition, by_topic in self._buffers.items()
-            for topic, queue in by_topic.items()
-            if len(queue) >= BUFFER_LIMIT
-        )
+        """Partitions of which so much waits for other inputs that they should be paused."""
+        return self._buffers.paused
 
     def advance(self, ends: Positions) -> Positions:
         """Moves positions past what holds no records (transaction markers) where all before it was processed."""
-        if self._ready:
+        if self.ready:
             return {}
         moved = {
-            tp: end
-            for tp, end in ends.items()
-            if end > self.positions.get(tp, end) and not self._buffers.get(tp.partition, {}).get(tp.topic)
+            tp: end for tp, end in ends.items() if end > self.positions.get(tp, end) and not self._buffers.holds(tp)
         }
         self.positions.update(moved)
+        self._ready += self._buffers.skip(ends)
         return moved
 
     def take(self, limit: int) -> Intake | None:
-        """Up to `limit` steps that are ready; None if none is."""
+        """Up to `limit` steps that are ready, or all the rest of those taken before; None if none is."""
+        if (rest := self.rest) is not None:
+            self.rest = None
+            return rest
         if not self._ready:
             return None
         steps, self._ready = self._ready[:limit], self._ready[limit:]
@@ -240,14 +221,28 @@ class Tasks:
                 if chosen and chosen[-1][0] == m.topic():
                     chosen.pop()
                 chosen.append((m.topic(), m.offset()))
-        return {partition: Choices((*chosen, *self._scripts.get(partition, ()))) for partition, chosen in runs.items()}
+        return {
+            partition: self._as_chosen(partition, (*chosen, *self._buffers.scripts.get(partition, ())))
+            for partition, chosen in runs.items()
+        }
+
+    def _as_chosen(self, partition: int, runs: tuple[tuple[str, int], ...]) -> Choices:
+        """The runs with the inputs that they are for, as they are now."""
+        topics = dict.fromkeys(topic for topic, _ in runs)
+        starts = [Start(t, self._topic_ids[t], self.positions[TopicPartition(t, partition)]) for t in topics]
+        return Choices(runs, tuple(starts))
 
     # What comes out.
 
     def run(self, intake: Intake) -> Plan:
-        """Calls the function for each step. The positions in the plan are those after the last step that is done."""
+        """Calls the function for each step. The positions in the plan are those after the last step that is done.
+
+        Once there are OUTPUTS_MAX outputs, or OUTPUT_BYTES in them, the other steps are left for the next `take`.
+        """
         apart = self._refused or self._owned
         plan = self._run_apart(intake.steps) if apart else self._run_together(intake)
+        if plan.interrupt is None and plan.records < len(intake.steps):
+            self.rest = Intake(intake.steps[plan.records :], prepared=True)
         self.positions.update(plan.positions)
         return plan
 
@@ -261,7 +256,7 @@ class Tasks:
 
     def _run_apart(self, steps: Sequence[Any]) -> Plan:
         """Step by step, so that it is known which outputs are whose; a dead letter for those that were refused."""
-        whole = Plan()
+        whole, size = Plan(), 0
         for step in steps:
             inputs = step if self._joins else (step,)
             if (mistake := self._refused.get(_place(inputs))) is None:
@@ -273,6 +268,9 @@ class Tasks:
             if whole.interrupt is not None:
                 break
             whole.owners += [inputs] * len(plan.outputs)
+            size += _bytes(plan.outputs)
+            if _are_many(whole.outputs, size):
+                break
         return whole
 
     # Outputs that a topic refuses.
@@ -347,10 +345,12 @@ class Tasks:
         for of_topic, offsets in reached_by_topic.items():
             plan.positions.update({TopicPartition(of_topic, p): offset + 1 for p, offset in offsets.items()})
 
-    def _run_joined(self, steps: Sequence[Inputs], plan: Plan) -> None:
-        """One record of each input a step."""
-        processor = self.processor
-        for inputs in steps:
+    def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
+        """A tuple of records a step, until the outputs are many: of joins, and of generators."""
+        processor, size = self.processor, 0
+        reached: dict[tuple[str, int], int] = {}
+        for step in steps:
+            inputs: Inputs = step if self._joins else (step,)
             digest = self._hash(inputs)
             try:
                 values = [self._value(m) for m in inputs]
@@ -358,13 +358,18 @@ class Tasks:
                     values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
                 result = processor.function(*values)
                 if self._to:
-                    plan.outputs += self._outputs(result, inputs, digest)
+                    outputs = self._outputs(result, inputs, digest)
+                    plan.outputs += outputs
+                    size += _bytes(outputs)
             except Exception as error:
                 if not self._handle(inputs, error, plan):
                     break
             plan.records += 1
             for m in inputs:
-                plan.positions[TopicPartition(m.topic(), m.partition())] = m.offset() + 1
+                reached[m.topic(), m.partition()] = m.offset()
+            if _are_many(plan.outputs, size):
+                break
+        plan.positions = {TopicPartition(*tp): offset + 1 for tp, offset in reached.items()}
 
     def _run_batch(self, steps: Sequence[Message] | Sequence[Inputs], plan: Plan) -> None:
         """All steps in one call: a list of values per input in, one result per step out, exceptions among them.
@@ -447,6 +452,13 @@ class Tasks:
     def _outputs(self, result: Any, inputs: Inputs, digest: bytes) -> list[Output]:
         """All outputs of one step, or an exception and none."""
         results = result if self.processor.generator else (result,)
+        if (emit := self._emit) is not None and len(inputs) == 1:
+            (m,), (topic,) = inputs, self._to
+            return [
+                self._output(topic, each, inputs, digest) if type(each) is Out else emit(m, each, digest)
+                for each in results
+                if each is not None
+            ]
         return [
             self._output(topic, value, inputs, digest)
             for each in results
@@ -503,6 +515,18 @@ class Tasks:
         assert self._dead_letters is not None
         topic, encode = self._dead_letters.name, self._encode_dead
         return dead_letter(failure, self.name, topic, encode, self._dead_letter_bytes)
+
+
+def _bytes(outputs: Sequence[Output]) -> int:
+    """Of their values."""
+    size = 0
+    for output in outputs:
+        size += len(output[1] or b"")
+    return size
+
+
+def _are_many(outputs: Sequence[Output], size: int) -> bool:
+    return size >= OUTPUT_BYTES or len(outputs) >= OUTPUTS_MAX
 
 
 def _place(inputs: Inputs) -> Place:

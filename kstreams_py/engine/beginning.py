@@ -45,7 +45,8 @@ class Beginning:
         self._inputs = inputs
         self._begun: dict[Begun, int] | None = None
         """How many partitions the topic had as each was begun; None before it was read."""
-        self._kept: set[TopicPartition] = set()
+        self._seen: set[TopicPartition] = set()
+        """Partitions of which nothing is left to keep."""
 
     def begin(self, partitions: Collection[TopicPartition], session: Session) -> Positions:
         """Where to start in partitions without a committed position; commits it, so that a crash changes nothing.
@@ -59,7 +60,7 @@ class Beginning:
                 f"{self._processor}: {', '.join(map(str, lost))} was read before, and its committed position is not "
                 f"there any more: Kafka keeps positions of a stopped group for offsets.retention.minutes "
                 f"({'not known' if minutes is None else minutes}): set them on purpose (kafka-consumer-groups "
-                "--reset-offsets), then start again"
+                "--reset-offsets, once the group has no members: `kstreams slots release`), then start again"
             )
         first = set(partitions) if self._from_start else {tp for tp in partitions if self._was_added(tp)}
         starts = self._log.starts(first) | self._log.ends(set(partitions) - first)
@@ -68,12 +69,13 @@ class Beginning:
         return starts
 
     def keep(self, partitions: Collection[TopicPartition], session: Session) -> None:
-        """Keeps that partitions are read whose positions were committed by somebody else, each once in a process."""
-        if not self._kept.issuperset(partitions):
-            begun = self._read()
-            if new := [tp for tp in sorted(partitions) if self._named(tp) not in begun]:
+        """Keeps that partitions are read whose positions were committed by somebody else, once in a process."""
+        if not self._seen.issuperset(partitions):
+            # a static member may still hold its old assignment, with topics that this deployment does not read
+            begun, inputs = self._read(), [tp for tp in sorted(partitions) if tp.topic in self._inputs]
+            if new := [tp for tp in inputs if self._named(tp) not in begun]:
                 self._keep({}, new, session)
-            self._kept.update(partitions)
+            self._seen.update(partitions)
 
     def _keep(self, starts: Positions, partitions: Collection[TopicPartition], session: Session) -> None:
         assert self._begun is not None

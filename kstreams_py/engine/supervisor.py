@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rich.console import Console
@@ -24,7 +25,8 @@ from kstreams_py.engine.target import load, target_of
 from kstreams_py.engine.topics import check_topics
 from kstreams_py.engine.topics import create_topics as create_graph_topics
 from kstreams_py.engine.transaction import Surroundings
-from kstreams_py.errors import KStreamsError, WorkersFailed
+from kstreams_py.engine.watch import LOOK_MAX, Stillness, Watch
+from kstreams_py.errors import KStreamsError, Replaced, WorkersFailed, WorkerStuck
 from kstreams_py.metrics import Report
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import open_registry
@@ -36,8 +38,8 @@ logger = logging.getLogger(__name__)
 REPORT_FD: Final = "KSTREAMS_REPORT_FD"
 """In a worker's environment: the file descriptor for its reports, one line of JSON each, and for why it ends."""
 
-FINAL: Final = frozenset({2, 4, 5})
-"""Exit statuses of errors.py that a restart cannot mend."""
+FINAL: Final = frozenset({2, 5})
+"""Exit statuses of errors.py that a restart cannot mend, for any slot."""
 
 RESTARTS_MAX: Final = 8
 """Restarts of a slot in a row, none of whose workers was healthy, until everything is stopped."""
@@ -59,6 +61,7 @@ STANDBY_DELAY: Final = 2.0
 @dataclass(slots=True)
 class _Child:
     slot: int
+    watch: Watch
     process: subprocess.Popen[bytes] | None = None
     buffer: bytes = b""
     restarts: int = 0
@@ -71,9 +74,22 @@ class _Child:
     """The newest by processor, with the counts of this slot's earlier processes in them."""
     past: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """The counts of those earlier processes alone."""
+    latest: dict[str, Report] = field(default_factory=dict)
+    """The newest of this process alone, as far as they may tell that it is stuck."""
+    stillness: Stillness = field(default_factory=Stillness)
+    lines: int = 0
+    stuck: str = ""
+    """Why it is being killed."""
+    taken: str = ""
+    """Why it is not to be restarted: another worker holds its slot, somewhere else."""
 
     def why(self, status: int) -> str:
-        return self.error or (signal.Signals(-status).name if status < 0 else f"status {status}")
+        named = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"{named} ({self.stuck})" if self.stuck else self.error or named
+
+    def shown(self) -> list[Report]:
+        """What a slot that was taken did still counts; what is left to do there is for another to say."""
+        return [replace(report, lag=0) if self.taken else report for report in self.reports.values()]
 
 
 class Supervisor:
@@ -91,14 +107,17 @@ class Supervisor:
         drain_seconds: float,
         environment: Mapping[str, str] | None = None,
         standby: Sequence[str] | None = None,
+        stuck_timeout_ms: int | None = None,
     ) -> None:
         self._command = command
         self._standby = standby
         self._spare: tuple[subprocess.Popen[bytes], int] | None = None
         self._spare_at = 0.0
         self._environment = {**os.environ, **(environment or {})}
-        self._children = {slot: _Child(slot) for slot in slots}
+        self._stuck_timeout_ms = stuck_timeout_ms
+        self._children = {slot: _Child(slot, Watch(slot, stuck_timeout_ms)) for slot in slots}
         self._drain_seconds = drain_seconds
+        self._turned_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._stopping = False
         self._asked = False
@@ -121,6 +140,7 @@ class Supervisor:
         """
         try:
             while not self._stopping:
+                self._catch_up()
                 for child in self._children.values():
                     self._keep(child)
                 self._keep_spare()
@@ -135,21 +155,34 @@ class Supervisor:
             status = 130 if self._kill else max(1, *undone.values())  # 130: as a shell has it for Ctrl-C
             raise WorkersFailed(f"slot {slots} {why}: what was not committed is done again at the next start", status)
 
+    def _catch_up(self) -> None:
+        """If this process was stopped for a while, what waits in the pipes is old: nobody is judged by it."""
+        now = time.monotonic()
+        if now - self._turned_at > LOOK_MAX:
+            self._listen(0)  # all of it: a pipe holds no more than one read takes
+            for child in self._children.values():
+                child.latest = {}
+        self._turned_at = now
+
     def _keep(self, child: _Child) -> None:
         process = child.process
         if process is None:
-            if time.monotonic() >= child.start_at:
+            if not child.taken and time.monotonic() >= child.start_at:
                 self._start(child)
             return
         status = process.poll()
         if status is None:
+            self._watch(child, process)
             return
         self._forget(child)
-        if time.monotonic() - child.started_at >= HEALTHY_SECONDS or (status < 0 and child.committed):
+        ran_well = time.monotonic() - child.started_at >= HEALTHY_SECONDS or (status < 0 and child.committed)
+        if ran_well and not child.stuck:
             child.restarts = 0
         if status == 0:
             logger.info("slot %d ended by itself: stopping the others", child.slot)
             self._stopping = True
+        elif status == Replaced.exit_status:
+            self._let_go(child, child.why(status))
         elif status in FINAL:
             raise WorkersFailed(f"slot {child.slot} ended by {child.why(status)}", status)
         elif child.restarts >= RESTARTS_MAX:
@@ -164,6 +197,32 @@ class Supervisor:
                 "slot %d ended by %s: restarting it (%d in a row)", child.slot, child.why(status), child.restarts
             )
 
+    def _watch(self, child: _Child, process: subprocess.Popen[bytes]) -> None:
+        """Kills a worker that has stood still for stuck_timeout_ms: who is stuck does not drain."""
+        if child.stuck:
+            return
+        silent = child.stillness.look(child.lines, time.monotonic())
+        found = child.watch.look(child.latest.values(), silent, has_reported=child.lines > 0)
+        if found is not None:
+            child.stuck = found.why
+            commits = child.latest[found.processor].counters["commits"] if found.processor else child.committed
+            child.restarts = 0 if commits else child.restarts
+            limit = f"stuck_timeout_ms ({self._stuck_timeout_ms})"
+            logger.warning(
+                "slot %d (process %d) is stuck, for longer than %s: killing it", child.slot, process.pid, limit
+            )
+            process.kill()
+
+    def _let_go(self, child: _Child, why: str) -> None:
+        """Leaves a slot to whoever has taken it. Raises WorkersFailed if it was the last."""
+        child.taken = why
+        if others := [str(each.slot) for each in self._children.values() if not each.taken]:
+            going = f"slot {others[0]} goes" if len(others) == 1 else f"slots {', '.join(others)} go"
+            logger.warning("slot %d ended by %s: it is not restarted here, %s on", child.slot, why, going)
+        else:
+            ends = (f"slot {each.slot} ended by {each.taken}" for each in self._children.values())
+            raise WorkersFailed("; ".join(ends), Replaced.exit_status)
+
     def _start(self, child: _Child) -> None:
         spare, self._spare = self._spare, None
         if spare is None:
@@ -177,7 +236,9 @@ class Supervisor:
         self._spare_at = time.monotonic() + STANDBY_DELAY
         child.started_at = time.monotonic()
         child.committed = False
-        child.error = ""
+        child.error = child.stuck = ""
+        child.latest, child.lines, child.stillness = {}, 0, Stillness()
+        child.watch = Watch(child.slot, self._stuck_timeout_ms)
         child.past = {processor: report.counters for processor, report in child.reports.items()}
         self._selector.register(reading, selectors.EVENT_READ, child)
 
@@ -242,13 +303,14 @@ class Supervisor:
             if "error" in said:
                 child.error = said["error"]
                 continue
-            report = Report(**said)
+            report = child.latest[said["processor"]] = Report(**said)
+            child.lines += 1
             child.reports[report.processor] = report.after(child.past.get(report.processor, {}))
             child.committed |= report.counters["commits"] > 0
         return bool(lines)
 
     def _reports(self) -> list[Report]:
-        return [report for child in self._children.values() for report in child.reports.values()]
+        return [report for child in self._children.values() for report in child.shown()]
 
     def _end(self) -> dict[int, int]:
         """SIGTERM to all, a bound for draining, then SIGKILL; the exit status of each slot that did not drain."""
@@ -269,19 +331,23 @@ class Supervisor:
             self._forget(child)
             if child.slot in running and child.error:
                 logger.warning("slot %d ended by %s", child.slot, child.error)
-        drained = (0, -signal.SIGTERM)  # a process that has not begun yet dies of the signal
+        # a process that has not begun yet dies of the signal; whose slot was taken meanwhile has nothing left to do
+        drained = (0, -signal.SIGTERM, Replaced.exit_status)
         return {slot: process.returncode for slot, process in running.items() if process.returncode not in drained}
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:
-    """In a worker under a supervisor: writes reports to it, and raises BrokenPipeError once it is gone."""
+    """In a worker under a supervisor: writes reports to it, and raises BrokenPipeError once it is gone.
+
+    Never waits: a supervisor that is stopped, so that its pipe is full, misses reports.
+    """
     fd = os.environ.get(REPORT_FD)
     if fd is None:
         return None
 
     def write(reports: Sequence[Report]) -> None:
-        data = b"".join(json.dumps(report.as_dict()).encode() + b"\n" for report in reports)
-        os.write(int(fd), data)
+        for report in reports:
+            _write_line(int(fd), report.as_dict())
 
     return write
 
@@ -292,8 +358,20 @@ def told(error: KStreamsError) -> bool:
     if fd is None:
         return False
     try:
-        os.write(int(fd), json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        return _write_line(int(fd), {"error": f"{type(error).__name__}: {error}"})
     except OSError:
+        return False
+
+
+def _write_line(fd: int, said: Mapping[str, object]) -> bool:
+    """Whether the pipe took the line, at once. Up to PIPE_BUF bytes are taken as a whole or not at all (POSIX)."""
+    line = json.dumps(said).encode() + b"\n"
+    if len(line) > select.PIPE_BUF:
+        return False
+    os.set_blocking(fd, False)
+    try:
+        os.write(fd, line)
+    except BlockingIOError:
         return False
     return True
 
@@ -345,14 +423,27 @@ def run_slot(graph: Graph, number: int, settings: Settings, *, create: bool = Fa
     drain_on_signals(slot)
     write = report_writer()
     if write is None:
+        watch = Watch(number, settings.stuck_timeout_ms)
         with Progress(Console(stderr=True)) as progress:
-            slot.run(progress.show, create=create)
+
+            def show(reports: Sequence[Report]) -> None:
+                progress.show(reports)
+                if found := watch.look(reports):
+                    limit = f"stuck_timeout_ms ({settings.stuck_timeout_ms})"
+                    raise WorkerStuck(f"slot {number}: {found.why}; it ends after {limit}: start it again")
+
+            slot.run(show, create=create)
         return
 
+    orphaned = False
+
     def report(reports: Sequence[Report]) -> None:
+        nonlocal orphaned
         try:
-            write(reports)
+            if not orphaned:
+                write(reports)
         except BrokenPipeError:
+            orphaned = True
             logger.warning("the supervisor is gone: draining")
             slot.stop()
 
@@ -374,6 +465,7 @@ def run_slots(target: str, slots: Sequence[int], settings: Settings, *, create: 
         drain_seconds=drain,
         environment=settings.as_environment(),
         standby=standby_command(target),
+        stuck_timeout_ms=settings.stuck_timeout_ms,
     )
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: supervisor.stop())

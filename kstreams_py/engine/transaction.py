@@ -113,6 +113,9 @@ again for positions after retry.backoff.ms, and for partitions after 20 ms, what
 a second a transaction took 37 ms, and takes 20 so). A large transaction has work to do meanwhile.
 """
 
+HELD_BYTES: Final = 4 << 20
+"""Bytes of the values of these outputs, which few outputs may have as well."""
+
 CALLS_MAX: Final = 5
 """Attempts at one call that fails as retriable, until its transaction is given up."""
 
@@ -222,9 +225,14 @@ class Session:
             self._positions.update(plan.positions)
         self._records += plan.records
         self._outputs += plan.outputs
-        if not self.promise.transactional or self.state is State.OPEN or len(self._outputs) > self._outputs_held:
-            self._send()
         self._counters.stepped(plan)
+        if not self.promise.transactional or self.state is State.OPEN or self._holds_much:
+            self._send()
+
+    @property
+    def _holds_much(self) -> bool:
+        outputs = self._outputs
+        return len(outputs) > self._outputs_held or sum([len(output[1] or b"") for output in outputs]) > HELD_BYTES
 
     def _send(self) -> None:
         self._open()
@@ -303,11 +311,16 @@ class Session:
         self._save({tp: positions[tp] for tp in intake.positions()})
 
     def settle(self) -> None:
-        """Finishes what is open before the partitions go to another member, where that takes no transaction."""
+        """Finishes what is open before the partitions go to another member, where that takes no transaction.
+
+        At most once it raises Refused: the outputs that the error holds are still to be delivered.
+        """
         if not self.promise.transactional:
             try:
                 self.commit()
             except LogError as error:
+                if self.promise.saves_first and isinstance(error, Refused):
+                    raise
                 logger.warning("%s: partitions are taken away before a commit: %s", self._processor.id, error)
         self.revoke()
 
@@ -405,6 +418,7 @@ class Session:
         """
         if isinstance(error, Refused):
             logger.info("%s: %s; looking for the record", self._processor.id, error)
+            self._renewals = 0  # halving gets there: it is no fault of the producer
             return
         self._aborts += 1
         level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from threading import Event
 from typing import Final
 
-from kstreams_py.delivery import Output, TopicInfo
+from kstreams_py.config import Settings
+from kstreams_py.delivery import PROMISES, Output, TopicInfo
 from kstreams_py.engine.beginning import Beginning
 from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
-from kstreams_py.errors import DrainTimeout, LogError, Refused, Stop
+from kstreams_py.errors import DrainTimeout, LogError, RecordRefused, Refused, Stop
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Intake, Plan, Tasks
@@ -22,6 +23,9 @@ from kstreams_py.topology import Graph, Processor
 logger = logging.getLogger(__name__)
 
 BATCH_OVERHEAD: Final = 200
+
+CLIENT_BYTES: Final = 1_000_000
+"""What the client takes as one record, where message.max.bytes does not say otherwise."""
 
 DRAIN_SHARE: Final = 0.5
 """Of drain_timeout_ms that the last commit may take; letting go takes time as well."""
@@ -44,13 +48,17 @@ class Worker:
         topics = around.log.topics([topic.name for topic in (*processor.inputs, *written)])
         self.processor = processor
         self.counters = Counters()
-        self.consumer = around.log.consumer(name, f"{name}.{slot}")
+        self.turned_at = around.clock()
+        self.consumer = around.log.consumer(
+            name, f"{name}.{slot}", commits=not PROMISES[processor.guarantee].transactional
+        )
         self.tasks = Tasks(
             processor,
             name=name,
             registry=around.registry,
             topic_ids={topic: info.topic_id for topic, info in topics.items()},
             dead_letters=letters,
+            dead_letter_bytes=_dead_letter_bytes(topics.get(letters.name), around.settings) if letters else None,
         )
         self.session = Session(
             processor,
@@ -79,6 +87,8 @@ class Worker:
         """At most once: what was written since the last commit, to find the step of an output that is refused."""
         self._apart: deque[Output] = deque()
         """At most once: outputs to be written one by one, because one of them is refused."""
+        self._mistake: RecordRefused | None = None
+        """At most once: what is raised once all other outputs are delivered, for their positions are saved."""
         self._unrun: tuple[Intake, Positions] | None = None
         """At most once: what was saved and not run when the function stopped the worker, and where it stopped."""
         self._interrupt: Exception | None = None
@@ -110,6 +120,7 @@ class Worker:
 
     def step(self) -> None:
         """One turn, or the way back of one that failed: what the error's name says, then the committed positions."""
+        self.turned_at = self._clock()
         try:
             if self._astray:
                 self.rewind()
@@ -121,11 +132,13 @@ class Worker:
 
     def _recover(self, error: LogError) -> None:
         steps = self.session.steps
-        if isinstance(error, Refused) and (self.processor.errors is None or not steps):
+        if isinstance(error, Refused) and not steps:
             raise error.mistake
         if isinstance(error, Refused) and self.session.promise.saves_first:
             self._apart += self._written_apart(error)
             return
+        if isinstance(error, Refused) and self.processor.errors is None:
+            raise error.mistake
         self._astray |= self.session.recover(error)
         if isinstance(error, Refused) and self.search.failed(steps):
             assert self._last is not None
@@ -141,13 +154,13 @@ class Worker:
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
         while True:
             try:
-                if self._prepared is not None and self.session.pending:
-                    self._run_prepared()  # its positions may be saved already: then nobody else would run it
+                self._run_saved()
                 self._commit()
                 if self._unrun is not None:
                     self.session.give_back(*self._unrun)
             except LogError as error:
-                if self.session.promise.saves_first and (isinstance(error, Refused) or self.session.pending):
+                unfinished = isinstance(error, Refused) or self.session.pending or self.tasks.rest
+                if self.session.promise.saves_first and unfinished:
                     if self._clock() >= deadline:
                         raise DrainTimeout(f"{self.processor.id}: at most once: outputs are lost: {error}") from None
                     self._recover(error)
@@ -156,6 +169,8 @@ class Worker:
                     "%s: what was open is not committed and will be done again: %s", self.processor.id, error
                 )
             break
+        if self._mistake is not None:
+            raise self._mistake
         if isinstance(self._interrupt, Stop):
             logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
         elif self._interrupt is not None:
@@ -168,6 +183,9 @@ class Worker:
 
     def turn(self) -> None:
         """Fetch, then take, prepare, run, write; commit when it is due, or at once when the input is dry."""
+        if self._mistake is not None:
+            self._commit()
+            raise self._mistake
         if self.session.pending:
             self.consumer.pause(self._assigned)
         started = self._clock()
@@ -180,8 +198,7 @@ class Worker:
             return
         self.tasks.add(records)
         if self.session.pending or self.consumer.tainted:
-            if self._prepared is not None and self.session.pending:
-                self._run_prepared()
+            self._run_saved()
             self._commit()
             if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin()
@@ -204,24 +221,39 @@ class Worker:
         """Saves what must be saved first, runs the functions, writes what they return, and commits when it is due."""
         intake = self._prepared
         assert intake is not None
-        self.session.prepare(intake)
+        if not intake.prepared:
+            self.session.prepare(intake)
         self._prepared = None
         started = self._clock()
         plan = self.tasks.run(intake)
-        self.pace.ran(len(intake.steps), self._clock() - started)
+        self.pace.ran(max(1, plan.records), self._clock() - started)
+        self._last = intake
         if self.session.promise.saves_first:
             self._unacknowledged.append((intake, plan))
-        self._last = intake
-        self.session.write(plan)
-        if plan.interrupt is not None:
-            if self.session.promise.saves_first:
+            if plan.interrupt is not None:
                 self._unrun = intake, self.tasks.positions | plan.tried
-            else:
-                self._commit()
-            self._interrupt = plan.interrupt
-            self._stopping.set()
+                self._stop(plan.interrupt)
+        self.session.write(plan)
+        if plan.interrupt is not None and self._unrun is None:
+            self._commit()
+            self._stop(plan.interrupt)
         if self.session.due or self.search.searching:
             self._commit()
+
+    def _run_saved(self) -> None:
+        """At most once: what was saved as done, or may have been, and was not run yet. Nobody else would run it."""
+        if self._prepared is not None and self.session.pending:
+            self._run_prepared()
+        self._run_rest()
+
+    def _run_rest(self) -> None:
+        """At most once: what was saved as done and was not run yet, because a call failed. Nobody else would run it."""
+        while self.session.promise.saves_first and self.tasks.rest and self._take():
+            self._run_prepared()
+
+    def _stop(self, interrupt: Exception) -> None:
+        self._interrupt = interrupt
+        self._stopping.set()
 
     def _commit(self) -> None:
         steps = self.session.steps
@@ -245,7 +277,8 @@ class Worker:
         for intake, plan in self._unacknowledged:
             if (dead := self.tasks.replacement(output, intake, plan, refused.mistake)) is not None:
                 return [dead]
-        raise refused.mistake  # a dead letter is refused itself
+        self._mistake = self._mistake or refused.mistake  # no dead letters, or one is refused itself
+        return []
 
     def rewind(self) -> None:
         """Back to the committed positions, and for alts to the choices that were saved but not delivered."""
@@ -253,14 +286,17 @@ class Worker:
         if stale := self._assigned - partitions:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
+        self._run_rest()
         self._check_growth(partitions)
         positions = self.session.committed(partitions)
         self._prepared = self._saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.begin(missing, self.session)
         choices = {tp.partition: self.session.journaled(tp.partition) for tp in positions}
-        self.tasks.assign(positions, choices)
-        self.consumer.assign(positions)
+        for reason in self.tasks.assign(positions, choices):
+            logger.warning("%s: %s", self.processor.id, reason)
+        if positions:  # else nothing is fetched, and a client that was fenced takes no call
+            self.consumer.assign(positions)
         self._astray = False
 
     def _saved(self, positions: Positions) -> Intake | None:
@@ -291,18 +327,30 @@ class Worker:
 
     def _on_revoked(self) -> None:
         try:
-            if self._prepared is not None and self.session.pending:
-                self._run_prepared()  # its positions may be saved already: then nobody else would run it
+            self._run_saved()
             self.session.settle()
         except LogError as error:
             logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)
             self.session.revoke()
+            if self.session.promise.saves_first and isinstance(error, Refused):
+                self._keep_refused(error)
         except Exception as error:
             self._failure = error
         self._let_go()
 
+    def _keep_refused(self, refused: Refused) -> None:
+        """At most once: the outputs that came back are written by the next commit, whoever has the partitions then."""
+        try:
+            self._recover(refused)
+        except Exception as error:
+            self._failure = error
+
     def _on_lost(self) -> None:
         self.session.revoke()
+        try:
+            self._run_rest()
+        except LogError as error:
+            logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -315,6 +363,13 @@ def _batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
     """What a batch may have so that each topic takes it, less Kafka's own bytes in it; None if none has a limit."""
     limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
+
+
+def _dead_letter_bytes(topic: TopicInfo | None, settings: Settings) -> int:
+    """What a dead letter may have so that its topic and the client take it."""
+    of_client = int(settings.kafka.get("message.max.bytes", CLIENT_BYTES))
+    of_topic = int(topic.settings.get("max.message.bytes", of_client)) if topic else of_client
+    return max(1, min(of_client, of_topic) - BATCH_OVERHEAD)
 
 
 class Search:

@@ -8,13 +8,16 @@ to it, and what a test may do to them, are in testing.py. It follows Apache Kafk
 - a transactional id has one epoch that counts, the newest; a time-out raises it as a new producer does;
 - a batch is known by producer id, epoch and sequence per partition: doubles are dropped, gaps are refused;
 - a group rebalances in two phases: all members join anew (or their sessions time out), then a new generation is dealt;
-- a static member's seat outlives it: who takes the seat has its partitions at once, and nobody else notices.
+- a static member's seat outlives it: who takes the seat has its partitions at once, and nobody else notices;
+- these are the old partitions, whatever the new member subscribes to and however its topics have grown: only the next
+  rebalance deals others (seen on Kafka 4.3.1 with librdkafka 2.16: none comes by itself).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final, Literal, NamedTuple
 
 from kstreams_py.delivery import Output
@@ -30,6 +33,7 @@ from kstreams_py.errors import (
     Retriable,
     TopicError,
 )
+from kstreams_py.partitioner import partition_of
 from kstreams_py.record import Positions, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -44,20 +48,6 @@ DEFAULTS: Final[Mapping[str, str]] = {
 
 RECORD_OVERHEAD: Final = 70
 """Bytes of a batch with one record, beside its key, value and headers (about)."""
-
-
-def murmur2(data: bytes) -> int:
-    """The hash by which Java's clients place keys: 32-bit MurmurHash2 (Austin Appleby), as an unsigned number."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
-    h = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        h = (h * m ^ (k ^ k >> 24) * m) & mask
-    if whole < len(data):
-        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return h ^ h >> 15
 
 
 class Content(NamedTuple):
@@ -218,7 +208,7 @@ class Topic:
     def place(self, key: bytes | None) -> int:
         """The partition number for a key: as Java's clients have it; round robin without a key."""
         if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % len(self.partitions)
+            return partition_of(key, len(self.partitions))
         self._keyless += 1
         return (self._keyless - 1) % len(self.partitions)
 
@@ -260,6 +250,16 @@ class Seat:
     partitions: frozenset[TopicPartition] = frozenset()
 
 
+class Heard(Enum):
+    """The answer to a heartbeat."""
+
+    STABLE = auto()
+    REBALANCING = auto()
+    """Join the coming generation."""
+    UNKNOWN = auto()
+    """This member's session has timed out."""
+
+
 class Group:
     """A consumer group: positions, pending positions of open transactions, seats."""
 
@@ -269,33 +269,34 @@ class Group:
         self.seats: dict[str, Seat] = {}
         self.positions: Positions = {}
         self.pending: dict[int, Positions] = {}
+        self.leader = ""
+        """The seat whose member deals: only what this one learns of its topics causes a rebalance."""
         self._rebalancing = False
         self._members = 0
 
     def join(self, seat: str, topics: Collection[str], now: float) -> int:
         """Sits down, at once if the seat is held, else once all others have joined anew; returns the member's id."""
         self._members += 1
-        wanted = frozenset(topics)
         held = self.seats.get(seat)
-        if held is None or held.topics != wanted:
-            self._rebalance()
-        self.seats[seat] = Seat(self._members, wanted, now, partitions=held.partitions if held else frozenset())
+        if held is None:
+            self.rebalance()
+        if self.leader not in self.seats:
+            self.leader = seat
+        partitions = held.partitions if held else frozenset[TopicPartition]()
+        self.seats[seat] = Seat(self._members, frozenset(topics), now, partitions=partitions)
         return self._members
 
-    def hear(self, seat: str, member: int, now: float) -> bool:
-        """A heartbeat; whether the member has to join anew. Raises Replaced if another holds its seat."""
-        held = self._held(seat, member)
-        if held is not None:
-            held.heard = now
-        return held is None or not held.joined
-
-    def rejoin(self, seat: str, member: int, topics: Collection[str], now: float) -> int:
-        """Joins the coming generation, with a new id if the session had timed out."""
+    def hear(self, seat: str, member: int, now: float) -> Heard:
+        """A heartbeat, and what the member is told. Raises Replaced if another holds its seat."""
         held = self._held(seat, member)
         if held is None:
-            return self.join(seat, topics, now)
-        held.joined = True
-        return member
+            return Heard.UNKNOWN
+        held.heard = now
+        return Heard.STABLE if held.joined else Heard.REBALANCING
+
+    def rejoin(self, seat: str) -> None:
+        """Joins the coming generation."""
+        self.seats[seat].joined = True
 
     def deal(self, counts: Mapping[str, int]) -> bool:
         """Deals a new generation if all are here for it; whether there is a generation to work in.
@@ -334,8 +335,24 @@ class Group:
         """Frees the seats of members that were not heard of since."""
         for name, seat in list(self.seats.items()):
             if seat.heard < before:
-                self._rebalance()
+                self.rebalance()
                 del self.seats[name]
+        if self.leader not in self.seats:
+            self.leader = min(self.seats, default="")
+
+    def leave(self, name: str, member: int) -> bool:
+        """Frees a seat at once, if this member has it."""
+        seat = self.seats.get(name)
+        if seat is None or seat.member != member:
+            return False
+        seat.heard = float("-inf")
+        self.expire(0.0)
+        return True
+
+    def keep(self, now: float) -> None:
+        """Starts all sessions again, as a coordinator does that was away."""
+        for seat in self.seats.values():
+            seat.heard = now
 
     def _held(self, seat: str, member: int) -> Seat | None:
         held = self.seats.get(seat)
@@ -343,7 +360,8 @@ class Group:
             raise Replaced(f"another worker has taken the slot of {seat} over; this one ends")
         return held
 
-    def _rebalance(self) -> None:
+    def rebalance(self) -> None:
+        """Asks all members to join the coming generation."""
         if not self._rebalancing:
             self._rebalancing = True
             for seat in self.seats.values():
@@ -357,8 +375,8 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
         self._transactional: dict[str, TransactionalId] = {}
+        self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
-        self._session_timeout = session_timeout
         self._marker_delay = marker_delay
         self._now = 0.0
         self._ids = 0
@@ -380,7 +398,12 @@ class Broker:
                 self._abort(held)
                 held.epoch += 1
         for group in self.groups.values():
-            group.expire(now - self._session_timeout)
+            group.expire(now - self.session_timeout)
+
+    def keep_sessions(self, now: float) -> None:
+        """Starts the sessions of all members again: nobody is heard while a coordinator is away."""
+        for group in self.groups.values():
+            group.keep(now)
 
     def grow_topic(self, name: str, partitions: int) -> None:
         """Adds partitions until the topic has so many."""
@@ -391,6 +414,16 @@ class Broker:
         """Creates a topic; one that exists is left alone."""
         if name not in self.topics:
             self.topics[name] = Topic(name, f"memory-{self.next_id()}", partitions, settings)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic, and what transactions and groups have of it."""
+        del self.topics[name]
+        for held in self._transactional.values():
+            held.partitions = {tp for tp in held.partitions if tp.topic != name}
+        for group in self.groups.values():
+            for positions in (group.positions, *group.pending.values()):
+                for tp in [tp for tp in positions if tp.topic == name]:
+                    del positions[tp]
 
     def topic(self, name: str) -> Topic:
         """Raises TopicError if there is none."""

@@ -10,12 +10,25 @@ from random import Random
 from typing import Final, TypeVar, Union
 
 from kstreams_py.delivery import Consumer, Durability, Output, Promise
-from kstreams_py.errors import Abortable, KStreamsError, OutcomeUnknown, Refused, Retriable, TopicError
+from kstreams_py.errors import (
+    Abortable,
+    KStreamsError,
+    LogError,
+    OutcomeUnknown,
+    Refused,
+    Replaced,
+    Retriable,
+    TopicError,
+    Unavailable,
+)
 from kstreams_py.record import Message, Positions, TopicPartition
-from kstreams_py.testing.memory_broker import Broker, Content, Membership, Stamp
+from kstreams_py.testing.memory_broker import Broker, Content, Heard, Membership, Stamp
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
 """Bytes that the client takes for a record at most, whatever its topic takes (message.max.bytes)."""
+
+SENDS_MAX: Final = 3
+"""How often a batch is sent in a row until its producer says that it finds no answer."""
 
 T = TypeVar("T")
 
@@ -36,6 +49,15 @@ class Fault:
         assert self.applied or self.error is not None, "a lost request has no answer: give an error"
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Requests of these names find no answer for a while; `applied` says of each whether it is carried out."""
+
+    until: float
+    requests: frozenset[str]
+    applied: Callable[[], bool]
+
+
 Client = Union["MemoryProducer", "MemoryConsumer", None]
 
 
@@ -51,11 +73,21 @@ class Network:
         self.watcher: Callable[[str, object], Fault | None] = lambda *_: None
         self.lingering: list[MemoryProducer] = []
         self._faults: list[tuple[str, int, Fault]] = []
+        self._outages: list[Outage] = []
         self._late: list[tuple[float, Callable[[], object]]] = []
 
     def inject(self, request: str, nth: int, fault: Fault) -> None:
         """Lets the nth request of a name ("" for any) from now on go wrong."""
         self._faults.append((request, nth, fault))
+
+    def begin_outage(self, outage: Outage) -> None:
+        """Lets requests go without an answer for a while."""
+        self._outages.append(outage)
+
+    def outage(self, name: str) -> Outage | None:
+        """Why requests of a name find no answer now; None if they do."""
+        now = self.clock()
+        return next((outage for outage in self._outages if name in outage.requests and now < outage.until), None)
 
     def request(self, name: str, action: Callable[[], T], client: Client = None) -> T:
         """Carries a client's request out, or lets it go wrong."""
@@ -70,6 +102,8 @@ class Network:
     def _carry(self, name: str, action: Callable[[], T], client: Client, fault: Fault | None) -> T:
         self.requests.append(name)
         fault = self._due(name) or fault
+        if fault is None and (outage := self.outage(name)) is not None:
+            fault = Fault(Retriable(f"{name}: no answer"), applied=outage.applied())
         if fault is None:
             return action()
         if fault.late is not None:
@@ -95,6 +129,8 @@ class Network:
                 action()
         for producer in list(self.lingering):
             producer.send_if_due()
+        if self.outage("heartbeat") is not None:
+            self.broker.keep_sessions(now)
         self.broker.pass_time(now)
 
     def _due(self, name: str) -> Fault | None:
@@ -124,6 +160,8 @@ class MemoryProducer:
         self._sequences: dict[TopicPartition, int] = {}
         self._queue: list[tuple[str, int, Content]] = []
         self._queued_at = 0.0
+        self._unanswered: dict[TopicPartition, list[list[Content]]] = {}
+        """Batches that were sent and found no answer, and those behind them: sent again as they are."""
         self._failed: list[KStreamsError] = []
         self._open = False
         self._enlisted: set[TopicPartition | None] = set()
@@ -184,12 +222,16 @@ class MemoryProducer:
         self._require_open()
         self._send()
         self._raise_failed()
+        if self._unanswered:
+            raise Abortable(f"{self._id}: batches to {', '.join(map(str, self._unanswered))} are not acknowledged")
         self._request("commit_transaction", self._ending(commits=True))
         self._open = False
 
     def abort_transaction(self) -> None:
         self._require_open()
         assert self._id is not None
+        if self._unanswered:
+            raise OutcomeUnknown(f"{self._id}: batches were neither sent nor refused before the abort")
         self._purge()
         self._request("abort_transaction", self._ending(commits=False))
         if self._failed and self._ending_needed:
@@ -205,9 +247,12 @@ class MemoryProducer:
             raise Refused(refused[0].mistake, [output for error in refused for output in error.outputs])
         if failed:
             raise failed[0]
+        if self._unanswered:
+            raise Retriable(f"batches to {', '.join(map(str, self._unanswered))} wait for their acknowledgement")
 
     def drop(self) -> None:
         self._purge()
+        self._unanswered = {}
 
     def send_if_due(self) -> None:
         """Sends what has lingered for long enough."""
@@ -225,20 +270,32 @@ class MemoryProducer:
                 self._failed.append(error)
         self._purge()
         for tp, batch in batches.items():
+            self._unanswered.setdefault(tp, []).append(batch)
+        for tp in list(self._unanswered):
             if self._id is not None and self._failed:
-                break  # the transaction can only be aborted
-            self._send_batch(tp, batch)
+                self._unanswered = {}  # the transaction can only be aborted
+                break
+            self._send_batches(tp)
 
-    def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> None:
+    def _send_batches(self, tp: TopicPartition) -> None:
+        """Sends what there is for a partition, in order, until a batch finds no answer."""
+        batches = self._unanswered[tp]
+        while batches and self._send_batch(tp, batches[0]):
+            del batches[0]
+        if not batches:
+            self._unanswered.pop(tp, None)
+
+    def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> bool:
+        """Whether the batch was answered, by a failure perhaps."""
         sequence = self._sequences.get(tp, 0)
         stamp = None if self._producer_id is None else Stamp(self._producer_id, self._epoch, sequence)
         produce = partial(self._network.broker.produce, tp, batch, stamp, self._id)
-        while True:
+        for _ in range(SENDS_MAX):
             try:
                 self._enlist(tp)
                 self._network.transport("produce", produce, self)
                 self._sequences[tp] = sequence + len(batch)
-                return
+                return True
             except Retriable as error:
                 if self._retries:
                     continue
@@ -249,7 +306,8 @@ class MemoryProducer:
                 self._failed.append(failure)
             if self._id is None and self._producer_id is not None:
                 self._start_sequences(self._network.broker.next_id(), 0)
-            return
+            return True
+        return False
 
     def _start_sequences(self, producer_id: int, epoch: int) -> None:
         """Begins all sequences anew: whether a failed batch was written is not known (KIP-360)."""
@@ -290,9 +348,14 @@ class MemoryProducer:
 
 
 class MemoryConsumer:
-    """delivery.Consumer in memory: a static member of its group."""
+    """delivery.Consumer in memory: a static member of its group, with librdkafka's habits.
 
-    def __init__(self, network: Network, group: str, seat: str) -> None:
+    A member whose session is over forgets its id and joins again, which takes the membership from whoever has it. As
+    ports/kafka does, it asks the group first who that is; but one that has no partitions is not even told.
+    """
+
+    def __init__(self, network: Network, group: str, seat: str, metadata_age: float = 0.0) -> None:
+        """`metadata_age` is how old, in seconds, what the client knows of its topics' partitions may be."""
         self.ends: Positions = {}
         self.tainted = False
         self._network = network
@@ -300,7 +363,17 @@ class MemoryConsumer:
         self._seat = seat
         self._member = 0
         self._generation = -1
+        self._joins = False
+        """It is about to join: no answer has come yet."""
+        self._lost = False
+        """The membership is over; the group is asked who holds it before this member joins again."""
+        self._heard = 0.0
+        """When the group answered last."""
         self._topics: tuple[str, ...] = ()
+        self._counts: dict[str, int] = {}
+        """Partitions of each topic, as this client knows them."""
+        self._counted = 0.0
+        self._metadata_age = metadata_age
         self._on_assigned: Callable[[set[TopicPartition]], None] = lambda _: None
         self._on_revoked: Callable[[], None] = lambda: None
         self._on_lost: Callable[[], None] = lambda: None
@@ -320,17 +393,35 @@ class MemoryConsumer:
         lost: Callable[[], None],
     ) -> None:
         self._topics, self._on_assigned, self._on_revoked, self._on_lost = tuple(topics), assigned, revoked, lost
+        with suppress(LogError, Unavailable):
+            self._request("describe_group", self._forget_old_assignment)
         self._join()
+
+    def _forget_old_assignment(self) -> None:
+        """Ends the membership that this one replaces, if what the group has assigned is not what its topics have."""
+        held = self._group.seats.get(self._seat)
+        assigned = {tp for seat in self._group.seats.values() for tp in seat.partitions}
+        if held is not None and assigned != {
+            TopicPartition(name, number) for name, count in self._count().items() for number in range(count)
+        }:
+            self._group.leave(self._seat, held.member)
 
     def _join(self) -> None:
-        self._member = self._request(
-            "subscribe", lambda: self._group.join(self._seat, self._topics, self._network.clock())
-        )
+        """Joins as a new member; without an answer once more with the next `consume`."""
+        self._joins, self._generation, self._positions = True, -1, {}
+        counts = self._count()
+
+        def join() -> int:
+            return self._group.join(self._seat, self._topics, self._network.clock())
+
+        with suppress(LogError):
+            self._member = self._request("subscribe", join)
+            self._joins, self._heard, self._counts = False, self._network.clock(), counts
 
     def rejoin(self) -> None:
-        self.tainted, self._generation = False, -1
-        self._positions = {}
-        self._join()
+        self.tainted = self._lost = False
+        if self._topics:
+            self._join()
 
     def assign(self, positions: Positions) -> None:
         self._positions = dict(positions)
@@ -339,7 +430,18 @@ class MemoryConsumer:
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         del timeout  # nothing can come while the only thread waits
+        if self._lost and not self._return():
+            return []
         return self._request("consume", lambda: self._consume(limit))
+
+    def _return(self) -> bool:
+        """Joins again if no other member has taken the membership; False if the group does not say. Raises Replaced."""
+        try:
+            self.hold_seat()
+        except (LogError, Unavailable):
+            return False
+        self.rejoin()
+        return True
 
     def _consume(self, limit: int) -> list[Message]:
         before = self._rebalances
@@ -359,23 +461,78 @@ class MemoryConsumer:
                 break
         return found
 
+    def heartbeat(self) -> None:
+        """What the client's own thread does while its user is busy: the session goes on."""
+        if not self._joins and not self._lost and self._network.outage("heartbeat") is None:
+            with suppress(Replaced):
+                if self._group.hear(self._seat, self._member, self._network.clock()) is not Heard.UNKNOWN:
+                    self._heard = self._network.clock()
+
     def _keep_seat(self) -> None:
-        now, broker = self._network.clock(), self._network.broker
+        """The client's part in its group: heartbeats, rebalances, joining again."""
+        broker = self._network.broker
         for topic in self._topics:
             broker.topic(topic)
-        if self._group.hear(self._seat, self._member, now):
-            if self._generation >= 0:
-                self._positions = {}
-                self._rebalances += 1
-                (self._on_revoked if self._group.holds(self._seat, self._member) else self._on_lost)()
-            self._generation = -1
-            self._member = self._group.rejoin(self._seat, self._member, self._topics, now)
+        if self._joins:
+            self._join()
+        if self._joins or self._lost or not self._is_heard():
+            return
         counts = {name: len(topic.partitions) for name, topic in broker.topics.items()}
         if self._group.deal(counts) and self._generation != self._group.generation:
             self._generation = self._group.generation
             self._rebalances += 1
             self._positions = {}
             self._on_assigned(set(self._group.seats[self._seat].partitions))
+
+    def _is_heard(self) -> bool:
+        """Whether the group knows this member, after a heartbeat; it joins the coming generation if there is one."""
+        now, timeout = self._network.clock(), self._network.broker.session_timeout
+        if self._network.outage("heartbeat") is not None:
+            if now - self._heard > timeout:
+                self._lose()
+            return False
+        try:
+            heard = self._group.hear(self._seat, self._member, now)
+        except Replaced:
+            self._lose()
+            return False
+        if heard is Heard.UNKNOWN or now - self._heard > timeout:
+            if self._generation >= 0:
+                self._lose()
+                return False
+            self._join()  # nothing was assigned: the client does not say that its session was over
+        self._heard = now
+        grown = self._has_grown(now)  # whoever is not the leader joins again, and is given what it had
+        if grown and self._group.leader == self._seat:
+            self._group.rebalance()
+        if grown or heard is Heard.REBALANCING:
+            self._join_generation()
+        return True
+
+    def _join_generation(self) -> None:
+        if self._generation >= 0:
+            self._positions = {}
+            self._rebalances += 1
+            self._on_revoked()
+        self._generation = -1
+        self._group.rejoin(self._seat)
+
+    def _lose(self) -> None:
+        """The membership is over: another member has it, or the session has timed out."""
+        self._lost, self._generation, self._positions = True, -1, {}
+        self._rebalances += 1
+        self._on_lost()
+
+    def _count(self) -> dict[str, int]:
+        topics = self._network.broker.topics
+        return {name: len(topics[name].partitions) for name in self._topics if name in topics}
+
+    def _has_grown(self, now: float) -> bool:
+        """Whether topics have other partitions than this client knew; it asks once what it knows is old."""
+        known = self._counts
+        if now - self._counted >= self._metadata_age:
+            self._counts, self._counted = self._count(), now
+        return known != self._counts
 
     def _fetch(self, tp: TopicPartition, limit: int) -> list[Message]:
         """The next records of a partition, which then goes to the end of the queue."""
@@ -406,7 +563,11 @@ class MemoryConsumer:
             self._group.check(metadata)
             self._group.positions.update(positions)
 
-        self._request("commit", commit)
+        try:
+            self._request("commit", commit)
+        except Replaced as replaced:
+            self._lose()
+            raise Abortable(str(replaced)) from None
 
     def hold_seat(self) -> bool:
         return self._request("hold_seat", lambda: self._group.holds(self._seat, self._member))
@@ -420,6 +581,10 @@ class MemoryConsumer:
 
     def close(self) -> None:
         self._positions = {}
+
+    def give_up(self) -> bool:
+        """Leaves the group; whether the seat was this member's."""
+        return self._group.leave(self._seat, self._member)
 
     def _request(self, name: str, action: Callable[[], T]) -> T:
         return self._network.request(name, action, self)

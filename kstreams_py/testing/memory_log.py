@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 
-from kstreams_py.delivery import Durability, Promise, TopicInfo
+from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Isolation
-from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network
+from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network, Outage
 
 
 class ManualClock:
@@ -46,6 +46,7 @@ class MemoryLog:
     write stays with them for so long, or until a flush or a commit, and a producer that is dropped loses it. With
     `marker_delay` (seconds), a transaction's records and positions show that much after the answer to its commit. With
     `chance` (seeded), a consumer gets what happens to have come: of any partition first, little or nothing at times.
+    Consumers learn of new partitions after `metadata_age` (seconds) at most.
     """
 
     def __init__(
@@ -57,17 +58,19 @@ class MemoryLog:
         linger: float = 0.0,
         marker_delay: float = 0.0,
         chance: Random | None = None,
+        metadata_age: float = 0.0,
     ) -> None:
         self.clock: Callable[[], float] = clock or ManualClock()
         self._broker = Broker(
             transaction_timeout=transaction_timeout, session_timeout=session_timeout, marker_delay=marker_delay
         )
         self._network = Network(self._broker, self.clock, linger, chance)
+        self._metadata_age = metadata_age
 
     # delivery.Log
 
-    def consumer(self, group: str, seat: str) -> MemoryConsumer:
-        return MemoryConsumer(self._network, group, seat)
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> MemoryConsumer:  # noqa: ARG002
+        return MemoryConsumer(self._network, group, seat, self._metadata_age)
 
     def producer(
         self,
@@ -94,6 +97,10 @@ class MemoryLog:
                 self._broker.create_topic(name, partitions, settings)
 
         self._network.request("create_topics", create)
+
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, MemoryConsumer)
+        return self._network.request("leave", consumer.give_up)
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
@@ -144,6 +151,16 @@ class MemoryLog:
         self._network.pass_time()
         return dict(self._broker.group(name).positions)
 
+    def delete(self, topic: str) -> None:
+        """Deletes a topic, and the positions that groups have in it."""
+        self._network.pass_time()
+        self._broker.delete_topic(topic)
+
+    def forget_positions(self, group: str) -> None:
+        """Deletes a group's positions, as the broker does once the group had no members for too long."""
+        self._network.pass_time()
+        self._broker.group(group).positions.clear()
+
     # What goes wrong.
 
     @property
@@ -178,3 +195,12 @@ class MemoryLog:
         error of "produce" or "add_partition" makes the client try again, if that is its promise; others fail the batch.
         """
         self._network.inject(request, nth, Fault(error, applied, late))
+
+    def begin_outage(
+        self, seconds: float, requests: Collection[str], applied: Callable[[], bool] = lambda: False
+    ) -> None:
+        """For so long, requests of these names raise Retriable, carried out (`applied`, asked each time) or not.
+
+        With "heartbeat", members hear nothing of their groups: no session ends, and no rebalance is served.
+        """
+        self._network.begin_outage(Outage(self.clock() + seconds, frozenset(requests), applied))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from kstreams_py.config import Settings
+from kstreams_py.errors import Replaced
 from kstreams_py.ports.broker import Node, server_properties
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +77,18 @@ def test_compose_waits_for_brokers_and_gives_workers_time_to_drain(services: dic
         assert service["environment"]["KSTREAMS_BOOTSTRAP_SERVERS"] == ",".join(f"{name}:9092" for name in BROKERS)
     drain = Settings.model_fields["drain_timeout_ms"].default / 1000
     assert all(int(services[f"worker-{i}"]["stop_grace_period"].removesuffix("s")) > drain for i in range(2))
+
+
+def test_compose_does_not_restart_a_worker_whose_slot_was_taken(services: dict[str, dict[str, Any]]) -> None:
+    """`on-failure` leaves down what ends with 0: tini's -e turns a status into that, and passes on all others."""
+    entrypoint = json.loads(
+        re.findall(r"^ENTRYPOINT (.+)$", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)[-1]
+    )
+    assert entrypoint[0] == "tini"
+    mapped = [entrypoint[0], "-e", str(Replaced.exit_status), *entrypoint[1:]]
+    for name in ("worker-0", "worker-1"):
+        assert (services[name]["entrypoint"], services[name]["restart"]) == (mapped, "on-failure")
+    assert f"tini -e {Replaced.exit_status}" in (DOCKER / "README.md").read_text()
 
 
 def test_broker_in_a_container_has_the_embedded_brokers_settings_but_for_the_listeners(kafka_node: ModuleType) -> None:

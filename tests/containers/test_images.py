@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
@@ -17,6 +18,7 @@ from tests.system.command import command
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
 
 RECORDS = 6_000
+COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 
 
 @pytest.fixture
@@ -58,6 +60,18 @@ def test_worker_image_drains_on_sigterm_and_the_slot_goes_on_to_the_row(
         flights.await_all()
     assert [stopped(worker) for worker in workers] == [0, 0]
     assert flights.wrong(data) == []
+
+
+def test_worker_of_compose_ends_with_0_where_its_slot_was_taken_and_with_its_status_else(images: None) -> None:
+    entrypoint = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["worker-0"]["entrypoint"]
+    *tini, program = entrypoint
+    assert program == "kstreams"
+    statuses = []
+    for status in (0, 1, 3, 4):
+        ends = {"entrypoint": [*tini, "sh", "-c", f"exit {status}"]}
+        with DockerContainer("kstreams-worker").with_kwargs(**ends) as container:
+            statuses.append(container.get_wrapped_container().wait()["StatusCode"])
+    assert statuses == [0, 1, 3, 0]
 
 
 def test_worker_image_does_not_run_as_root(images: None) -> None:

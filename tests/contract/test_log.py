@@ -492,6 +492,43 @@ def test_rebalance_makes_the_commit_of_a_member_of_an_older_generation_abortable
     assert first.consumer.committed([zero]) == {zero: 1}
 
 
+def test_leave_gives_the_partitions_of_a_closed_member_to_the_others(rig: Rig) -> None:
+    group, topic = rig.name(), rig.topic(2)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    rig.append(topic, b"a", b"b", partition=1)
+    first, second = rig.member(group, "a", topic), Member(rig.log.consumer(group, "b"), [topic])
+    together((first, zero), (second, one))
+    second.consumer.commit({one: 1})
+    second.consumer.close()
+    assert rig.log.leave(second.consumer)
+    until(lambda: first.poll().rows == [(1, 1, b"b")])
+    assert first.events == [{zero}, "revoked", {zero, one}]
+    assert not rig.log.leave(second.consumer)
+
+
+def test_leave_of_a_member_that_was_replaced_leaves_its_replacement_alone(rig: Rig) -> None:
+    group, topic = rig.name(), rig.topic(2)
+    partitions = rig.partitions(topic)
+    old = Member(rig.log.consumer(group, "a"), [topic])
+    until(lambda: old.poll().holds(*partitions))
+    old.consumer.close()
+    new = rig.member(group, "a", topic)
+    until(lambda: new.poll().holds(*partitions))
+    assert not rig.log.leave(old.consumer)
+    new.consumer.commit({partitions[0]: 0})
+    new.consumer.hold_seat()
+    assert new.poll().events == [set(partitions)]
+
+
+def test_leave_of_a_consumer_that_never_joined_removes_nobody(rig: Rig) -> None:
+    group, topic = rig.name(), rig.topic()
+    holder = rig.member(group, "a", topic)
+    until(lambda: holder.poll().holds(*rig.partitions(topic)))
+    assert not rig.log.leave(rig.consumer(group, "a"))
+    holder.consumer.hold_seat()
+    assert not rig.log.leave(rig.consumer(group, "b"))
+
+
 # Records.
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 
@@ -40,9 +41,17 @@ def last(name: str) -> Place:
     return lambda points: len(points) - points[::-1].index(name)
 
 
-def reading(points: Sequence[str]) -> int:
-    """The first consume that brings records: within it, the worker is assigned its partitions."""
-    return last("consume")(points[: points.index("committed")])
+def before_function(name: str) -> Place:
+    """The last request of such a name before the function is called: no other is in between but what the group begins
+    with."""
+    return lambda points: last(name)(points[: points.index("function")])
+
+
+reading = before_function("consume")
+"""The consume that brings records."""
+
+saving = before_function("commit")
+"""At most once: the commit of the positions of what is about to be run."""
 
 
 def after_output(*names: str) -> Place:
@@ -60,8 +69,8 @@ SAVE = ("commit", "commit_transaction")
 
 CELLS: dict[str, tuple[Fault, Place, dict[Guarantee, int]]] = {
     "after read": (Fault.DIES_AFTER, reading, {AMO: 1, ALO: 1, EO: 1}),
-    "before the position is saved": (Fault.DIES, first("commit"), {AMO: 1}),
-    "after the position was saved": (Fault.DIES_AFTER, first("commit"), {AMO: 0}),
+    "before the position is saved": (Fault.DIES, saving, {AMO: 1}),
+    "after the position was saved": (Fault.DIES_AFTER, saving, {AMO: 0}),
     "during processing": (Fault.DIES, first("function"), {AMO: 0, ALO: 1, EO: 1}),
     "before its output has left": (Fault.DIES, after_output("produce"), {AMO: 0, ALO: 1, EO: 1}),
     "after its output was written": (Fault.DIES_AFTER, last("produce"), {AMO: 1, ALO: 2, EO: 1}),
@@ -79,8 +88,8 @@ CELLS: dict[str, tuple[Fault, Place, dict[Guarantee, int]]] = {
 
 EFFECTS: dict[str, tuple[Fault, Place, dict[Guarantee, int]]] = {
     "after read": (Fault.DIES_AFTER, reading, {AMO: 1, ALO: 1, EO: 1}),
-    "before the position is saved": (Fault.DIES, first("commit"), {AMO: 1}),
-    "after the position was saved": (Fault.DIES_AFTER, first("commit"), {AMO: 0}),
+    "before the position is saved": (Fault.DIES, saving, {AMO: 1}),
+    "after the position was saved": (Fault.DIES_AFTER, saving, {AMO: 0}),
     "before its effect": (Fault.DIES, first("function"), {AMO: 0, ALO: 1, EO: 1}),
     "after its effect": (Fault.DIES, last("returned"), {AMO: 1, ALO: 2, EO: 2}),
     "before its position is saved": (Fault.DIES, after_output(*SAVE), {ALO: 2, EO: 2}),
@@ -108,12 +117,21 @@ def copies(world: World) -> dict[tuple[str, bytes], int]:
     return {row: found[row] for step in steps for row in kind.results(step)}
 
 
+@cache
+def undisturbed_attempt(kind: Kind, guarantee: Guarantee, attempt: int) -> tuple[tuple[Strike, ...], Sequence[str]]:
+    """What befalls the attempts before the nth, each as it reads its positions; and the points of the nth."""
+    before: tuple[Strike, ...] = ()
+    for _ in range(attempt - 1):
+        points = run(Plan(kind, guarantee, 0, before, records=1)).points
+        before += (Strike(Fault.DIES, first("committed")(points)),)
+    return before, run(Plan(kind, guarantee, 0, before, records=1)).points
+
+
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 @pytest.mark.parametrize(("kind", "guarantee", "cell"), CASES)
 def test_copies_are_those_of_the_crash_table(kind: Kind, guarantee: Guarantee, cell: str, attempt: int) -> None:
     fault, place, expected = (EFFECTS if kind is Kind.SINK else CELLS)[cell]
-    undisturbed = run(Plan(kind, guarantee, 0, records=1)).points
-    before = (Strike(Fault.DIES, first("committed")(undisturbed)),) * (attempt - 1)
+    before, undisturbed = undisturbed_attempt(kind, guarantee, attempt)
     world = run(Plan(kind, guarantee, 0, (*before, Strike(fault, place(undisturbed))), records=1))
     assert world.fired == [Fault.DIES] * (attempt - 1) + [fault]
     assert set(copies(world).values()) == {expected[guarantee]}, world.report()

@@ -192,7 +192,7 @@ def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("torn", "duplicate")
 def commit_of_partitions_that_were_taken_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "doom", lambda self: None)
+    patch.setattr(Session, "revoke", lambda self: None)
 
 
 @mutation("torn", "duplicate", struck=[(Fault.SLOW, "returned"), (Fault.DOUBLED, "commit")])
@@ -211,10 +211,11 @@ def seat_asked_for_by_a_plain_commit(patch: pytest.MonkeyPatch) -> None:
 def records_of_before_a_rewind_kept(patch: pytest.MonkeyPatch) -> None:
     assign, clear = Tasks.assign, Tasks.clear
 
-    def assign_on_top(self: Tasks, *arguments: Any) -> None:
+    def assign_on_top(self: Tasks, *arguments: Any) -> list[str]:
         buffers = self._buffers
-        assign(self, *arguments)
+        reasons = assign(self, *arguments)
         self._buffers = buffers
+        return reasons
 
     def clear_but_buffers(self: Tasks) -> None:
         buffers = self._buffers

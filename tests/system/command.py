@@ -104,6 +104,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def children(pid: int) -> list[int]:
+    """The process ids of those that a process has started and that it has not collected yet."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def await_end(pid: int) -> None:
     wait_until(lambda: not alive(pid), f"the end of process {pid}")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,8 @@ from kstreams_py import Graph, Settings
 from kstreams_py.engine.slot import Slot
 from kstreams_py.engine.supervisor import REPORT_FD
 from kstreams_py.engine.transaction import OUTPUTS_HELD, Surroundings
+from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import FileRegistry
 
@@ -151,6 +154,27 @@ class Cluster:
             consumer.close()
         return {p.partition: p.offset for p in found if p.offset >= 0}
 
+    def members(self, group: str) -> list[str]:
+        """The static members that a group knows, those that wait for its rebalance among them."""
+        found = self.admin.describe_consumer_groups([group])[group].result()
+        return [member.group_instance_id for member in found.members]
+
+    def set_positions(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
+        """As an operator sets the committed positions of a group that has no members."""
+        offsets = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
+        asked = [ck.ConsumerGroupTopicPartitions(group, offsets)]
+
+        def are_set() -> bool:
+            (future,) = self.admin.alter_consumer_group_offsets(asked).values()
+            return all(p.error is None for p in future.result().topic_partitions)
+
+        wait_until(are_set, f"{group} at {positions}", 20)
+
+    def forget_group(self, group: str) -> None:
+        """Deletes a group without members: its committed positions are gone, as after offsets.retention.minutes."""
+        for future in self.admin.delete_consumer_groups([group]).values():
+            future.result()
+
     def await_committed(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Returns once the group has committed exactly these offsets."""
         wait_until(lambda: self.committed(group, topic) == offsets, f"{group} at {offsets} of {topic}")
@@ -175,6 +199,28 @@ def transactional_ids(bootstrap_servers: str) -> list[str]:
         return [str(found) for found in admin.list_transactions()]
     finally:
         admin.close()
+
+
+@contextmanager
+def asking_for_password(user: str, password: str, **settings: str) -> Iterator[tuple[str, Cluster]]:
+    """A broker that asks for a password: the address where it does so, and the cluster by a door where it does not."""
+    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
+        for each in (a, b, c):
+            each.bind(("127.0.0.1", 0))
+        plain, controller, asking = (each.getsockname()[1] for each in (a, b, c))
+    listeners = f"BROKER://127.0.0.1:{plain},CLIENT://127.0.0.1:{asking}"
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    guarding = {
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": listeners,
+        "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT,CLIENT:SASL_PLAINTEXT",
+        "controller.quorum.voters": f"0@127.0.0.1:{controller}",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.client.plain.sasl.jaas.config": f'{login} required user_{user}="{password}";',
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }
+    with EmbeddedKafka(kafka_classpath(), find_java(), port=plain, settings=guarding) as kafka:
+        yield f"127.0.0.1:{asking}", Cluster(kafka.bootstrap_servers)
 
 
 class RunningSlot:
@@ -223,7 +269,8 @@ def running(
         for slot in slots:
             slot.join()
             RunningSlot.active.remove(slot)
-    assert [slot.failure for slot in slots] == [None] * len(slots)
+    failures = [repr(slot.failure) for slot in slots if slot.failure is not None]
+    assert failures == [], failures
 
 
 class WorkerProcess:

@@ -53,6 +53,7 @@ class Fate(StrEnum):
     HELD = "held"
     LOST = "lost"
     DOUBLED = "doubled"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,10 @@ class Proxy:
         """Sends one twice. Of the broker's two responses to a doubled request the client gets the first."""
         return self._add(Rule(Fate.DOUBLED, api, side, client, nth, 1, None))
 
+    def refuse(self, *, client: str | None = None, nth: int = 1) -> Rule:
+        """Answers one Produce request (of one partition) as a broker that does not lead it, which never sees it."""
+        return self._add(Rule(Fate.REFUSED, "Produce", "request", client, nth, 1, None))
+
     def lift(self) -> None:
         """Ends all rules; what is held goes on."""
         with self._lock:
@@ -253,6 +258,7 @@ class _Connection:
         self._asked: deque[tuple[Frame, Rule | None, bool]] = deque()
         """Requests that the broker has not answered: with the rule for each, and whether its client gets the answer."""
         self._deaf = False
+        self._answering = threading.Lock()
         self._idle = threading.Condition()
         for end in (client, broker):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -281,6 +287,9 @@ class _Connection:
                     while rule.silent and _read(self._client) is not None:
                         pass
                     break
+                if rule and rule.fate is Fate.REFUSED:
+                    self._answer(_not_leader(frame))
+                    continue
                 if rule and rule.fate is Fate.HELD:
                     held = True
                     rule.wait()
@@ -313,13 +322,17 @@ class _Connection:
                     rule.wait()
                 if wanted and not self._deaf:
                     with contextlib.suppress(OSError):  # a client that went away; the broker's answers still count
-                        _write(self._client, body)
+                        self._answer(body)
                         if rule and rule.fate is Fate.DOUBLED:
-                            _write(self._client, body)
+                            self._answer(body)
         with self._idle:
             self._asked.clear()
             self._idle.notify()
         self.close()
+
+    def _answer(self, body: bytes) -> None:
+        with self._answering:
+            _write(self._client, body)
 
     def _answered(self, body: bytes) -> tuple[Frame, Rule | None, bool]:
         """The request that a response belongs to: they come in order, but to those with acks=0 there is none."""
@@ -329,6 +342,19 @@ class _Connection:
                 pass
             self._idle.notify()
         return asked
+
+
+def _not_leader(request: Frame) -> bytes:
+    """NOT_LEADER_OR_FOLLOWER to a Produce request of one partition, in the flexible versions 9 to 12."""
+    assert 9 <= request.version <= 12, request.version
+    body, at = request.body, 10
+    at += max(0, struct.unpack_from(">h", body, 8)[0]) + 1  # client id, tags
+    at += max(1, body[at]) + 6  # transactional id, acks and time-out
+    name = body[at + 2 : at + 1 + body[at + 1]]
+    (partition,) = struct.unpack_from(">i", body, at + 2 + len(name) + 1)
+    answer = struct.pack(">ihqqq", partition, 6, -1, -1, -1) + b"\x01\x00\x00"  # no record errors, message, tags
+    topics = b"\x02" + bytes([len(name) + 1]) + name + b"\x02" + answer + b"\x00"
+    return struct.pack(">i", request.correlation) + b"\x00" + topics + struct.pack(">i", 0) + b"\x00"
 
 
 def _read(end: socket.socket) -> bytes | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,11 +15,9 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.ports.registry import FileRegistry
 from tests.system.command import Finished, command, contents, kstreams
-from tests.system.harness import Cluster
+from tests.system.harness import Cluster, asking_for_password
 
 MakeSettings = Callable[..., Settings]
 
@@ -128,22 +125,8 @@ def test_address_that_is_none_is_refused(place: Place, address: str) -> None:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[tuple[str, Cluster]]:
     """A broker that asks for a password: the address where it does so, and the cluster by a door where it does not."""
-    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
-        for each in (a, b, c):
-            each.bind(("127.0.0.1", 0))
-        plain, controller, asking = (each.getsockname()[1] for each in (a, b, c))
-    listeners = f"BROKER://127.0.0.1:{plain},CLIENT://127.0.0.1:{asking}"
-    login = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    settings = {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": listeners,
-        "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT,CLIENT:SASL_PLAINTEXT",
-        "controller.quorum.voters": f"0@127.0.0.1:{controller}",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.client.plain.sasl.jaas.config": f'{login} required user_alice="{PASSWORD}";',
-    }
-    with EmbeddedKafka(kafka_classpath(), find_java(), port=plain, settings=settings) as kafka:
-        yield f"127.0.0.1:{asking}", Cluster(kafka.bootstrap_servers)
+    with asking_for_password("alice", PASSWORD) as found:
+        yield found
 
 
 def credentials(address: str, password: str) -> dict[str, str]:

@@ -19,7 +19,6 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
-from kstreams_py.errors import Abortable
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.testing import Anomaly, Expected, Kind, check, explain
 from tests.system.harness import Cluster, running, wait_until
@@ -67,11 +66,9 @@ def proxy(proxied: tuple[Cluster, Proxy]) -> Iterator[Proxy]:
 def through(proxy: Proxy, directory: Path, **changed: Any) -> Settings:
     """Settings of a worker behind the proxy; nothing is committed for being old."""
     values = {"session_timeout_ms": 10_000, "transaction_timeout_ms": 8_000, "commit_interval_ms": 7_000}
+    kafka = {"socket.timeout.ms": SOCKET_TIMEOUT_MS, **changed.pop("kafka", {})}
     return Settings.load(
-        bootstrap_servers=proxy.bootstrap_servers,
-        schema_directory=directory,
-        kafka={"socket.timeout.ms": SOCKET_TIMEOUT_MS},
-        **(values | changed),
+        bootstrap_servers=proxy.bootstrap_servers, schema_directory=directory, kafka=kafka, **(values | changed)
     )
 
 
@@ -406,23 +403,74 @@ def disturb(proxy: Proxy, api: str, fault: str, client: str) -> Rule:
     return (proxy.drop if what == "lost" else proxy.double)(api, side=side, client=client)
 
 
-def test_at_most_once_lost_request_and_lost_response_are_one_error(
-    name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path
+@pytest.mark.parametrize("fault", ["request lost", "response lost", "request doubled"])
+def test_at_most_once_record_sent_again_is_there_once_as_its_producer_is_idempotent(
+    fault: str, name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path
 ) -> None:
-    """KS-10: who gets no answer cannot know; the record is there after the one, and not after the other."""
+    """KS-10: who gets no answer cannot know, and need not: the broker knows the record by its sequence number."""
     cluster.create(name)
-    errors = []
-    for fault in ("request lost", "response lost"):
-        producer = KafkaLog(through(proxy, tmp_path)).producer(AT_MOST_ONCE, Durability.COMMITTED, f"{name}.{fault}")
-        rule = disturb(proxy, "Produce", fault, f"{name}.{fault}")
-        producer.write([record(name, fault.encode())])
-        with pytest.raises(Abortable) as raised:
-            producer.flush()
-        producer.drop()
-        assert len(rule.caught) == 1
-        errors.append(str(raised.value))
-    assert errors[0] == errors[1]
-    assert cluster.values(name) == [b"response lost"]
+    producer = KafkaLog(through(proxy, tmp_path)).producer(AT_MOST_ONCE, Durability.COMMITTED, name)
+    rule = disturb(proxy, "Produce", fault, name)
+    producer.write([record(name, b"once")])
+    producer.flush()
+    producer.drop()
+    assert len(rule.caught) == 1
+    assert cluster.values(name) == [b"once"]
+
+
+SMALL_BATCHES: Final = {"batch.num.messages": "3", "linger.ms": "0"}
+"""Thirty records make ten requests, of which several are on their way together."""
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_first_batch_of_a_producer_that_its_broker_does_not_lead_yet_is_written_before_the_others(
+    guarantee: Guarantee, name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path
+) -> None:
+    cluster.create(name)
+    promise = PROMISES[guarantee]
+    settings = through(proxy, tmp_path, kafka=SMALL_BATCHES)
+    producer = KafkaLog(settings).producer(promise, Durability.COMMITTED, name)
+    if promise.transactional:
+        producer.init_transactions()
+        producer.begin_transaction()
+    refused = proxy.refuse(client=name)
+    producer.write([record(name, b"%d" % number) for number in range(30)])
+    producer.flush()
+    if promise.transactional:
+        producer.commit_transaction()
+    producer.drop()
+    assert (len(refused.caught), cluster.values(name)) == (1, [b"%d" % number for number in range(30)])
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_plain_client_reports_a_first_batch_as_delivered_that_is_lost(
+    transactional: bool, name: str, cluster: Cluster, proxy: Proxy
+) -> None:
+    """Why the first record of a partition goes alone: the broker takes any sequence number of an unknown producer."""
+    cluster.create(name)
+    own = {"transactional.id": name} if transactional else {"enable.idempotence": True}
+    producer = ck.Producer(
+        {
+            "bootstrap.servers": proxy.bootstrap_servers,
+            "client.id": name,
+            "retry.backoff.ms": 50,
+            **SMALL_BATCHES,
+            **own,
+        }
+    )
+    if transactional:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    producer.list_topics(name, 10)
+    failed: list[Any] = []
+    refused = proxy.refuse(client=name)
+    for number in range(30):
+        producer.produce(name, b"%d" % number, on_delivery=lambda error, _: failed.append(error) if error else None)
+    assert producer.flush(30) == 0
+    if transactional:
+        producer.commit_transaction(30)
+    assert (len(refused.caught), failed) == (1, [])
+    assert cluster.values(name) == [b"%d" % number for number in range(3, 30)]
 
 
 @pytest.mark.parametrize("fault", ["response lost", "request doubled"])

@@ -215,3 +215,10 @@ def test_chaos_silence_lasts_to_the_end_where_nothing_comes_any_more() -> None:
     for partition in range(1, PARTITIONS):
         arrivals.add([Arrived(partition, 0, 0)], 11.0)
     assert arrivals.figures([], 10.0, 17.0)["longest silence s"] == 7.0
+
+
+def test_mistakes_of_one_round_count_and_everything_else_is_a_median() -> None:
+    results = Results()
+    for lost, silence in ((0, 1.0), (3, 5.0), (0, 1.2)):
+        results.add("chaos: ours", {"lost": lost, "longest silence s": silence})
+    assert (results.median("chaos: ours", "lost"), results.median("chaos: ours", "longest silence s")) == (3, 1.2)

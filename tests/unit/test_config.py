@@ -61,6 +61,8 @@ def test_defaults_are_those_of_a_broker_at_hand() -> None:
         "session_timeout_ms": 15_000,
         "request_timeout_ms": 15_000,
         "drain_timeout_ms": 10_000,
+        "stuck_timeout_ms": None,
+        "leave_on_stop": False,
         "kafka": {},
     }
 
@@ -119,6 +121,7 @@ def test_settings_reach_another_process_through_its_environment_as_they_were(
         schema_directory=tmp_path,
         auto_offset_reset="latest",
         commit_interval_ms=5,
+        stuck_timeout_ms=60_000,
         kafka={"sasl.password": password, "socket.timeout.ms": 2_000, "enable.metrics.push": False},
     )
     environment = settings.as_environment()
@@ -131,6 +134,7 @@ def test_settings_reach_another_process_through_its_environment_as_they_were(
 def test_settings_that_are_not_set_are_not_in_the_environment_of_another_process() -> None:
     environment = Settings.load().as_environment()
     assert "KSTREAMS_SCHEMA_REGISTRY_URL" not in environment
+    assert "KSTREAMS_STUCK_TIMEOUT_MS" not in environment
     assert environment["KSTREAMS_COMMIT_INTERVAL_MS"] == "100"
 
 
@@ -167,6 +171,21 @@ SOURCES = " (set by argument, KSTREAMS_* or a settings file)"
             ),
         ),
         (
+            {"stuck_timeout_ms": 999},
+            (
+                "settings: stuck_timeout_ms (999) must be at least 1000 and commit_interval_ms (100), or workers that "
+                "do their work count as stuck"
+            ),
+        ),
+        (
+            {"stuck_timeout_ms": 4_999, "commit_interval_ms": 5_000},
+            (
+                "settings: stuck_timeout_ms (4999) must be at least 1000 and commit_interval_ms (5000), or workers "
+                "that do their work count as stuck"
+            ),
+        ),
+        ({"stuck_timeout_ms": 0}, "stuck_timeout_ms: Input should be greater than 0"),
+        (
             {"transaction_timeout_ms": 15_001},
             (
                 "settings: transaction_timeout_ms (15001) must not exceed session_timeout_ms (15000), or a dead "
@@ -186,6 +205,8 @@ def test_refusal_names_the_setting_and_what_is_wrong(arguments: dict[str, Any], 
 def test_timeouts_at_their_limits_are_taken() -> None:
     settings = Settings.load(commit_interval_ms=14_999, transaction_timeout_ms=15_000, session_timeout_ms=15_000)
     assert settings.transaction_timeout_ms == settings.session_timeout_ms
+    assert Settings.load(stuck_timeout_ms=1_000).stuck_timeout_ms == 1_000
+    assert Settings.load(stuck_timeout_ms=2_000, commit_interval_ms=2_000).stuck_timeout_ms == 2_000
 
 
 @pytest.mark.parametrize("name", OWNED)

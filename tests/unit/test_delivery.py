@@ -14,6 +14,7 @@ from kstreams_py.delivery import (
     Durability,
     Guarantee,
     Promise,
+    Start,
     hash_prefix,
     joined_hash,
     pack_offset,
@@ -77,10 +78,23 @@ def test_hashes_of_many_positions_do_not_collide() -> None:
 
 
 def test_choices_survive_encoding_and_refuse_other_bytes() -> None:
-    choices = Choices((("flights.ewr", 4), ("flights.jfk", 2**40), ("flights.ewr", 9)))
+    choices = Choices(
+        (("flights.ewr", 4), ("flights.jfk", 2**40), ("flights.ewr", 9)),
+        (Start("flights.ewr", "id-1", 3), Start("flights.jfk", "", 2**40)),
+    )
+    assert choices.encode()[:1] == b"\x02"
     assert Choices.decode(choices.encode()) == choices
-    with pytest.raises(ValueError, match="not with version"):
-        Choices.decode(b"\x02" + choices.encode()[1:])
+    for first in (b"", b"\x00", b"\x03"):
+        with pytest.raises(ValueError, match=r"a journal record starts with .*, not with a version up to b'\\x02'"):
+            Choices.decode(first + choices.encode()[1:] if first else b"")
+
+
+def test_choices_of_version_1_are_read_as_runs_of_inputs_that_are_not_known() -> None:
+    written = b"\x01\x04\x02a\x06\x02b\x02\x00"  # by version 0.1.0
+    choices = Choices.decode(written)
+    assert choices == Choices((("a", 3), ("b", 1)))
+    assert choices.still_valid({"a": 0, "b": 0}, {"a": "id-a", "b": "id-b"}) == (choices, [])
+    assert choices.still_valid({"a": 0}, {"a": "id-a"}) == (Choices((("a", 3),)), ["'b' is no input any more"])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +110,67 @@ def test_choices_survive_encoding_and_refuse_other_bytes() -> None:
 def test_choices_after_a_commit_are_those_not_delivered(
     committed: dict[str, int], left: tuple[tuple[str, int], ...]
 ) -> None:
-    assert Choices((("a", 3), ("b", 1), ("a", 8))).after(committed) == Choices(left)
+    starts = {"a": Start("a", "id-a", 2), "b": Start("b", "id-b", 1)}
+    made = Choices((("a", 3), ("b", 1), ("a", 8)), (*starts.values(),))
+    expected = Choices(left, tuple(start for topic, start in starts.items() if topic in dict(left)))
+    assert made.after(committed) == expected
+    if not committed or min(committed.values()) > 1:
+        assert made.still_valid(committed, {"a": "id-a", "b": "id-b"}) == (expected, [])
+
+
+A, B, C = Start("a", "id-a", 2), Start("b", "id-b", 1), Start("c", "id-c", 0)
+SAVED = Choices((("a", 3), ("b", 1), ("c", 0), ("a", 8)), (A, B, C))
+IDS = {"a": "id-a", "b": "id-b", "c": "id-c"}
+
+
+@pytest.mark.parametrize(
+    ("committed", "ids", "left", "reasons"),
+    [
+        ({"a": 2, "b": 1, "c": 0}, IDS, SAVED, []),
+        ({"a": 2, "b": 1, "c": 0}, {**IDS, "d": "id-d"}, SAVED, []),  # an input more
+        (
+            {"a": 2, "c": 0},
+            {"a": "id-a", "c": "id-c"},
+            Choices((("a", 3), ("c", 0), ("a", 8)), (A, C)),
+            ["'b' is no input any more"],
+        ),
+        (
+            {"a": 2, "b": 0, "c": 0},  # a topic that is new begins at 0: nobody has set it back
+            {**IDS, "b": "id-2"},
+            Choices((("a", 3), ("c", 0), ("a", 8)), (A, C)),
+            ["'b' was deleted and created again"],
+        ),
+        (
+            {"a": 4, "c": 0},
+            {"a": "id-a", "c": "id-2"},
+            Choices((("a", 8),), (A,)),
+            ["'b' is no input any more", "'c' was deleted and created again"],
+        ),
+        ({"b": 2, "c": 1}, {"b": "id-b", "c": "id-c"}, Choices(), ["'a' is no input any more"]),
+        ({"a": 9, "b": 2, "c": 1}, {"a": "id-2", "b": "id-2", "c": "id-2"}, Choices(), []),  # all were delivered
+        ({"a": 1, "b": 1, "c": 0}, IDS, Choices(), ["the position of 'a' was set back from 2 to 1"]),
+        (
+            {"a": 0, "b": 0, "c": 0},
+            IDS,
+            Choices(),
+            ["the position of 'a' was set back from 2 to 0", "the position of 'b' was set back from 1 to 0"],
+        ),
+        ({"a": 1, "b": 1}, {"a": "id-a", "b": "id-b"}, Choices(), ["the position of 'a' was set back from 2 to 1"]),
+        ({"a": 9, "b": 1, "c": 0}, IDS, Choices((("b", 1), ("c", 0)), (B, C)), []),  # set forward: as if delivered
+        ({"a": 2, "c": 0}, IDS, SAVED, []),  # an input that is not assigned to this worker yet
+        ({"a": 2, "b": 1, "c": 0}, {**IDS, "b": ""}, SAVED, []),  # a broker that tells no ids
+    ],
+)
+def test_choices_hold_for_the_topics_and_positions_that_they_were_made_for(
+    committed: dict[str, int], ids: dict[str, str], left: Choices, reasons: list[str]
+) -> None:
+    assert SAVED.still_valid(committed, ids) == (left, reasons)
+
+
+def test_choices_made_where_topics_had_no_ids_hold_by_name() -> None:
+    saved = Choices((("a", 3),), (Start("a", "", 2),))
+    assert saved.still_valid({"a": 2}, {"a": "id-a"}) == (saved, [])
+    assert saved.still_valid({"a": 1}, {"a": "id-a"}) == (Choices(), ["the position of 'a' was set back from 2 to 1"])
 
 
 def test_guarantees_keep_the_promises_of_the_table() -> None:

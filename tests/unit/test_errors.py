@@ -47,7 +47,7 @@ def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
     statuses = {name: getattr(errors, name).exit_status for name in drawn() if name != "Stop"}
     assert {s: [n for n in statuses if statuses[n] == s] for s in sorted(set(statuses.values()))} == {
         1: ["KStreamsError", "LogError", "Retriable", "Refused", "Abortable", "OutcomeUnknown", "Fenced", "Fatal",
-            "DrainTimeout", "HistoryError", "WorkersFailed", "DecodeError"],
+            "DrainTimeout", "WorkerStuck", "HistoryError", "WorkersFailed", "DecodeError"],
         2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordRefused",
             "RecordTooLarge", "MissingSoftware"],
         3: ["Unavailable", "BrokerUnavailable", "NotAuthorized", "SinkUnavailable"],

@@ -38,12 +38,15 @@ from kstreams_py.ports.kafka.clients import (
     KafkaConsumer,
     KafkaProducer,
 )
+from kstreams_py.ports.kafka.errors import RIGHTS
 from kstreams_py.record import TopicPartition
 from tests.unit.fakes import Read
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 CODES = ck.KafkaError
-ELSEWHERE = "g.0@host-7-42 on /10.0.0.7"
+ELSEWHERE = ("g.0@host-7-42", "10.0.0.7")
+IS_ELSEWHERE = "g.0@host-7-42 on 10.0.0.7"
+SETTINGS = {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}
 
 
 def failing(code: int, **flags: bool) -> ck.KafkaException:
@@ -115,13 +118,17 @@ class Client:
 def metadata(topic: str, code: int | None) -> Any:
     """The cluster's metadata of one topic."""
     error = None if code is None else ck.KafkaError(code)
-    return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
+    return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={})})
 
 
 def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
     """A partition as the client answers it."""
     error = None if code is None else ck.KafkaError(code)
     return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=error)
+
+
+def replaced_by(member: object) -> str:
+    return f"another worker has taken the slot of g.0 over (member {member}; {IS_ELSEWHERE}); this one ends"
 
 
 class Member:
@@ -134,7 +141,9 @@ class Member:
         self.client = Client(self.did)
         monkeypatch.setattr(clients, "made", self._made)
         monkeypatch.setattr(clients, "time", SimpleNamespace(sleep=lambda seconds: self.did.append(("sleep", seconds))))
-        self.consumer = KafkaConsumer({"group.id": "g", "group.instance.id": "g.0"}, 1.0, self._holder)
+        self.consumer = KafkaConsumer(
+            {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, self._holder
+        )
         self.consumer.subscribe(
             ["b", "a"],
             lambda partitions: self.did.append(("assigned", partitions)),
@@ -152,7 +161,7 @@ class Member:
         self.did.append("asked")
         if isinstance(self.held, Exception):
             raise self.held
-        return None if self.held is None else Holder(self.held, ELSEWHERE)
+        return None if self.held is None else Holder(self.held, *ELSEWHERE)
 
     def assigned(self, *partitions: TopicPartition) -> list[Any]:
         self.client.on_assign(self.client, [stored(tp, 0) for tp in partitions])
@@ -261,7 +270,7 @@ def test_position_that_is_not_in_the_log_any_more_is_an_input_that_is_lost(code:
             CODES.TOPIC_AUTHORIZATION_FAILED,
             "a",
             "reading topic 'a'",
-            "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+            RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED],
         ),
         (CODES.GROUP_AUTHORIZATION_FAILED, "", "joining the group 'g'", "READ and DESCRIBE on the consumer group"),
     ],
@@ -366,6 +375,7 @@ def test_positions_that_fail_say_what_their_caller_must_do(
     doing = doing if of_partition else {"r": "reading committed positions", "c": "committing positions"}[doing[0]]
     with pytest.raises(leaf) as caught:
         call(member.consumer)
+    doing += " (group 'g')" if leaf is NotAuthorized else ""
     assert (type(caught.value), str(caught.value).partition(": ")[0]) == (leaf, doing)
     assert "lost" not in member.since()
 
@@ -454,7 +464,7 @@ def test_membership_is_held_lost_or_nobodys(
     else:
         with pytest.raises(outcome) as caught:
             member.consumer.hold_seat()
-        assert str(caught.value) == f"another worker has taken the slot of g.0 over ({ELSEWHERE}); this one ends"
+        assert str(caught.value) == replaced_by(held)
     assert member.since() == ["asked"]
 
 
@@ -541,7 +551,7 @@ def test_lost_membership_is_replacement_only_if_the_group_says_so(
         if replaced and attempt == times:
             with pytest.raises(Replaced) as caught:
                 member.consumer.consume(1, 0.0)
-            assert str(caught.value) == f"another worker has taken the slot of g.0 over ({ELSEWHERE}); this one ends"
+            assert str(caught.value) == replaced_by(held)
             assert member.since() == ["asked"]
         else:
             assert [m.offset() for m in member.consumer.consume(1, 0.0)] == [0]
@@ -571,7 +581,9 @@ def test_group_that_does_not_say_who_holds_a_lost_membership_is_asked_again(
 def test_consumer_that_never_subscribed_joins_no_group_by_a_rejoin(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[object] = []
     monkeypatch.setattr(clients, "made", lambda *_: Client(did))
-    KafkaConsumer({"group.id": "g", "group.instance.id": "g.0"}, 1.0, lambda *_: None).rejoin()
+    KafkaConsumer(
+        {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, lambda *_: None
+    ).rejoin()
     assert did == []
 
 
@@ -649,6 +661,7 @@ def producer_of(
         return client
 
     monkeypatch.setattr(clients, "made", made)
+    monkeypatch.setattr(clients, "NEW_TOPIC_SECONDS", 0.0)  # without partitions there are no cold ones
     if isinstance(client, Queue):
         monkeypatch.setattr(clients, "time", client)
     return KafkaProducer(settings, limit)
@@ -664,11 +677,6 @@ def outputs(first: int, last: int) -> list[Output]:
 
 def failed(topic: str, value: bytes, *, timestamp: int | None = 5) -> Read:
     return Read(topic, -1, value, partition=3, key=b"k", headers=[("h", b"1")], timestamp=timestamp)
-
-
-def given_back(topic: str, value: bytes, timestamp: int = 5) -> Output:
-    """What such a delivery is handed back as: to the partition that the client chose, or its order would change."""
-    return (topic, value, b"k", 3, None, None, timestamp, [("h", b"1")])
 
 
 @pytest.mark.parametrize("settings", [TRANSACTIONAL, IDEMPOTENT])
@@ -716,7 +724,7 @@ def test_output_that_the_client_does_not_take_for_another_reason_says_what_to_do
 ) -> None:
     client = Queue()
     client.refuses = {b"0": CODES._STATE}
-    with pytest.raises(OutcomeUnknown, match=r"^writing to x: Local: Erroneous state"):
+    with pytest.raises(OutcomeUnknown, match=r"^writing to topic 'x': Local: Erroneous state"):
         producer_of(client, monkeypatch).write(outputs(0, 1))
 
 
@@ -725,7 +733,7 @@ def test_delivery_that_failed_before_is_why_the_client_takes_no_more(monkeypatch
     client.refuses, client.reports = {b"1": CODES._STATE}, [(CODES.INVALID_RECORD, failed("x", b"0"))]
     with pytest.raises(Refused) as caught:
         producer_of(client, monkeypatch).write(outputs(0, 2))
-    assert caught.value.outputs == [given_back("x", b"0")]
+    assert caught.value.outputs == []
 
 
 def test_write_waits_for_room_and_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,7 +764,7 @@ def test_queue_that_stays_full_ends_the_write_and_what_is_not_queued_stays_on_th
 def test_write_without_sequence_numbers_waits_in_vain_and_queues_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     client, written = Queue(sends=0), outputs(0, 1_500)
     producer = producer_of(client, monkeypatch, PLAIN)
-    with pytest.raises(Retriable, match=r"^1000 records wait for their acknowledgement$"):
+    with pytest.raises(Retriable, match=r"^1000 records were not acknowledged within 10 s$"):
         producer.write(written)
     assert (client.queue, written) == (outputs(0, 1_000), outputs(1_000, 1_500))
 
@@ -795,8 +803,8 @@ PASSING = (CODES.NOT_ENOUGH_REPLICAS, failed("z", b"4"))
 OF_CLUSTER = (CODES.CLUSTER_AUTHORIZATION_FAILED, failed("y", b"5"))
 
 IS_FORBIDDEN = (
-    "writing to topic 'y': the broker refuses it (TOPIC_AUTHORIZATION_FAILED): grant this user READ on the topic if it "
-    "is read, WRITE if it is written, and DESCRIBE (kafka-acls --add)"
+    "writing to topic 'y': the broker refuses it (TOPIC_AUTHORIZATION_FAILED): grant this user "
+    f"{RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED]} (kafka-acls --add)"
 )
 IS_MISSING = "topic 'gone' does not exist: run `kstreams topics create`"
 IS_REFUSED = (
@@ -836,7 +844,7 @@ def test_deliveries_that_failed_are_told_by_what_no_attempt_mends(
         producer.flush()
     assert (type(caught.value), str(caught.value)[: len(text)]) == (leaf, text)
     if isinstance(caught.value, Refused):
-        assert caught.value.outputs == [given_back("x", value) for value in given]
+        assert caught.value.outputs == []  # of a producer whose caller does the work again
     if later is None:
         producer.flush()
     else:
@@ -861,27 +869,38 @@ def test_refused_outputs_are_told_by_a_record_that_was_refused_itself(
     with pytest.raises(Refused) as caught:
         producer_of(client, monkeypatch, IDEMPOTENT).flush()
     assert type(caught.value.mistake) is mistake
-    assert len(caught.value.outputs) == len(reports)
 
 
-def test_refused_output_without_a_timestamp_is_given_back_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Queue()
-    client.reports = [(CODES.INVALID_TIMESTAMP, failed("x", b"1", timestamp=None))]
+def test_outputs_that_were_refused_are_given_back_as_they_were_written_where_they_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A report has neither the headers nor the time of its record."""
+    client, producer = Queue(sends=0), None
+    monkeypatch.setattr(clients, "made", lambda *_: client)
+    monkeypatch.setattr(clients, "NEW_TOPIC_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "time", client)
+    producer = KafkaProducer(IDEMPOTENT, 10.0, keeps_failed=True)
+    written: list[Output] = [("x", b"%d" % i, b"k", -1, None, None, 7, [("h", b"1")]) for i in range(3)]
+    producer.write(list(written))
+    assert [queued[:4] + queued[6:] for queued in client.queue] == [output[:4] + output[6:] for output in written]
+    for queued, code in zip(client.queue, (CODES.INVALID_RECORD, CODES._INVALID_DIFFERENT_RECORD, None), strict=True):
+        report: Any = queued[4]
+        report(None if code is None else ck.KafkaError(code), failed("x", b"?"))
+    client.queue.clear()
     with pytest.raises(Refused) as caught:
-        producer_of(client, monkeypatch, IDEMPOTENT).flush()
-    assert caught.value.outputs == [given_back("x", b"1", 0)]
+        producer.flush()
+    assert caught.value.outputs == written[:2]
 
 
 @pytest.mark.parametrize(("settings", "kept"), [(TRANSACTIONAL, FAILURES_KEPT), (IDEMPOTENT, 150)])
 def test_failed_deliveries_are_all_kept_but_in_a_transaction(
     settings: dict[str, Any], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transaction is done again as a whole; without one, only the outputs that are given back are."""
     client = Queue()
     client.reports = [(CODES.INVALID_RECORD, failed("x", b"%d" % number)) for number in range(150)]
-    with pytest.raises(Refused) as caught:
-        producer_of(client, monkeypatch, settings).flush()
-    assert caught.value.outputs == [given_back("x", b"%d" % number) for number in range(kept)]
+    producer = producer_of(client, monkeypatch, settings)
+    producer._poll(0)
+    assert len(producer._failed) == kept
 
 
 def test_deliveries_that_were_acknowledged_are_no_failures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -955,6 +974,7 @@ class Transactions(Queue):
 
 def add_positions(producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaConsumer, "__init__", lambda self: None)
+    monkeypatch.setattr(KafkaConsumer, "group", "g", raising=False)
     monkeypatch.setattr(KafkaConsumer, "group_metadata", lambda self: None)
     producer.send_offsets({A0: 1}, KafkaConsumer())  # type: ignore[call-arg]
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +19,15 @@ from kstreams_py.errors import NotAuthorized, RecordRefused, RecordTooLarge, Ret
 from kstreams_py.ports import kafka
 from kstreams_py.ports.kafka import COORDINATOR_SECONDS, KafkaLog
 from kstreams_py.ports.kafka.clients import Holder
-from kstreams_py.ports.kafka.errors import REFUSED, TOO_LARGE, not_authorized, record_refused
+from kstreams_py.ports.kafka.errors import (
+    REFUSED,
+    RIGHTS,
+    TESTED_CLIENTS,
+    TOO_LARGE,
+    not_authorized,
+    record_refused,
+    warn_if_untested,
+)
 from kstreams_py.record import TopicPartition
 
 
@@ -77,6 +90,54 @@ def test_newest_record_that_cannot_be_read_now_can_be_asked_for_again(monkeypatc
         KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))
 
 
+@pytest.mark.parametrize(("session", "heartbeat"), [(45_000, 1_000), (3_000, 1_000), (1_500, 500)])
+def test_members_learn_of_a_rebalance_within_a_second(session: int, heartbeat: int) -> None:
+    """The interval of heartbeats is what it takes the others to notice that a member has left."""
+    settings = Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=session, transaction_timeout_ms=1_000)
+    consumer = KafkaLog(settings).consumer("group", "instance")
+    assert consumer._settings["heartbeat.interval.ms"] == heartbeat
+    consumer.close()
+
+
+@pytest.fixture
+def _warned_anew() -> Iterator[None]:
+    warn_if_untested.cache_clear()
+    yield
+    warn_if_untested.cache_clear()
+
+
+@pytest.mark.usefixtures("_warned_anew")
+def test_untested_client_is_a_warning_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(ck, "libversion", lambda: ("9.9.9", 0x090909FF))
+    log = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1"))
+    assert caplog.messages == []  # a command that runs no graph says nothing
+    for number in range(2):
+        log.consumer("g", f"g.{number}").close()
+    assert [(r.levelno, r.getMessage().split(":")[0]) for r in caplog.records] == [
+        (logging.WARNING, "librdkafka 9.9.9 is not among the versions tested with kstreams_py (2.16.0)")
+    ]
+
+
+@pytest.mark.usefixtures("_warned_anew")
+@pytest.mark.parametrize("version", sorted(TESTED_CLIENTS))
+def test_tested_client_is_no_warning(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ck, "libversion", lambda: (version, 0))
+    KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0").close()
+    assert caplog.messages == []
+
+
+def test_client_is_bounded_by_what_is_tested() -> None:
+    """An installation takes no release that no test has seen, and the tests run with one of the list."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *(w for extra in project["optional-dependencies"].values() for w in extra)]
+    bounds = {re.sub(r"\[.*\]", "", w) for w in wanted if w.startswith("confluent-kafka")}
+    assert bounds == {"confluent-kafka>=2.16,<2.17"}
+    assert all(version.startswith("2.16.") for version in TESTED_CLIENTS)
+    assert ck.libversion()[0] in TESTED_CLIENTS
+
+
 # What producers are asked for.
 
 OF_ALL = {
@@ -92,7 +153,7 @@ NEVER_EXPIRES = {"message.timeout.ms": 0}
 
 def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> dict[str, Any]:
     """The settings of a producer, and the limit of its calls under "limit"."""
-    monkeypatch.setattr(kafka, "KafkaProducer", lambda of_client, limit: {**of_client, "limit": limit})
+    monkeypatch.setattr(kafka, "KafkaProducer", lambda of_client, limit, **_: {**of_client, "limit": limit})
     return dict(KafkaLog(Settings(bootstrap_servers="127.0.0.1:1", **settings)).producer(*arguments))  # type: ignore[call-overload]
 
 
@@ -216,7 +277,7 @@ def test_topic_is_given_so_many_partitions_in_all(
 
 def test_topic_that_cannot_be_given_partitions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ck.KafkaException(ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED))
-    with pytest.raises(NotAuthorized, match=r"^asking the broker at 127\.0\.0\.1:1: the broker refuses it"):
+    with pytest.raises(NotAuthorized, match=r"^asking the broker at .* \(topic 'x'\): the broker refuses it"):
         log_of(Cluster(refused), monkeypatch).grow("x", 6)
 
 
@@ -228,7 +289,7 @@ def test_holder_of_a_membership_is_found_by_its_name_with_its_client_and_host(mo
 
     cluster = Cluster(SimpleNamespace(members=[member(None, "x"), member("g.p.0", "m0"), member("g.p.1", "m1")]))
     log = log_of(cluster, monkeypatch)
-    assert log._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42 on /10.0.0.7")
+    assert log._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42", "10.0.0.7")
     assert log._holder("g.p", "g.p.2") is None
     assert cluster.asked == [("g.p", COORDINATOR_SECONDS)] * 2
 
@@ -242,7 +303,7 @@ def test_holder_of_a_membership_is_found_by_its_name_with_its_client_and_host(mo
         (
             ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
             "TOPIC_AUTHORIZATION_FAILED",
-            "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+            RIGHTS[ck.KafkaError.TOPIC_AUTHORIZATION_FAILED],
         ),
         (
             ck.KafkaError.GROUP_AUTHORIZATION_FAILED,

@@ -50,7 +50,10 @@ def test_report_after_earlier_workers_of_its_slot_has_their_counts_too() -> None
     now = report("p", 3, 9, records_in=5, commits=1)
     assert now.after({}) == now
     assert now.after({"records_in": 10}) == report("p", 3, 9, records_in=15, commits=1)
-    assert now.as_dict() == {"processor": "p", "slot": 3, "counters": {"records_in": 5, "commits": 1}, "lag": 9}
+    counters = {"records_in": 5, "commits": 1}
+    assert now.as_dict() == {
+        "processor": "p", "slot": 3, "counters": counters, "lag": 9, "still_seconds": 0.0, "place": ""
+    }  # fmt: skip
 
 
 def test_totals_are_sums_over_slots_and_the_lag_is_known_only_if_all_know_it() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
 import os
+import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +20,7 @@ import pytest
 
 from kstreams_py.config import Settings
 from kstreams_py.engine import supervisor as module
+from kstreams_py.engine import watch
 from kstreams_py.engine.supervisor import (
     BACKOFF,
     HEALTHY_SECONDS,
@@ -32,7 +36,7 @@ from kstreams_py.engine.supervisor import (
     told,
     worker_command,
 )
-from kstreams_py.errors import TopicError, WorkersFailed
+from kstreams_py.errors import TopicError, WorkersFailed, WorkerStuck
 from kstreams_py.metrics import Report
 from kstreams_py.testing import ManualClock, MemoryLog
 from kstreams_py.topology import Graph
@@ -45,9 +49,9 @@ born = len([name for name in os.listdir(here) if name.startswith(f"{slot}.")]) +
 open(f"{here}/{slot}.{born}", "w").close()
 def write(text):
     os.write(int(os.environ["KSTREAMS_REPORT_FD"]), text.encode())
-def report(commits, records, processor="p"):
-    write('{"processor": "%s", "slot": %d, "counters": {"commits": %d, "records_in": %d}, "lag": null}\\n'
-          % (processor, slot, commits, records))
+def report(commits, records, processor="p", lag="null", still=0):
+    write('{"processor": "%s", "slot": %d, "counters": {"commits": %d, "records_in": %d}, "lag": %s, '
+          '"still_seconds": %g, "place": "f (g.py, line 1)"}\\n' % (processor, slot, commits, records, lag, still))
 def tell(why):
     write('{"error": "%s"}\\n' % why)
 def die():
@@ -63,15 +67,25 @@ Counts = dict[tuple[str, int], tuple[int, int]]
 class Workers:
     """A supervisor over processes that run a script each, and what it showed."""
 
-    def __init__(self, here: Path, script: str, slots: Sequence[int] = (0,), *, drain_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        here: Path,
+        script: str,
+        slots: Sequence[int] = (0,),
+        *,
+        drain_seconds: float = 30.0,
+        stuck_timeout_ms: int | None = None,
+    ) -> None:
         self.here = here
         self.shown: list[Counts] = []
+        self.lags: dict[int, int | None] = {}
         self.pids: dict[int, int] = {}
         self.supervisor = Supervisor(
             lambda slot: [sys.executable, "-I", "-S", "-c", PREAMBLE + script, str(here), str(slot)],
             slots,
             drain_seconds=drain_seconds,
             environment={"KSTREAMS_COLOUR": "green"},
+            stuck_timeout_ms=stuck_timeout_ms,
         )
 
     def run(self, until: Callable[[Counts], object] = bool) -> Counts:
@@ -79,6 +93,7 @@ class Workers:
 
         def show(reports: Sequence[Report]) -> None:
             self.pids |= self.supervisor.pids
+            self.lags = {r.slot: r.lag for r in reports}
             self.shown.append(
                 {(r.processor, r.slot): (r.counters["commits"], r.counters["records_in"]) for r in reports}
             )
@@ -278,7 +293,7 @@ def test_worker_that_committed_before_somebody_killed_it_was_healthy(
     assert child.restarts == restarts
 
 
-@pytest.mark.parametrize("status", [2, 4, 5])
+@pytest.mark.parametrize("status", [2, 5])
 def test_worker_with_a_final_status_is_not_restarted_and_the_others_drain(status: int, tmp_path: Path) -> None:
     script = f"report(0, 0); drained()\nif slot == 0: sys.exit({status})\nopen(here + '/1.drained', 'w').close()"
     workers = Workers(tmp_path, script, [0, 1])
@@ -291,6 +306,228 @@ def test_worker_with_a_final_status_is_not_restarted_and_the_others_drain(status
         workers.run(until)
     assert (caught.value.exit_status, workers.births) == (status, {0: 1, 1: 1})
     assert (tmp_path / "1.drained").exists()
+
+
+# Slots that another machine takes over.
+
+TAKEN = "tell('Replaced: by m7, from 10.0.0.7'); sys.exit(4)"
+
+
+def test_slot_that_was_taken_ends_with_its_words_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at_once: None
+) -> None:
+    script = f"""
+report(1, 10 + slot, lag=100 + slot)
+if slot == 1: {TAKEN}
+if slot == 2 and born == 1: die()
+while not signal.sigtimedwait({{signal.SIGTERM}}, 0.01): report(1, 10 + slot)
+report(2, 20 + slot, lag=5); open(f"{{here}}/{{slot}}.drained", "w").close()
+"""
+    workers = Workers(tmp_path, script, [0, 1, 2])
+
+    def until(counts: Counts) -> bool:
+        return (
+            len(counts) == 3 and "slot 1 ended by" in caplog.text and workers.births[2] == 2 and counts["p", 2][0] == 2
+        )
+
+    assert workers.run(until) == {("p", 0): (2, 20), ("p", 1): (1, 11), ("p", 2): (3, 34)}
+    assert workers.births == {0: 1, 1: 1, 2: 2}, "what was taken is not restarted, what dies meanwhile is"
+    assert workers.lags == {0: 5, 1: 0, 2: 5}, "what is left to do in slot 1 is for another to say"
+    assert [(tmp_path / f"{slot}.drained").exists() for slot in (0, 1, 2)] == [True, False, True]
+    assert (
+        caplog.messages.count(
+            "slot 1 ended by Replaced: by m7, from 10.0.0.7: it is not restarted here, slots 0, 2 go on"
+        )
+        == 1
+    )
+
+
+def test_supervisor_ends_with_status_4_once_its_last_slot_was_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = f"""
+report(0, 0)
+while slot == 1 and not os.path.exists(here + "/go.on"): report(0, 0); signal.sigtimedwait({{signal.SIGTERM}}, 0.01)
+if slot == 0: tell('Replaced: by m7'); sys.exit(4)
+{TAKEN}
+"""
+    workers = Workers(tmp_path, script, [0, 1])
+
+    def until(counts: Counts) -> None:
+        if "slot 0 ended by Replaced: by m7: it is not restarted here, slot 1 goes on" in caplog.messages:
+            (tmp_path / "go.on").touch()
+
+    message = r"^slot 0 ended by Replaced: by m7; slot 1 ended by Replaced: by m7, from 10\.0\.0\.7$"
+    with pytest.raises(WorkersFailed, match=message) as caught:
+        workers.run(until)
+    assert (caught.value.exit_status, workers.births) == (4, {0: 1, 1: 1})
+
+
+def test_slot_that_is_taken_while_all_drain_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workers = Workers(tmp_path, f"report(0, 0); drained()\nif slot == 1: {TAKEN}", [0, 1])
+    workers.run(lambda counts: len(counts) == 2)
+    assert caplog.messages == ["slot 1 ended by Replaced: by m7, from 10.0.0.7"]
+
+
+# Workers that stand still.
+
+STILL = "it is in f (g.py, line 1): its function does not return, or the broker does not answer"
+
+
+def test_worker_that_stands_still_is_warned_of_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script = """
+while not os.path.exists(here + "/go.on"): report(0, 0, still=31); signal.sigtimedwait({signal.SIGTERM}, 0.01)
+for records in range(1, 1000): report(0, records); signal.sigtimedwait({signal.SIGTERM}, 0.01) and sys.exit(0)
+"""
+    workers = Workers(tmp_path, script, [3])
+
+    def until(counts: Counts) -> bool:
+        if "has not turned" in caplog.text:
+            (tmp_path / "go.on").touch()
+        return "turns again" in caplog.text
+
+    workers.run(until)
+    assert workers.births == {3: 1}
+    assert caplog.messages == [
+        f"slot 3: p has not turned for 31 s: {STILL}; set stuck_timeout_ms to have such a worker restarted",
+        "slot 3: p turns again, after 31 s",
+    ]
+
+
+def test_worker_that_is_stuck_is_killed_and_restarted_under_its_slot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = "report(1, 10, 'q'); report(1, 10, still=60 * (slot == 3 and born == 1))\nwhile True: drained(); die()"
+    workers = Workers(tmp_path, "if born == 2: report(2, 5); drained(); sys.exit(0)\n" + script, [2, 3],
+                      drain_seconds=0.1, stuck_timeout_ms=60_000)  # fmt: skip
+    with pytest.raises(WorkersFailed, match="slot 2 did not drain"):
+        workers.run(lambda counts: counts.get(("p", 3)) == (3, 15))
+    assert workers.births == {2: 1, 3: 2}
+    process = re.search(r"slot 3 \(process (\d+)\)", caplog.text)
+    assert process
+    assert caplog.messages[:3] == [
+        f"slot 3: p has not turned for 60 s: {STILL}; a worker is restarted after stuck_timeout_ms (60000)",
+        f"slot 3 (process {process[1]}) is stuck, for longer than stuck_timeout_ms (60000): killing it",
+        f"slot 3 ended by SIGKILL (p has not turned for 60 s: {STILL}): restarting it (1 in a row)",
+    ]
+
+
+def test_worker_process_that_is_stopped_is_killed_and_restarted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "REPORTS_LATE", 0.1)
+    script = """
+report(1, born)
+if born == 1: os.kill(os.getpid(), signal.SIGSTOP)
+while not signal.sigtimedwait({signal.SIGTERM}, 0.01): report(1, born)
+"""
+    workers = Workers(tmp_path, script, stuck_timeout_ms=1_000)
+    workers.run(lambda counts: counts == {("p", 0): (2, 3)})
+    assert "slot 0 ended by SIGKILL (its process has not reported for 1 s: it is stopped, or a function" in caplog.text
+    assert workers.births == {0: 2}
+
+
+@pytest.mark.parametrize(
+    ("commits", "of_other", "restarts"),
+    [(0, 0, 8), (0, 1, 8), (1, 0, 1)],
+    ids=["nothing", "another processor", "the processor"],
+)
+def test_stuck_worker_counts_among_deaths_in_a_row_unless_its_processor_had_committed(
+    commits: int, of_other: int, restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it ran: a record that holds its function for ever is read again by each of its successors."""
+    monkeypatch.setattr(module, "HEALTHY_SECONDS", 0.0)
+    script = f"report({of_other}, 1, 'q'); report({commits}, 1, still=60)\nwhile True: drained()"
+    supervisor = Workers(tmp_path, script, stuck_timeout_ms=1_000).supervisor
+    child = supervisor._children[0]
+    child.restarts = 7
+    supervisor._keep(child)
+    while len(child.latest) < 2:
+        supervisor._listen(1.0)
+    supervisor._keep(child)
+    await_death(supervisor)
+    supervisor._keep(child)
+    assert child.restarts == restarts
+
+
+def test_worker_that_is_stuck_again_and_again_ends_all_and_says_where(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTARTS_MAX", 2)
+    workers = Workers(tmp_path, "report(0, 1, still=60)\nwhile True: drained()", stuck_timeout_ms=1_000)
+    why = f"SIGKILL (p has not turned for 60 s: {STILL})"
+    with pytest.raises(
+        WorkersFailed, match=f"^{re.escape(f'slot 0 died 3 times in a row, at last by {why}')}$"
+    ) as caught:
+        workers.run(lambda counts: False)
+    assert (caught.value.exit_status, workers.births) == (1, {0: 3})
+
+
+class Woken:
+    """A supervisor whose clock is the test's and whose worker's reports are written by the test."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = ManualClock()
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self.clock))
+        workers = Workers(tmp_path, "drained()", stuck_timeout_ms=10_000)
+        self.supervisor, self.child = workers.supervisor, workers.supervisor._children[0]
+        self.reading, self.writing = os.pipe()
+        monkeypatch.setattr(self.supervisor, "_spawn", self._spawn)
+        os.set_blocking(self.reading, False)
+        self.supervisor._keep(self.child)
+
+    def _spawn(self, command: Sequence[str], stdin: int) -> tuple[Any, int]:
+        return SimpleNamespace(pid=1, poll=lambda: None, kill=lambda: None), self.reading
+
+    def report(self, still: float) -> None:
+        line = json.dumps(Report("p", 0, {"commits": 1}, 0, still, "f (g.py, line 1)").as_dict())
+        os.write(self.writing, line.encode() + b"\n")
+
+    def turn(self) -> str:
+        """One turn of the supervisor a tenth of a second later; why it kills the worker, if it does."""
+        self.clock.advance(0.1)
+        self.supervisor._catch_up()
+        self.supervisor._keep(self.child)
+        self.supervisor._listen(0)
+        return self.child.stuck
+
+    def close(self) -> None:
+        for fd in (self.reading, self.writing):
+            os.close(fd)
+
+
+@pytest.fixture
+def woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Woken]:
+    made = Woken(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def test_supervisor_that_was_stopped_judges_nobody_by_what_waited_in_the_pipe(woken: Woken) -> None:
+    woken.report(0.0)
+    assert woken.turn() == ""
+    woken.report(11.0)  # it was stuck for a while, and the supervisor was stopped too
+    woken.clock.advance(3_600.0)
+    assert [woken.turn() for _ in range(5)] == [""] * 5
+    woken.report(0.0)
+    assert [woken.turn() for _ in range(5)] == [""] * 5
+    woken.report(11.0)
+    assert "p has not turned for 11 s" in [woken.turn() for _ in range(2)][-1], "what is new counts"
+
+
+def test_supervisor_that_was_stopped_gives_its_workers_time_to_report(woken: Woken) -> None:
+    woken.report(0.0)
+    assert [woken.turn() for _ in range(5)] == [""] * 5
+    woken.clock.advance(3_600.0)
+    assert [woken.turn() for _ in range(100)] == [""] * 100
+    assert "its process has not reported for 15 s" in [woken.turn() for _ in range(40)][-1]
+
+
+def test_worker_that_has_not_reported_yet_is_not_killed(woken: Woken, caplog: pytest.LogCaptureFixture) -> None:
+    assert [woken.turn() for _ in range(350)] == [""] * 350
+    assert [message.partition(":")[2] for message in caplog.messages] == [
+        " its process has not reported for 30 s: it is stopped, or still importing; once it has ended, it is restarted"
+    ]
 
 
 def test_what_a_worker_says_when_it_ends_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -461,6 +698,56 @@ def test_worker_writes_reports_to_its_supervisor_until_that_is_gone(monkeypatch:
     os.close(writing)
 
 
+SMALLEST = 4_096
+"""Bytes that a pipe holds at least, on Linux."""
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The ends of a small pipe to a supervisor, filled by reports that nobody reads."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, SMALLEST)
+    monkeypatch.setenv(REPORT_FD, str(writing))
+    write = report_writer()
+    assert write is not None
+    for commits in range(SMALLEST // 50):
+        write([Report("p", 0, {"commits": commits}, 3), Report("q", 0, {"commits": commits}, 3)])
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def test_full_pipe_takes_no_more_reports_and_never_a_part_of_one(full: tuple[int, int]) -> None:
+    reading, _ = full
+    data = os.read(reading, 2 * SMALLEST)
+    assert data.endswith(b"\n")
+    reports = [Report(**json.loads(line)) for line in data.splitlines()]
+    assert 10 < len(reports) < 100
+    assert reports == [Report("pq"[i % 2], 0, {"commits": i // 2}, 3) for i in range(len(reports))]
+    write = report_writer()
+    assert write is not None
+    write(reports[:1])
+    assert [Report(**json.loads(line)) for line in os.read(reading, SMALLEST).splitlines()] == reports[:1], "it goes on"
+
+
+def test_last_words_that_a_full_pipe_does_not_take_are_for_the_worker_to_say(full: tuple[int, int]) -> None:
+    reading, _ = full
+    error = TopicError("no such topic: " + "a" * 249)
+    assert not told(error)
+    assert b"error" not in os.read(reading, 2 * SMALLEST)
+    assert told(error)
+
+
+def test_last_words_that_are_too_long_for_one_piece_are_for_the_worker_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setenv(REPORT_FD, str(writing))
+    most = select.PIPE_BUF - len('{"error": "TopicError: "}\n')
+    assert [told(TopicError("a" * length)) for length in (most, most + 1)] == [True, False]
+    assert len(os.read(reading, 100_000)) == select.PIPE_BUF
+    os.close(reading)
+    os.close(writing)
+
+
 def test_worker_command_names_target_and_slot_and_no_setting() -> None:
     assert worker_command("flights:graph")(3) == [
         sys.executable, "-m", "kstreams_py", "run", "flights:graph", "--slot", "3",
@@ -479,6 +766,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryLog]:
     log, before = MemoryLog(), {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(module, "KafkaLog", lambda settings: log)
     monkeypatch.setattr(module, "open_registry", lambda url, directory: None)
+    monkeypatch.setattr(module, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None))
     yield log
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -488,6 +776,8 @@ class FakeSlot:
     """A slot that reports once, or as often as it takes to be stopped."""
 
     made: Mapping[str, Any]
+    still: Sequence[float] = (0.0,)
+    """For how long its processor stands still, in each report."""
 
     def __init__(self, graph: Graph, number: int, around: Any) -> None:
         FakeSlot.made = {"graph": graph, "slot": number, "log": around.log, "settings": around.settings}
@@ -498,7 +788,9 @@ class FakeSlot:
 
     def run(self, report: Callable[[Sequence[Report]], None], *, create: bool) -> None:
         FakeSlot.made = {**FakeSlot.made, "create": create}
-        report([Report("p", 0, {"commits": 1, "records_in": 1, "records_out": 0, "dead_letters": 0}, 0)])
+        for still in self.still:
+            counters = {"commits": 1, "records_in": 1, "records_out": 0, "dead_letters": 0}
+            report([Report("p", 0, counters, 0, still, "f (g.py, line 1)")])
         FakeSlot.made = {**FakeSlot.made, "stopped": self.stopped}
 
 
@@ -514,15 +806,56 @@ def test_one_slot_runs_here_and_reports_to_whoever_started_it(
     if how == "orphaned":
         os.close(reading)
     settings = Settings()
-    monkeypatch.setattr(module, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None))
+    monkeypatch.setattr(FakeSlot, "still", (0.0, 0.0))
     run_slot(THE_GRAPH, 3, settings, create=True)
     assert FakeSlot.made == {"graph": THE_GRAPH, "slot": 3, "log": wired, "settings": settings, "create": True,
                              "stopped": how == "orphaned"}  # fmt: skip
-    assert ("the supervisor is gone: draining" in caplog.text) == (how == "orphaned")
+    assert caplog.messages == ["the supervisor is gone: draining"] * (how == "orphaned")
     if how == "supervised":
-        assert json.loads(os.read(reading, 10_000))["processor"] == "p"
+        assert [json.loads(line)["processor"] for line in os.read(reading, 10_000).splitlines()] == ["p", "p"]
     if how != "orphaned":
         os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "supervised"])
+def test_slot_that_stands_still_warns_where_nobody_else_does(
+    alone: bool, wired: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "Slot", FakeSlot)
+    monkeypatch.setattr(FakeSlot, "still", (0.0, 31.0, 32.0, 0.0))
+    reading, writing = os.pipe()
+    monkeypatch.setenv(REPORT_FD, str(writing))
+    if alone:
+        monkeypatch.delenv(REPORT_FD)
+    run_slot(THE_GRAPH, 3, Settings())
+    warnings = [
+        f"slot 3: p has not turned for 31 s: {STILL}; set stuck_timeout_ms to have such a worker restarted",
+        "slot 3: p turns again, after 32 s",
+    ]
+    assert caplog.messages == (warnings if alone else [])
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "supervised"])
+def test_slot_that_is_stuck_ends_itself_where_nobody_else_does(
+    alone: bool, wired: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Slot", FakeSlot)
+    monkeypatch.setattr(FakeSlot, "still", (0.0, 5.0))
+    reading, writing = os.pipe()
+    monkeypatch.setenv(REPORT_FD, str(writing))
+    settings = Settings(stuck_timeout_ms=5_000)
+    if alone:
+        monkeypatch.delenv(REPORT_FD)
+        message = f"slot 3: p has not turned for 5 s: {STILL}; it ends after stuck_timeout_ms (5000): start it again"
+        with pytest.raises(WorkerStuck, match=f"^{re.escape(message)}$") as caught:
+            run_slot(THE_GRAPH, 3, settings)
+        assert caught.value.exit_status == 1
+    else:
+        run_slot(THE_GRAPH, 3, settings)
+    os.close(reading)
     os.close(writing)
 
 
@@ -562,12 +895,12 @@ def test_several_slots_are_checked_once_and_stopped_by_signals(
 ) -> None:
     monkeypatch.setattr(module, "Supervisor", FakeSupervisor)
     monkeypatch.setattr(module, "load", lambda target: THE_GRAPH)
-    settings = Settings(drain_timeout_ms=2_000)
+    settings = Settings(drain_timeout_ms=2_000, stuck_timeout_ms=60_000)
     with pytest.raises(TopicError, match="missing topics: a: "):
         run_slots("m:graph", [4, 5], settings)
     run_slots("m:graph", [4, 5], settings, create=True)
     assert FakeSupervisor.made == {
         "command": ["--slot", "4"], "slots": [4, 5], "drain_seconds": 7.0, "environment": settings.as_environment(),
-        "standby": standby_command("m:graph"), "stops": 2,
+        "standby": standby_command("m:graph"), "stuck_timeout_ms": 60_000, "stops": 2,
     }  # fmt: skip
     assert list(wired.topics(["a"])) == ["a"]

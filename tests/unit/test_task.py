@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.delivery import Choices, Output, hash_prefix, joined_hash, pack_offset
+from kstreams_py import task
+from kstreams_py.buffers import BUFFER_LIMIT
+from kstreams_py.delivery import Choices, Output, Start, hash_prefix, joined_hash, pack_offset
 from kstreams_py.errors import Abortable, DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
 from kstreams_py.record import Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.serde import Json, String, bind
-from kstreams_py.task import BUFFER_LIMIT, Intake, Plan, Tasks
+from kstreams_py.task import Intake, Plan, Tasks
 from kstreams_py.testing import MemoryRegistry
 from kstreams_py.topology import Graph, Topic
 from tests.unit.fakes import Read
@@ -510,6 +512,100 @@ def test_batch_interrupt_delivers_nothing_of_the_batch(function: Callable[..., A
     assert tasks.positions == START
 
 
+# Intakes that are run in parts.
+
+
+def numbered_parts(value: bytes) -> Iterator[bytes]:
+    """As many outputs as the value says."""
+    for part in range(int(value)):
+        yield value + b"." + str(part).encode()
+
+
+def outputs_of(plan: Plan) -> list[bytes | None]:
+    return [o[1] for o in plan.outputs]
+
+
+@pytest.mark.parametrize("limit", ["OUTPUTS_MAX", "OUTPUT_BYTES"])
+@pytest.mark.parametrize("kind", ["map", "alts", "join"])
+def test_generator_stops_after_the_step_with_which_its_outputs_are_many(
+    kind: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, limit, 5 if limit == "OUTPUTS_MAX" else 5 * len(b"3.0"))
+    if kind == "join":
+        tasks = Bench().join(numbered_parts_of_first)
+    else:
+        tasks = Bench().map(numbered_parts) if kind == "map" else Bench().alts(numbered_parts)
+    a = [
+        Read("a", 0, b"3"), Read("a", 0, b"1", partition=1), Read("a", 1, b"9"), Read("a", 2, b"0"), Read("a", 3, b"2"),
+    ]  # fmt: skip
+    b = [Read("b", m.offset(), partition=m.partition()) for m in a] if kind == "join" else []
+    of_b = {B0: 2, B1: 1} if b else {}
+    first = intake(tasks, *sorted([*a, *b], key=lambda m: (-m.partition(), m.offset())) if b else a)
+    rest = first.steps[3:]
+    plan = tasks.run(first)
+    order = [b"1.0", *parts(b"3"), *parts(b"9")] if b else [*parts(b"3"), b"1.0", *parts(b"9")]
+    assert (outputs_of(plan), plan.records) == (order, 3)  # a step stays whole
+    assert plan.positions == {A0: 2, A1: 1} | of_b
+    assert tasks.positions == START | plan.positions
+    tasks.add([Read("a", 4, b"1"), *([Read("b", 4)] if b else [])])
+    assert (tasks.ready, tasks.advance({A1: 9})) == (True, {})
+    left = tasks.take(1)
+    assert (left, tasks.rest) == (Intake(rest, prepared=True), None)
+    assert left is not None
+    plan = tasks.run(left)
+    assert (outputs_of(plan), plan.records, plan.positions[A0]) == (parts(b"2"), 2, 4)
+    following = tasks.take(9)
+    assert following is not None
+    assert (following.prepared, following.positions()[A0], list(following.choices)) == (
+        False, 5, [0] if kind == "alts" else [],
+    )  # fmt: skip
+
+
+def numbered_parts_of_first(first: bytes, second: bytes) -> Iterator[bytes]:
+    yield from numbered_parts(first)
+
+
+def parts(value: bytes) -> list[bytes]:
+    return list(numbered_parts(value))
+
+
+def test_generator_whose_outputs_are_few_or_end_with_the_intake_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 5)
+    tasks = Bench().map(numbered_parts)
+    assert plan_of(tasks, Read("a", 0, b"4"), Read("a", 1, b"7")).records == 2
+    assert (tasks.rest, tasks.ready, tasks.take(9)) == (None, False, None)
+
+
+def test_generator_that_stops_the_worker_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 5)
+    tasks = Bench(unhandled_exceptions=(ValueError,)).map(numbered_parts)
+    assert plan_of(tasks, Read("a", 0, b"6"), Read("a", 1, b"no"), Read("a", 2, b"1")).records == 1
+    left = tasks.take(9)
+    assert left is not None
+    plan = tasks.run(left)
+    assert (type(plan.interrupt), plan.records, plan.positions, plan.tried) == (ValueError, 0, {}, {A0: 2})
+    assert (tasks.rest, tasks.take(9), tasks.positions[A0]) == (None, None, 1)
+
+
+@pytest.mark.parametrize("forget", [Tasks.clear, lambda tasks: tasks.assign({}, {})])
+def test_rest_of_an_intake_is_forgotten_with_its_partitions(
+    forget: Callable[[Tasks], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 1)
+    tasks = Bench().map(numbered_parts)
+    plan_of(tasks, *reads("a", b"1", b"1"))
+    assert tasks.rest is not None
+    forget(tasks)
+    assert (tasks.rest, tasks.ready, tasks.take(9)) == (None, False, None)
+
+
+def test_outputs_of_a_function_that_returns_one_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 1)
+    monkeypatch.setattr(task, "OUTPUT_BYTES", 1)
+    assert plan_of(Bench().map(same), *reads("a", b"1", b"2")).records == 2
+    assert plan_of(Bench().map(lambda values: values, batch=True), *reads("a", b"1", b"2")).records == 2
+
+
 # What fails.
 
 
@@ -841,12 +937,16 @@ def test_assign_and_clear_forget_records_positions_and_choices(kind: str) -> Non
 # The choices of alts.
 
 
+def chosen(*runs: tuple[str, int], **starts: int) -> Choices:
+    """Choices of an alts of this bench, whose inputs start at offset 0 where nothing else is said."""
+    topics = dict.fromkeys(topic for topic, _ in runs)
+    return Choices(runs, tuple(Start(topic, f"id-{topic}", starts.get(topic, 0)) for topic in topics))
+
+
 def test_alts_choices_are_the_runs_of_each_partition() -> None:
     tasks = Bench().alts(lambda value: None)
     m = [Read("a", 4), Read("a", 7), Read("b", 0, partition=1), Read("b", 0), Read("a", 8), Read("a", 2, partition=1)]
-    assert intake(tasks, *m) == Intake(
-        m, {0: Choices((("a", 7), ("b", 0), ("a", 8))), 1: Choices((("b", 0), ("a", 2)))}
-    )
+    assert intake(tasks, *m) == Intake(m, {0: chosen(("a", 7), ("b", 0), ("a", 8)), 1: chosen(("b", 0), ("a", 2))})
 
 
 def test_alts_choices_cover_what_is_ready_and_not_yet_taken() -> None:
@@ -854,10 +954,36 @@ def test_alts_choices_cover_what_is_ready_and_not_yet_taken() -> None:
     tasks.add([Read("a", 0), Read("a", 1), Read("b", 0, partition=1), Read("b", 0)])
     taken = [tasks.take(1), tasks.take(2), tasks.take(9)]
     assert [each.choices for each in taken if each] == [
-        {0: Choices((("a", 1), ("b", 0)))},
-        {0: Choices((("a", 1), ("b", 0))), 1: Choices((("b", 0),))},
-        {0: Choices((("b", 0),))},
+        {0: chosen(("a", 1), ("b", 0))},
+        {0: chosen(("a", 1), ("b", 0)), 1: chosen(("b", 0))},
+        {0: chosen(("b", 0))},
     ]
+
+
+def test_alts_choices_name_where_their_inputs_stand() -> None:
+    tasks = Bench().alts(lambda value: None)
+    tasks.assign(START | {A0: 3, B0: 5}, {0: Choices((("b", 7),))})
+    tasks.add([Read("a", 4), Read("b", 6), Read("b", 7), Read("c", 1)])
+    first = tasks.take(1)
+    assert first is not None
+    assert first.choices == {0: chosen(("b", 7), ("a", 4), ("c", 1), a=3, b=5)}
+    assert first.starts() == {A0: 3, B0: 5, C0: 0}
+    tasks.run(first)
+    second = tasks.take(9)
+    assert second is not None
+    assert second.choices == {0: chosen(("b", 7), ("a", 4), ("c", 1), a=3, b=7)}
+    assert (second.starts(), second.positions()) == ({A0: 3, B0: 7, C0: 0}, {A0: 5, B0: 8, C0: 2})
+
+
+def test_alts_choices_that_are_being_followed_are_saved_with_where_their_inputs_stand() -> None:
+    tasks = assigned({0: chosen(("a", 1), ("c", 4), ("b", 2), b=1)}, {B0: 1})
+    tasks.add([Read("b", 1), Read("a", 0)])
+    taken = tasks.take(9)
+    assert taken is not None
+    assert (places(taken.steps), taken.choices) == (
+        [("a", 0)],
+        {0: chosen(("a", 0), ("a", 1), ("c", 4), ("b", 2), b=1)},
+    )
 
 
 def test_kinds_other_than_alts_have_no_choices() -> None:
@@ -908,12 +1034,39 @@ def test_alts_choices_that_were_delivered_are_not_followed() -> None:
     assert places(intake(tasks, Read("c", 0), Read("a", 4)).steps) == [("c", 0), ("a", 4)]
 
 
+def test_alts_choices_that_hold_no_more_are_dropped_and_named() -> None:
+    bench = Bench()
+    bench.graph.alts("a", "b", to="x", id="p")(same)
+    tasks = bench.tasks()
+    positions = {A0: 2, A1: 0, B0: 0, B1: 0}
+    saved = {0: chosen(("a", 3), ("c", 0), ("a", 8), ("b", 1), a=2), 1: chosen(("a", 8), ("b", 1), a=1)}
+    assert tasks.assign(positions, saved) == [
+        "partition 0: 'c' is no input any more: choices saved for it are dropped",
+        "partition 1: the position of 'a' was set back from 1 to 0: choices saved for it are dropped",
+    ]
+    m = [Read("b", 0, partition=1), Read("a", 0, partition=1), Read("b", 0), Read("b", 1), Read("a", 2), Read("a", 8)]
+    assert places(intake(tasks, *m).steps) == [("b", 0), ("a", 0), ("a", 2), ("a", 8), ("b", 0), ("b", 1)]
+    assert tasks.assign(positions, {0: chosen(("a", 3), a=2)}) == []
+
+
 def test_alts_waiting_counts_what_the_choices_hold_back() -> None:
     tasks = assigned({0: Choices((("a", 0),))})
     tasks.add([Read("b", offset) for offset in range(BUFFER_LIMIT)])
     assert tasks.waiting == {B0}
     tasks.add([Read("a", 0)])
     assert tasks.waiting == frozenset()
+
+
+def test_alts_choices_whose_records_were_deleted_are_passed_once_their_inputs_were_read_out() -> None:
+    tasks = assigned({0: Choices((("a", 1), ("b", 2), ("c", 5)))})
+    assert places(intake(tasks, Read("c", 0), Read("a", 0)).steps) == [("a", 0)]
+    assert (tasks.advance({A0: 1, B0: 9}), tasks.ready) == ({A0: 1, B0: 9}, False)  # of a, a record may yet come
+    assert tasks.advance({A0: 2, B0: 9, C0: 1}) == {A0: 2}
+    taken = tasks.take(9)
+    assert taken is not None
+    assert (places(taken.steps), taken.choices) == ([("c", 0)], {0: chosen(("c", 0), ("c", 5))})
+    assert places(intake(tasks, Read("c", 6), Read("a", 2)).steps) == [("a", 2), ("c", 6)]
+    assert places(intake(tasks, Read("c", 7), Read("a", 3)).steps) == [("c", 7), ("a", 3)]
 
 
 def test_alts_that_follows_some_of_its_choices_still_has_the_rest_saved() -> None:

@@ -279,6 +279,18 @@ def test_outputs_are_written_in_order_once_they_are_more_than_few() -> None:
     assert (bench.did(), bench.visible) == (["send_offsets", "commit_transaction"], [b"1", b"2", b"3"])
 
 
+def test_few_outputs_that_are_large_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction, "HELD_BYTES", 10)
+    bench = Bench(outputs_held=9)
+    bench.write(b"12345", 1)
+    bench.write(b"67890", 2)
+    assert bench.did() == []
+    bench.write(b"+", 3)
+    assert (bench.did(), bench.session.state) == (["produce"], State.OPEN)
+    bench.session.commit()
+    assert (bench.visible, bench.saved) == ([b"12345", b"67890", b"+"], {A0: 3})
+
+
 @pytest.mark.parametrize("guarantee", [ALO, AMO])
 def test_outputs_without_a_transaction_are_not_held(guarantee: Guarantee) -> None:
     bench = Bench(guarantee, outputs_held=9)

@@ -6,15 +6,24 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from threading import Event
 from typing import Any
 
 import pytest
 
-from kstreams_py import task
+from kstreams_py import buffers, task
 from kstreams_py.config import Settings
-from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Output, hash_prefix, pack_offset
+from kstreams_py.delivery import (
+    PROMISES,
+    Choices,
+    Durability,
+    Guarantee,
+    Output,
+    Start,
+    hash_prefix,
+    pack_offset,
+)
 from kstreams_py.engine.topics import BEGINNINGS_SETTINGS, JOURNAL_SETTINGS
 from kstreams_py.engine.transaction import CALLS_MAX, State, Surroundings
 from kstreams_py.engine.worker import IDLE_WAIT, Pace, Search, Worker
@@ -61,6 +70,7 @@ class Plant:
         session_timeout: float = 15.0,
         settings: Settings | None = None,
         outputs_held: int = 0,
+        dead: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.clock = ManualClock()
@@ -76,7 +86,7 @@ class Plant:
         self.journal = self.graph.journal(self.processor)
         names = ["a", "b", "x", "dead", self.graph.beginnings, *([self.journal] if self.journal else [])]
         single = ("x", "dead", self.graph.beginnings)
-        settings_of = {self.journal: JOURNAL_SETTINGS, self.graph.beginnings: BEGINNINGS_SETTINGS}
+        settings_of = {"dead": dead or {}, self.journal: JOURNAL_SETTINGS, self.graph.beginnings: BEGINNINGS_SETTINGS}
         self.log.create_topics(
             [(name, 1 if name in single else partitions, -1, settings_of.get(name, {})) for name in names]
         )
@@ -329,7 +339,7 @@ def test_fetch_is_taken_as_a_whole_where_every_intake_costs_a_commit(kind: str, 
 
 
 def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "BUFFER_LIMIT", 50)
+    monkeypatch.setattr(buffers, "BUFFER_LIMIT", 50)
     plant = Plant("join")
     plant.feed("a", *numbers(0, 1_000))
     worker = plant.started()
@@ -344,7 +354,7 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(mo
     for _ in range(5):
         worker.turn()
     assert paused == [{A0}] * 5
-    assert len(worker.tasks._buffers[0]["a"]) == 100
+    assert len(worker.tasks._buffers._tasks[0]["a"].records) == 100
     plant.feed("b", *["!"] * 60)
     worker.turn()
     assert paused[-1] == set()
@@ -352,6 +362,98 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(mo
     plant.feed("b", *["!"] * 940)
     plant.run()
     assert plant.out() == [f"{number}!" for number in range(1_000)]
+
+
+def twice(value: bytes) -> Iterator[bytes]:
+    yield value + b"-1"
+    yield value + b"-2"
+
+
+def of_twice(first: int, last: int) -> list[str]:
+    return [f"{number}-{part}" for number in range(first, last) for part in (1, 2)]
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+@pytest.mark.parametrize("kind", ["map", "alts"])
+def test_outputs_of_a_generator_are_written_before_too_many_are_held(
+    kind: str, guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the guarantee saves first is saved once for the whole intake."""
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 10)
+    plant = Plant(kind, twice, guarantee=guarantee)
+    plant.feed("a", *numbers(0, 50))
+    worker = plant.started()
+    written, saved = list[int](), list[Positions]()
+    write, prepare = worker.session.write, worker.session.prepare
+    worker.session.write = lambda plan: (written.append(len(plan.outputs)), write(plan))[1]  # type: ignore[method-assign]
+    worker.session.prepare = lambda intake: (saved.append(intake.positions()), prepare(intake))[1]  # type: ignore[method-assign]
+    plant.run(worker)
+    assert (written, saved) == ([10] * 10, [{A0: 50}])
+    assert (plant.out(), plant.saved) == (of_twice(0, 50), {A0: 50})
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_drain_in_the_middle_of_an_intake_that_is_run_in_parts_loses_nothing(
+    guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 10)
+
+    def function(value: bytes) -> Iterator[bytes]:
+        if value == b"7":
+            worker._stopping.set()
+        yield from twice(value)
+
+    plant = Plant(function=function, guarantee=guarantee)
+    plant.feed("a", *numbers(0, 50))
+    worker = plant.worker()
+    plant.run(worker)
+    plant.run()
+    assert (plant.out(), plant.saved) == (of_twice(0, 50), {A0: 50})
+
+
+@pytest.mark.parametrize("then", ["step", "finish", "_on_revoked", "_on_lost"])
+def test_at_most_once_failure_between_the_parts_of_an_intake_loses_no_step_that_was_not_run(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its positions were saved before: nobody else would run it."""
+    monkeypatch.setattr(task, "OUTPUTS_MAX", 10)
+    plant = Plant(function=twice, guarantee=AMO)
+    plant.feed("a", *numbers(0, 50))
+    worker = plant.started()
+    write = worker.session.write
+
+    def failing(plan: Any) -> None:
+        worker.session.write = write  # type: ignore[method-assign]
+        write(plan)
+        raise Abortable("why")
+
+    worker.session.write = failing  # type: ignore[method-assign]
+    with pytest.raises(Abortable):
+        worker.turn()
+    worker._recover(Abortable("why"))
+    assert worker.tasks.rest is not None
+    getattr(worker, then)()
+    assert worker.tasks.rest is None
+    worker.finish()
+    worker.close()
+    assert (plant.out(), plant.saved) == (of_twice(0, 50), {A0: 50})
+
+
+@pytest.mark.parametrize(
+    ("of_topic", "of_client", "limit"),
+    [({}, {}, 1_000_000), ({"max.message.bytes": "5000"}, {}, 5_000), ({}, {"message.max.bytes": "7000"}, 7_000)],
+)
+def test_dead_letter_is_no_larger_than_its_topic_and_the_client_take(
+    of_topic: dict[str, str], of_client: dict[str, str], limit: int
+) -> None:
+    def function(value: bytes) -> None:
+        raise LookupError
+
+    plant = Plant(function=function, settings=Settings(kafka=of_client), dead=of_topic)
+    plant.log.append("a", b"v" * 1_040_000)
+    plant.run()
+    (found,) = plant.log.records("dead")
+    assert limit * 0.9 < len(found.value() or b"") < limit
 
 
 # How it ends.
@@ -1313,10 +1415,29 @@ def test_alts_journal_holds_the_choices_of_every_intake() -> None:
     plant.feed("a", "a0", "a1")
     plant.feed("b", "b0")
     plant.run(worker, hook=lambda number: plant.feed("a", "a2") if number == 3 else None)
+    a, b = (plant.log.topics("ab")[topic].topic_id for topic in "ab")
     assert [Choices.decode(m.value() or b"") for m in plant.log.records(plant.journal or "")] == [
-        Choices((("b", 0), ("a", 1))),
-        Choices((("a", 2),)),
+        Choices((("b", 0), ("a", 1)), (Start("b", b, 0), Start("a", a, 0))),
+        Choices((("a", 2),), (Start("a", a, 2),)),
     ]
+
+
+def test_alts_whose_choices_hold_no_more_goes_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    plant = Plant("alts", partitions=1)
+    plant.feed("a", "a0")
+    assert plant.journal is not None
+    of_b = plant.log.topics(["b"])["b"].topic_id
+    stale = Choices((("b", 22), ("c", 5), ("a", 0)), (Start("b", "before", 20), Start("c", "id", 0), Start("a", "", 0)))
+    plant.log.append(plant.journal, stale.encode())
+    plant.feed("b", "b0")
+    plant.run()
+    assert sorted(plant.out()) == ["a0", "b0"]
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "p: partition 0: 'c' is no input any more: choices saved for it are dropped",
+        "p: partition 0: 'b' was deleted and created again: choices saved for it are dropped",
+    ]
+    newest = Choices.decode(plant.log.records(plant.journal)[-1].value() or b"")
+    assert {start.topic_id for start in newest.starts if start.topic == "b"} <= {of_b}
 
 
 # What it counts.

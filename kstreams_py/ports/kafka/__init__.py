@@ -15,10 +15,21 @@ import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
 from kstreams_py.config import Settings
-from kstreams_py.delivery import Durability, Promise, TopicInfo
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
+from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
 from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
-from kstreams_py.ports.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, log_error, made
+from kstreams_py.ports.kafka.errors import (
+    STALE,
+    UNAUTHENTICATED,
+    UNREACHABLE,
+    ClientLog,
+    E,
+    log_error,
+    made,
+    naming,
+    warn_if_untested,
+)
+from kstreams_py.ports.kafka.groups import GroupAdmin, connection
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -34,11 +45,21 @@ COORDINATOR_SECONDS: Final = 300.0
 ENDS_SECONDS: Final = 5.0
 """How long the ends of partitions are asked for, three times: no request to a leader that is down goes to the next."""
 
+UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
+
+ASSIGNMENT_SECONDS: Final = 3.0
+"""How long a start waits for its group's assignments: a cluster without any group first creates a topic for them."""
+
+LEAVE_SECONDS: Final = 4.0
+"""How long a worker that stops tries to leave its group; its supervisor waits 5 s longer than drain_timeout_ms."""
+
 
 class KafkaLog:
     """delivery.Log on a real cluster."""
 
     def __init__(self, settings: Settings) -> None:
+        if settings.leave_on_stop:
+            connection(settings)  # raises now what would keep it from leaving when it stops
         self._settings = settings
         self._limit = settings.request_timeout_ms / 1000
         self._common = {
@@ -60,7 +81,8 @@ class KafkaLog:
         self._reading_client: ck.Consumer | None = None
         self._reading = threading.Lock()
 
-    def consumer(self, group: str, seat: str) -> KafkaConsumer:
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> KafkaConsumer:
+        warn_if_untested()
         return KafkaConsumer(
             {
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold
@@ -73,8 +95,13 @@ class KafkaLog:
                 # a topic that was deleted, or that got more partitions, is seen so soon; the default, five minutes,
                 # is left to other clients: where brokers create topics by themselves, their asking brings one back
                 "topic.metadata.refresh.interval.ms": 10_000,
-                "heartbeat.interval.ms": min(3_000, self._settings.session_timeout_ms // 3),
+                # members learn of a rebalance by a heartbeat; measured when a static member left: with 3 s between two
+                # its partitions moved after 2.9 s, with 1 s after 0.9
+                "heartbeat.interval.ms": min(1_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
+                # measured: a plain commit that meets a coordinator's move is sent again before the client looks for the
+                # new one, every 500 ms and for up to 30 s, without a heartbeat; transactions have no such request
+                **({"retry.backoff.ms": 750} if commits else {}),
                 "group.id": group,
                 "group.instance.id": seat,
                 "client.id": f"{seat}@{platform.node()}-{os.getpid()}",
@@ -83,16 +110,49 @@ class KafkaLog:
             },
             self._limit,
             self._holder,
+            self._forget_old_assignment,
         )
+
+    def _forget_old_assignment(self, group: str, seat: str, topics: Collection[str]) -> None:
+        """Removes the static member that a new one would replace, if the group's assignments are not of these topics.
+
+        A static member that comes back is given its old assignment, without a rebalance (KIP-345), and librdkafka as
+        the group's leader does not compare: partitions that were added meanwhile would belong to nobody.
+        """
+        asked = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
+        described = self._result(asked, ASSIGNMENT_SECONDS, group=group)
+        members = described.members
+        mine = next((m.member_id for m in members if m.group_instance_id == seat), None)
+        if mine is None or described.state is not ck.ConsumerGroupState.STABLE:
+            return  # a rebalance deals all partitions
+        assigned = {(p.topic, p.partition) for m in members if m.assignment for p in m.assignment.topic_partitions}
+        if assigned != {(t.name, p) for t in self.topics(topics).values() for p in range(t.partitions)}:
+            logger.info("%s: the inputs have changed: its old membership is given up", seat)
+            GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS)).remove(group, {seat: mine})
 
     def _holder(self, group: str, seat: str) -> Holder | None:
         """The member that holds a static membership of a group."""
         # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
         described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
-        members = self._result(described).members
+        members = self._result(described, group=group).members
         return next(
-            (Holder(m.member_id, f"{m.client_id} on {m.host}") for m in members if m.group_instance_id == seat), None
+            (Holder(m.member_id, m.client_id, m.host.lstrip("/")) for m in members if m.group_instance_id == seat), None
         )
+
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, KafkaConsumer)
+        member, instance = consumer._member, consumer._seat
+        if not member:
+            # the coordinator tells a static member its id with its first assignment; without it, the membership could
+            # be that of a replacement
+            logger.warning(
+                "%s: it never had an assignment: its membership, if it has one, stays until its session times out, or "
+                "until `kstreams slots release`",
+                instance,
+            )
+            return False
+        admin = GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS))
+        return admin.remove(consumer._settings["group.id"], {instance: member})[instance]
 
     def _of_consumers(self) -> dict[str, Any]:
         return {
@@ -128,7 +188,7 @@ class KafkaLog:
             settings["max.in.flight"] = 1
             if not promise.may_repeat:
                 settings["retries"] = 0
-        return KafkaProducer(settings, self._limit)
+        return KafkaProducer(settings, self._limit, keeps_failed=not promise.may_repeat)
 
     @property
     def _admin(self) -> ck_admin.AdminClient:
@@ -166,7 +226,7 @@ class KafkaLog:
                 results[name] = future.result()
             except ck.KafkaException as error:
                 if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
-                    raise self._unavailable(error.args[0]) from None
+                    raise self._unavailable(error.args[0], topics=[name]) from None
         return results
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
@@ -181,8 +241,9 @@ class KafkaLog:
                 future.result()
             except ck.KafkaException as error:
                 code = error.args[0].code()
-                if code in UNREACHABLE or code in UNAUTHENTICATED:
-                    raise self._unavailable(error.args[0]) from None
+                failure = self._unavailable(error.args[0], topics=[name])
+                if code in UNREACHABLE or code in UNAUTHENTICATED or isinstance(failure, NotAuthorized):
+                    raise failure from None
                 if code != E.TOPIC_ALREADY_EXISTS:
                     raise TopicError(f"topic {name!r} cannot be created: {error.args[0].str()}") from None
         names, deadline = {topic.topic for topic in wanted}, time.monotonic() + self._limit
@@ -214,7 +275,7 @@ class KafkaLog:
             except ck.KafkaException as error:
                 failure = error.args[0]
             if time.monotonic() > deadline:
-                raise self._unavailable(failure)
+                raise self._unavailable(failure, topics=[tp.topic for tp in partitions])
             with suppress(ck.KafkaException):
                 for topic in {tp.topic for tp in partitions}:
                     self._reader.list_topics(topic, ENDS_SECONDS / 3)  # or it goes on asking the leaders that it knows
@@ -230,7 +291,7 @@ class KafkaLog:
     def newest(self, partition: TopicPartition) -> Message | None:
         try:
             with self._reading:  # the processors of a slot share the log, and each is a thread
-                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                low, stable = self._watermarks(partition)
                 window = 4  # a record and its marker are the usual tail
                 while True:
                     start = max(low, stable - window)
@@ -239,15 +300,31 @@ class KafkaLog:
                         return found[-1] if found else None
                     window *= 8
         except ck.KafkaException as error:
-            raise log_error(error.args[0], f"reading the newest record of {partition}") from None
+            doing = naming(f"reading the newest record of {partition}", error.args[0], topics=[partition.topic])
+            raise log_error(error.args[0], doing) from None
 
     def read(self, partition: TopicPartition) -> Sequence[Message]:
         try:
             with self._reading:
-                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+                low, stable = self._watermarks(partition)
                 return self._between(partition, low, stable)
         except ck.KafkaException as error:
-            raise log_error(error.args[0], f"reading {partition}") from None
+            doing = naming(f"reading {partition}", error.args[0], topics=[partition.topic])
+            raise log_error(error.args[0], doing) from None
+
+    def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """The first and the last stable offset; the reader may not know a partition that was just added."""
+        deadline = time.monotonic() + self._limit
+        while True:
+            try:
+                low, stable = self._reader.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+            except ck.KafkaException as error:
+                if error.args[0].code() not in UNKNOWN or time.monotonic() > deadline:
+                    raise
+                self._reader.list_topics(partition.topic, self._limit)
+                time.sleep(0.05)
+            else:
+                return low, stable
 
     def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
         """The committed records between two offsets."""
@@ -264,6 +341,8 @@ class KafkaLog:
                         found.append(m)
                     elif error.code() == E._PARTITION_EOF:
                         return found
+                    elif isinstance(failure := log_error(error, f"reading topic {partition.topic!r}"), NotAuthorized):
+                        raise failure  # no time-out, after which it would be asked again for ever
                 if found and found[-1].offset() + 1 >= stable:
                     return found
         finally:
@@ -274,7 +353,7 @@ class KafkaLog:
         for future in self._admin.create_partitions(
             [ck_admin.NewPartitions(topic, partitions)], request_timeout=self._limit
         ).values():
-            self._result(future)
+            self._result(future, topics=[topic])
         logger.info("topic %r has %d partitions now", topic, partitions)
 
     def offsets_retention_minutes(self) -> int | None:
@@ -290,17 +369,19 @@ class KafkaLog:
     def truncate(self, partition: TopicPartition, before: int) -> None:
         deleted = self._admin.delete_records([ck.TopicPartition(*partition, before)], request_timeout=self._limit)
         for future in deleted.values():
-            self._result(future)
+            self._result(future, topics=[partition.topic])
 
-    def _result(self, future: Any) -> Any:
+    def _result(self, future: Any, limit: float | None = None, *, topics: Collection[str] = (), group: str = "") -> Any:
         try:
-            return future.result(self._limit + 1)  # the request's own limit comes first, and says why
+            return future.result(limit or self._limit + 1)  # the request's own limit comes first, and says why
         except ck.KafkaException as error:
-            raise self._unavailable(error.args[0]) from None
+            raise self._unavailable(error.args[0], topics=topics, group=group) from None
         except TimeoutError:
-            raise Retriable(f"no answer from {self._settings.bootstrap_servers} within {self._limit:g} s") from None
+            raise Retriable(
+                f"no answer from {self._settings.bootstrap_servers} within {limit or self._limit:g} s"
+            ) from None
 
-    def _unavailable(self, error: ck.KafkaError) -> Exception:
+    def _unavailable(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """A failed admin call, as the message a person needs."""
         if error.code() in STALE:
             self._admin_client = None  # it asks by the leaders that it knows, and does not learn of new ones from this
@@ -319,4 +400,4 @@ class KafkaLog:
                 "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
                 "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*"
             )
-        return log_error(error, f"asking the broker at {address}")
+        return log_error(error, naming(f"asking the broker at {address}", error, topics=topics, group=group))

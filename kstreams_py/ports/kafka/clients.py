@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import confluent_kafka as ck
@@ -24,11 +25,14 @@ from kstreams_py.errors import (
     Refused,
     Replaced,
     Retriable,
+    SettingsError,
     TopicError,
     Unavailable,
 )
+from kstreams_py.partitioner import ColdPartitions
 from kstreams_py.ports.kafka.errors import (
     FENCED,
+    JOIN_REFUSED,
     REFUSED,
     SEAT_LOST,
     UNAUTHENTICATED,
@@ -36,6 +40,7 @@ from kstreams_py.ports.kafka.errors import (
     E,
     log_error,
     made,
+    naming,
     record_refused,
 )
 from kstreams_py.record import Message, Positions, TopicPartition
@@ -44,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 ABORT_FLUSH_SECONDS: Final = 5.0
 """How long an abort waits for what is on its way; a new producer does without."""
+
+FAILED_FLUSH_SECONDS: Final = 0.1
+"""The same where a record has failed: librdkafka sends what was behind it again and again, until it times out."""
 
 FLUSH_SECONDS: Final = 0.001
 """Of one flush, after which it is looked whether all has been acknowledged."""
@@ -58,6 +66,9 @@ CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 500_000
 """What a producer without idempotence has under way: no more than one batch of a partition."""
 
+NEW_TOPIC_SECONDS: Final = 3.0
+"""How long the brokers may take to learn of a topic that was just created."""
+
 MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITION}
 
 RETURN_SECONDS: Final = 1.0
@@ -70,18 +81,44 @@ CONNECT_SECONDS: Final = 1.0
 class KafkaProducer:
     """delivery.Producer on a real cluster."""
 
-    def __init__(self, settings: Mapping[str, Any], limit: float) -> None:
+    def __init__(self, settings: Mapping[str, Any], limit: float, *, keeps_failed: bool = False) -> None:
+        """With `keeps_failed`, the outputs that the broker refused go with `Refused`."""
         self._log = ClientLog("producer")
-        self._failed: list[tuple[ck.KafkaError, Any]] = []
+        self._failed: list[tuple[ck.KafkaError, str, delivery.Output | None]] = []
+        self._has_failed = False
+        """A delivery of this transaction has."""
         self._transactional = "transactional.id" in settings
-        self._keeps_order = settings["enable.idempotence"]
+        self._id = settings.get("transactional.id", "")
+        self._written = set[str]()
+        """The topics that were written to in this transaction."""
+        self._idempotent = settings["enable.idempotence"]
+        self._keeps_failed = keeps_failed
         self._limit = limit
+        self._cold = ColdPartitions(self._partitions_of)
         configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
         self._producer = made(ck.Producer, configuration, self._log)
 
     def _delivered(self, error: ck.KafkaError | None, message: Any) -> None:
+        self._has_failed |= error is not None
         if error is not None and not (self._transactional and len(self._failed) >= FAILURES_KEPT):
-            self._failed.append((error, message))
+            self._failed.append((error, message.topic(), None))
+
+    def _output_delivered(self, output: delivery.Output, error: ck.KafkaError | None, _: Any) -> None:
+        # the message of a report gives neither headers nor time back (measured)
+        if error is not None:
+            self._failed.append((error, output[0], output))
+
+    def _partitions_of(self, topic: str) -> int:
+        """How many partitions a topic has; 0 if there is none. A broker may learn late of one that is new."""
+        deadline = time.monotonic() + min(self._limit, NEW_TOPIC_SECONDS)
+        while True:
+            try:
+                found = len(self._producer.list_topics(topic, self._limit).topics[topic].partitions)
+            except ck.KafkaException as error:
+                raise log_error(error.args[0], f"asking for the partitions of topic {topic!r}") from None
+            if found or time.monotonic() >= deadline:
+                return found
+            time.sleep(0.02)
 
     @property
     def tainted(self) -> bool:
@@ -92,14 +129,20 @@ class KafkaProducer:
         return self._log.tainted
 
     def write(self, outputs: list[delivery.Output]) -> None:
-        if self._keeps_order:
+        topics = {output[0] for output in outputs}
+        self._written |= topics
+        if self._idempotent:
+            # a broker takes any sequence number from a producer that is new to a partition: were the first batch to
+            # fail and the second, on its way already, to be taken, librdkafka would report both (measured: lost)
+            if first := self._cold.take(outputs, topics, time.monotonic()):
+                self._queue(first)
+                self._acknowledge()
             self._queue(outputs)
             return
         while outputs:
             # librdkafka without idempotence sends a second batch of a partition while the first may still fail and be
             # sent again (measured, also with max.in.flight=1, and when the leader moves): so there is never a second
-            if left := self._await_acknowledgements():
-                raise Retriable(f"{left} records wait for their acknowledgement")
+            self._acknowledge()
             size, chunk = 0, list[delivery.Output]()
             for output in outputs[:CHUNK_RECORDS]:
                 size += len(output[1] or b"") + len(output[2] or b"") + 100
@@ -112,8 +155,16 @@ class KafkaProducer:
             finally:
                 outputs[:0] = chunk
 
+    def _acknowledge(self) -> None:
+        """Waits until what is queued is acknowledged, before more follows."""
+        if left := self._await_acknowledgements():
+            leaf = Abortable if self._transactional else Retriable
+            raise self._failure() or leaf(f"{left} records were not acknowledged within {self._limit:g} s")
+        if self._failed and (failure := self._failure()) is not None:
+            raise failure
+
     def _queue(self, outputs: list[delivery.Output]) -> None:
-        produce: Callable[..., None] = self._producer.produce
+        produce: Callable[..., None] = self._produce_traced if self._keeps_failed else self._producer.produce
         done = 0
         try:
             while done < len(outputs):
@@ -131,6 +182,10 @@ class KafkaProducer:
         finally:
             del outputs[:done]
 
+    def _produce_traced(self, *output: Any) -> None:
+        produce: Callable[..., None] = self._producer.produce
+        produce(*output[:4], partial(self._output_delivered, output), None, *output[6:])
+
     def _await_room(self) -> None:
         """Waits until the queue is shorter. Raises a LogError if the broker takes nothing within the limit."""
         queued, deadline = len(self._producer), time.monotonic() + self._limit
@@ -144,7 +199,7 @@ class KafkaProducer:
     def _refused(error: ck.KafkaError, output: delivery.Output) -> Exception:
         if error.code() in REFUSED:
             return Refused(record_refused(error, output[0]), [output])
-        return log_error(error, f"writing to {output[0]}")
+        return log_error(error, f"writing to topic {output[0]!r}")
 
     def init_transactions(self) -> None:
         with suppress(ck.KafkaException):
@@ -154,10 +209,13 @@ class KafkaProducer:
 
     def begin_transaction(self) -> None:
         self._failed.clear()
+        self._written.clear()
+        self._has_failed = False
         try:
             self._producer.begin_transaction()
         except ck.KafkaException as error:
-            raise log_error(error.args[0], "beginning a transaction") from None
+            doing = naming("beginning a transaction", error.args[0], transactional_id=self._id)
+            raise log_error(error.args[0], doing) from None
 
     def send_offsets(self, positions: Positions, consumer: delivery.Consumer) -> None:
         assert isinstance(consumer, KafkaConsumer)
@@ -165,6 +223,8 @@ class KafkaProducer:
         self._call(
             lambda limit: self._producer.send_offsets_to_transaction(_partitions(positions), metadata, limit),
             "adding positions to the transaction",
+            group=consumer.group,
+            topics=[tp.topic for tp in positions],
         )
 
     def commit_transaction(self) -> None:
@@ -178,7 +238,8 @@ class KafkaProducer:
     def abort_transaction(self) -> None:
         # librdkafka #4849: an abort must not race what is on its way, and what is purged in flight leaves a gap in the
         # sequence numbers, at which the next transaction of the same epoch would fail
-        left = self._drain(time.monotonic() + min(self._limit, ABORT_FLUSH_SECONDS))
+        seconds = FAILED_FLUSH_SECONDS if self._has_failed else ABORT_FLUSH_SECONDS
+        left = self._drain(time.monotonic() + min(self._limit, seconds))
         self._failed.clear()
         if left:
             raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
@@ -197,9 +258,13 @@ class KafkaProducer:
     def _await_acknowledgements(self) -> int:
         """Waits until every record was acknowledged or has failed; how many are left once nothing moves any more."""
         left, before = self._producer.flush(0), 0
-        while left and left != before:
-            before, left = left, self._drain(time.monotonic() + self._limit)
+        while left and left != before and self._is_whole():
+            before, left = left, self._drain(time.monotonic() + self._limit, self._is_whole)
         return left
+
+    def _is_whole(self) -> bool:
+        """Whether it is worth waiting: a transaction of which a record has failed comes to an abort."""
+        return not (self._transactional and self._has_failed)
 
     def _drain(self, deadline: float, going: Callable[[], bool] = lambda: True) -> int:
         """Sends what is queued without lingering, until the deadline or as long as `going`; how many are left.
@@ -210,26 +275,28 @@ class KafkaProducer:
             while (left := self._producer.flush(FLUSH_SECONDS)) and going() and time.monotonic() < deadline:
                 pass
         except ck.KafkaException as error:
-            raise log_error(error.args[0], "sending what is queued") from None
+            doing = naming("sending what is queued", error.args[0], topics=self._written, transactional_id=self._id)
+            raise log_error(error.args[0], doing) from None
         return left
 
     def _failure(self) -> KStreamsError | None:
         """What the deliveries that failed since the last call come to; what no attempt mends comes first."""
-        refused = [(error, m) for error, m in self._failed if error.code() in REFUSED]
+        refused = [each for each in self._failed if each[0].code() in REFUSED]
         failed, self._failed = self._failed, []
-        for error, m in failed:
-            doing = f"writing to topic {m.topic()!r}"
-            if isinstance(failure := log_error(error, doing), NotAuthorized):
+        for error, topic, _ in failed:
+            if isinstance(failure := log_error(error, f"writing to topic {topic!r}"), NotAuthorized):
                 return failure
-            if error.code() in MISSING | {E._MSG_TIMED_OUT} and is_missing(self._producer, m.topic(), self._limit):
-                return TopicError(f"topic {m.topic()!r} does not exist: run `kstreams topics create`")
+            if error.code() in MISSING | {E._MSG_TIMED_OUT} and is_missing(self._producer, topic, self._limit):
+                return TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
         if refused:
-            self._failed = [(error, m) for error, m in failed if error.code() not in REFUSED]
-            error, m = next((r for r in refused if r[0].code() != E._INVALID_DIFFERENT_RECORD), refused[0])
-            return Refused(record_refused(error, m.topic()), [_output(m) for _, m in refused])
+            self._failed = [each for each in failed if each[0].code() not in REFUSED]
+            error, topic, _ = next(
+                (each for each in refused if each[0].code() != E._INVALID_DIFFERENT_RECORD), refused[0]
+            )
+            return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
         if failed:
-            error, m = failed[0]
-            return Abortable(f"writing to {m.topic()}: {error.str()} ({error.name()})")
+            error, topic, _ = failed[0]
+            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})")
         return None
 
     def drop(self) -> None:
@@ -241,9 +308,12 @@ class KafkaProducer:
         try:
             self._producer.poll(timeout)
         except ck.KafkaException as error:
-            raise log_error(error.args[0], "serving the producer") from None
+            doing = naming("serving the producer", error.args[0], topics=self._written, transactional_id=self._id)
+            raise log_error(error.args[0], doing) from None
 
-    def _call(self, call: Callable[[float], object], doing: str) -> None:
+    def _call(
+        self, call: Callable[[float], object], doing: str, *, group: str = "", topics: Collection[str] = ()
+    ) -> None:
         """One call of the transactional API, in a thread of its own: not every one keeps its limit.
 
         librdkafka waits without end for positions to be added while it waits for a coordinator that no event announces.
@@ -267,9 +337,12 @@ class KafkaProducer:
         if not outcome:
             raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {self._limit:g} s")
         if (failure := outcome[0]) is not None:
-            leaf = log_error(failure.args[0], doing)
+            error = failure.args[0]
+            doing = naming(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
+            leaf = log_error(error, doing)
             if not isinstance(leaf, Fenced):
-                self._poll(0)  # serves the reports of deliveries that failed
+                with suppress(NotAuthorized):  # a client that has failed for good says again why
+                    self._poll(0)  # serves the reports of deliveries that failed
                 cause = self._failure()
                 leaf = leaf if cause is None or isinstance(cause, Abortable) else cause
             raise leaf from None
@@ -284,11 +357,6 @@ def is_missing(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> b
     return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 
-def _output(m: Any) -> delivery.Output:
-    """A record whose delivery failed, as it was written; its partition stays, or its order would change."""
-    return (m.topic(), m.value(), m.key(), m.partition(), None, None, max(m.timestamp()[1], 0), m.headers())
-
-
 def _partitions(positions: Positions) -> list[ck.TopicPartition]:
     return [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in positions.items()]
 
@@ -297,8 +365,9 @@ class Holder(NamedTuple):
     """The member that holds a static membership."""
 
     member: str
-    where: str
-    """Its client id and host, as the group describes them."""
+    client: str
+    host: str
+    """Client id and host as the group describes them: those of a member that it has replaced within its session."""
 
 
 class KafkaConsumer:
@@ -307,12 +376,21 @@ class KafkaConsumer:
     `holder` names the member that holds the membership of this name in the group now, None if nobody does.
     """
 
-    def __init__(self, settings: Mapping[str, Any], limit: float, holder: Callable[[str, str], Holder | None]) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        limit: float,
+        holder: Callable[[str, str], Holder | None],
+        prepare: Callable[[str, str, Collection[str]], None] = lambda *_: None,
+    ) -> None:
+        """`prepare` is called with group, membership and topics before the first join."""
         self.ends: Positions = {}
         self.tainted = False
         self._settings = settings
         self._limit = limit
         self._holder = holder
+        self._prepare = prepare
+        self.group = settings["group.id"]
         self._seat = settings["group.instance.id"]
         self._member = ""
         """By which the group knew this consumer at its last assignment."""
@@ -340,7 +418,16 @@ class KafkaConsumer:
         lost: Callable[[], None],
     ) -> None:
         self._topics, self._assigned, self._revoked, self._on_lost = sorted(topics), assigned, revoked, lost
+        try:
+            self._prepare(self.group, self._seat, self._topics)
+        except (LogError, SettingsError, Unavailable) as error:
+            if isinstance(error, NotAuthorized):
+                raise
+            logger.info("%s: it is not known whether its inputs have changed since it last ran: %s", self._seat, error)
         self._join()
+
+    # None of the callbacks may raise a KafkaException: what comes out of `consume` is then a KafkaError, which Python's
+    # `except` takes for no exception at all (measured: it ends the thread past `except BaseException`).
 
     def _join(self) -> None:
         self._consumer.subscribe(
@@ -354,23 +441,33 @@ class KafkaConsumer:
             self._join()
 
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        client.assign([])  # or it fetches at positions of its own until the caller has read the committed ones
-        self._rebalances += 1
         self._member = client.memberid()
+        try:
+            client.assign([])  # or it fetches at positions of its own until the caller has read the committed ones
+        except ck.KafkaException:
+            self._lose()
+            return
+        self._rebalances += 1
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
-    def _revoke(self, _: ck.Consumer, __: list[ck.TopicPartition]) -> None:
+    def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        if not client.memberid():  # frozen while this waited to be served: the session is over all the same
+            self._leave_after_loss(client, partitions)
+            return
         self._rebalances += 1
         self._revoked()
+        self._paused = frozenset()
 
     def _leave_after_loss(self, client: ck.Consumer, _: list[ck.TopicPartition]) -> None:
         # librdkafka joins again as soon as this returns, without its member id: so a process that wakes up would take
         # the membership back from its replacement
-        client.unsubscribe()
+        with suppress(ck.KafkaException):  # a client that was fenced meanwhile refuses, and never joins again
+            client.unsubscribe()
         self._lose()
 
     def _lose(self) -> None:
         self._rebalances += 1
+        self._paused = frozenset()
         self._lost = True
         self._on_lost()
 
@@ -423,16 +520,16 @@ class KafkaConsumer:
         if error.code() in UNAUTHENTICATED:
             raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}")
         if error.code() == E.GROUP_AUTHORIZATION_FAILED:
-            doing = f"joining the group {self._settings['group.id']!r}"
+            doing = f"joining the group {self.group!r}"
         failure = log_error(error, doing)
         if error.fatal() or error.code() in FENCED | {E._FATAL}:
             raise self._log_error(error, doing)
         if isinstance(failure, NotAuthorized):
             raise failure
-        if error.code() in MISSING:
-            for topic in self._topics:
-                if is_missing(self._consumer, topic, self._limit):
-                    raise TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
+        if (remedy := JOIN_REFUSED.get(error.code())) is not None:
+            raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
+        if error.code() in MISSING and (missing := self._missing_topic()) is not None:
+            raise missing
         logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
@@ -440,7 +537,9 @@ class KafkaConsumer:
             found = self._consumer.committed([ck.TopicPartition(*tp) for tp in partitions], self._limit)
             for p in found:
                 if p.error is not None:
-                    raise self._log_error(p.error, f"reading the committed position of {p.topic}[{p.partition}]")
+                    raise self._log_error(
+                        p.error, f"reading the committed position of {p.topic}[{p.partition}]", [p.topic]
+                    )
         except ck.KafkaException as error:
             raise self._log_error(error.args[0], "reading committed positions") from None
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
@@ -450,12 +549,12 @@ class KafkaConsumer:
         try:
             for p in self._consumer.commit(offsets=_partitions(positions), asynchronous=False) or []:
                 if p.error is not None:
-                    raise self._log_error(p.error, f"committing the position of {p.topic}[{p.partition}]")
+                    raise self._log_error(p.error, f"committing the position of {p.topic}[{p.partition}]", [p.topic])
         except ck.KafkaException as error:
-            raise self._log_error(error.args[0], "committing positions") from None
+            raise self._log_error(error.args[0], "committing positions", [tp.topic for tp in positions]) from None
 
     def hold_seat(self) -> bool:
-        holder = self._holder(self._settings["group.id"], self._seat)
+        holder = self._holder(self.group, self._seat)
         mine = self._consumer.memberid()
         if holder is None or holder.member in (mine, self._member):
             return holder is not None
@@ -463,7 +562,7 @@ class KafkaConsumer:
             raise self._replaced(holder)
         return False  # the join of this very member may be on its way
 
-    def _log_error(self, error: ck.KafkaError, doing: str) -> Exception:
+    def _log_error(self, error: ck.KafkaError, doing: str, topics: Collection[str] = ()) -> Exception:
         """As for a producer, but that fencing is about the membership: the group is asked before it is believed.
 
         A consumer's only fatal error is that it was fenced; librdkafka tells the reason in its text and its log.
@@ -471,7 +570,15 @@ class KafkaConsumer:
         if error.fatal() or error.code() in FENCED | {E._FATAL} or SEAT_LOST in error.str() or self._log.fenced:
             self._lose()
             return Abortable(f"{doing}: this client is no member of its group any more")
-        return log_error(error, doing)
+        if error.code() in MISSING:
+            return self._missing_topic() or Retriable(f"{doing}: {error.str()} ({error.name()})")
+        return log_error(error, naming(doing, error, topics=topics or self._topics, group=self.group))
+
+    def _missing_topic(self) -> TopicError | None:
+        for topic in self._topics:
+            if is_missing(self._consumer, topic, self._limit):
+                return TopicError(f"topic {topic!r} does not exist (any more): run `kstreams topics create`")
+        return None
 
     def _return(self) -> bool:
         """Joins again if no other member has taken the membership; False if the group does not say.
@@ -482,7 +589,7 @@ class KafkaConsumer:
         Raises Replaced.
         """
         try:
-            holder = self._holder(self._settings["group.id"], self._seat)
+            holder = self._holder(self.group, self._seat)
         except (LogError, Unavailable) as error:
             logger.warning("%s: the membership is lost, and the group does not say who holds it: %s", self._seat, error)
             return False
@@ -495,7 +602,12 @@ class KafkaConsumer:
         return True
 
     def _replaced(self, holder: Holder) -> Replaced:
-        return Replaced(f"another worker has taken the slot of {self._seat} over ({holder.where}); this one ends")
+        # a broker gives a static member that is replaced a new member id, and keeps its client id and host (measured)
+        stale = holder.client == self._settings["client.id"]
+        known = "the broker still names this one's client" if stale else f"{holder.client} on {holder.host}"
+        return Replaced(
+            f"another worker has taken the slot of {self._seat} over (member {holder.member}; {known}); this one ends"
+        )
 
     def group_metadata(self) -> object:
         return self._consumer.consumer_group_metadata()

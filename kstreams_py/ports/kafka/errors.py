@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import confluent_kafka as ck
@@ -35,7 +36,8 @@ FENCED: Final = {
 _SPENT: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE, E.INVALID_TXN_STATE}
 """The broker has forgotten this producer (idle beyond transactional.id.expiration.ms), or the client its state."""
 
-_REBALANCED: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS}
+_OVER: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS, E.TRANSACTION_ABORTABLE}
+"""The group has changed, or the broker asks for an abort."""
 
 UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
 _PASSING: Final = {
@@ -51,19 +53,40 @@ _PASSING: Final = {
     E.NETWORK_EXCEPTION,
     E.LEADER_NOT_AVAILABLE,
     E.NOT_LEADER_FOR_PARTITION,
+    E.BROKER_NOT_AVAILABLE,
+    E.REPLICA_NOT_AVAILABLE,
+    E.LISTENER_NOT_FOUND,
+    E.FENCED_LEADER_EPOCH,
+    E.UNKNOWN_LEADER_EPOCH,
+    E.OFFSET_NOT_AVAILABLE,
+    E.NOT_CONTROLLER,
+    E.KAFKA_STORAGE_ERROR,
     E.NOT_ENOUGH_REPLICAS,
     E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    E.KAFKA_STORAGE_ERROR,
+    E.THROTTLING_QUOTA_EXCEEDED,
 }
 STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
 UNAUTHENTICATED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
 
-_RIGHTS: Final = {
-    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, and DESCRIBE",
+RIGHTS: Final = {
+    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, DESCRIBE and "
+    "DESCRIBE_CONFIGS, and CREATE, ALTER and DELETE if its name begins with __ks",
     E.GROUP_AUTHORIZATION_FAILED: "READ and DESCRIBE on the consumer group",
     E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
     E.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
 }
+
+TESTED_CLIENTS: Final = frozenset({"2.16.0"})
+"""Versions of librdkafka whose log `ClientLog` is known to read rightly (tests/mock/test_client_log.py)."""
+
+JOIN_REFUSED: Final = {
+    E.INCONSISTENT_GROUP_PROTOCOL: "another program is a member of this group: give the graph another name, or end it",
+    E.INVALID_GROUP_ID: "correct the names of the graph and the processor",
+    E.INVALID_SESSION_TIMEOUT: "keep session_timeout_ms between the broker's group.min.session.timeout.ms and "
+    "group.max.session.timeout.ms",
+    E.GROUP_MAX_SIZE_REACHED: "run fewer slots, or raise the broker's group.max.size",
+}
+"""Why a group takes no member, and the remedy; the client reports it as a mere event, and tries for ever."""
 
 SEAT_LOST: Final = "fenced by other consumer"
 """The client's words for FENCED_INSTANCE_ID, whose code it keeps to itself: it reports a fatal error, no more."""
@@ -80,10 +103,22 @@ REFUSED: Final = TOO_LARGE | {
 """What no further attempt at the same batch cures; the last one is for the records beside the refused one."""
 
 
+def naming(
+    doing: str, error: ck.KafkaError, *, topics: Iterable[str] = (), group: str = "", transactional_id: str = ""
+) -> str:
+    """What was done, with the object of a right that is missing: the client's error does not name it."""
+    objects = {
+        E.TOPIC_AUTHORIZATION_FAILED: " or ".join(f"topic {topic!r}" for topic in sorted(set(topics))),
+        E.GROUP_AUTHORIZATION_FAILED: f"group {group!r}" if group else "",
+        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"transactional id {transactional_id!r}" if transactional_id else "",
+    }
+    return f"{doing} ({found})" if (found := objects.get(error.code())) else doing
+
+
 def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
     """Names the right that is missing."""
     return NotAuthorized(
-        f"{doing}: the broker refuses it ({error.name()}): grant this user {_RIGHTS[error.code()]} (kafka-acls --add)"
+        f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add)"
     )
 
 
@@ -103,7 +138,7 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
 def log_error(error: ck.KafkaError, doing: str, topic: str = "") -> KStreamsError:
     """What a failed call's caller must do next: a LogError, or NotAuthorized. `topic` is what was written to."""
     text = f"{doing}: {error.str()} ({error.name()})"
-    if error.code() in _RIGHTS:
+    if error.code() in RIGHTS:
         return not_authorized(error, doing)
     if error.code() in REFUSED:
         return Refused(record_refused(error, topic))
@@ -113,7 +148,7 @@ def log_error(error: ck.KafkaError, doing: str, topic: str = "") -> KStreamsErro
         return OutcomeUnknown(text)
     if error.fatal():
         return Fatal(text)
-    if error.txn_requires_abort() or error.code() in _REBALANCED:
+    if error.txn_requires_abort() or error.code() in _OVER:
         return Abortable(text)
     if error.retriable() or error.code() in UNREACHABLE | _PASSING:
         return Retriable(text)
@@ -144,6 +179,19 @@ class ClientLog(logging.Handler):
     def on_error(self, error: ck.KafkaError) -> None:
         if self.error is None or not (self.error.fatal() or self.error.code() in UNAUTHENTICATED | {E._FATAL}):
             self.error = error
+
+
+@cache
+def warn_if_untested() -> None:
+    """Logs a warning, once, if librdkafka is of a version whose log no test has read."""
+    version = ck.libversion()[0]
+    if version not in TESTED_CLIENTS:
+        logger.warning(
+            "librdkafka %s is not among the versions tested with kstreams_py (%s): late requests are recognized by the "
+            "wording of its log; install confluent-kafka of a tested version",
+            version,
+            ", ".join(sorted(TESTED_CLIENTS)),
+        )
 
 
 def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:

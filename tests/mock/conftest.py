@@ -1,0 +1,16 @@
+"""Fixtures of the tests on librdkafka's mock cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mock.cluster import MockCluster
+
+
+@pytest.fixture
+def mock() -> Iterator[MockCluster]:
+    """Two brokers; topics are led by broker 1 if a test does not say otherwise."""
+    with MockCluster(brokers=2) as cluster:
+        yield cluster

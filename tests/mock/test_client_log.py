@@ -1,0 +1,148 @@
+"""ClientLog reads librdkafka's log by its wording: here the installed librdkafka says what it reads.
+
+A request that timed out, or whose connection broke, may reach its coordinator late; only the client's log tells.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+
+from kstreams_py.ports.kafka.errors import SEAT_LOST, ClientLog
+from tests.mock.cluster import Api, MockCluster
+from tests.mock.plain import member, outcome, settings_of, wait_until, write
+
+E = ck.KafkaError
+
+TIMED_OUT = r"REQTMOUT \[.*\] \[thrd:{0}\]: {0}.*: Timed out {1}Request in flight \(after \d+ms, timeout #0\)"
+BROKEN = r"FAIL \[.*\] \[thrd:{0}\]: {0}: .*Disconnected: .* \(after \d+ms in state UP\)"
+
+SETTINGS = {
+    # those of the product's clients
+    "log_level": 6,
+    "log.connection.close": True,
+    # and short waits: less than a late answer takes, more than a consumer takes to find its coordinator again
+    "socket.timeout.ms": 1_000,
+    "retry.backoff.ms": 750,
+    "fetch.wait.max.ms": 0,
+}
+
+
+class Kept(ClientLog):
+    """With the lines that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__("kept")
+        self.lines: list[str] = []
+
+    def emit(self, record: Any) -> None:
+        self.lines.append(record.getMessage())
+        super().emit(record)
+
+    def find(self, pattern: str) -> list[str]:
+        return [line for line in self.lines if re.fullmatch(pattern, line)]
+
+
+def joined(mock: MockCluster, log: Kept) -> ck.Consumer:
+    """The static member of a group that broker 2 coordinates, with its partition."""
+    mock.create("a")
+    write(mock, "a", [b"0"])
+    mock.set_coordinator("group", "group", 2)
+    group = {"group.instance.id": "name", "session.timeout.ms": 30_000, "heartbeat.interval.ms": 100}
+    consumer = member(mock, "a", {**SETTINGS, **group, "logger": log.logger})
+    wait_until(lambda: consumer.consume(1, 0.1), "the group's member reads")
+    assert not log.tainted
+    return consumer
+
+
+def late(mock: MockCluster, api: Api) -> None:
+    mock.answer_from(2, api, (0, 2_500))
+
+
+def broken(mock: MockCluster, api: Api) -> None:
+    mock.answer(api, E._TRANSPORT)
+
+
+FAULTS = pytest.mark.parametrize(("fault", "wording"), [(late, TIMED_OUT), (broken, BROKEN)], ids=["late", "broken"])
+
+
+@FAULTS
+@pytest.mark.parametrize("api", [Api.OffsetCommit, Api.Heartbeat])
+def test_request_to_the_group_coordinator_that_may_come_late_is_seen(
+    api: Api, fault: Callable[[MockCluster, Api], None], wording: str, mock: MockCluster
+) -> None:
+    log = Kept()
+    consumer = joined(mock, log)
+    fault(mock, api)
+    if api is Api.OffsetCommit:
+        positions = [ck.TopicPartition("a", 0, 1)]
+        committing = threading.Thread(target=lambda: consumer.commit(offsets=positions, asynchronous=False))
+        committing.start()
+    wait_until(lambda: consumer.consume(1, 0.1) or log.tainted, f"the client says that a {api.name} failed")
+    assert log.find(wording.format("GroupCoordinator", api.name)), log.lines
+    assert (log.tainted, log.coordinator_lost, log.fenced) == (True, True, False)
+    if api is Api.OffsetCommit:
+        committing.join()
+    consumer.close()
+
+
+@FAULTS
+@pytest.mark.parametrize(
+    ("api", "thread"),
+    [
+        (Api.AddPartitionsToTxn, "TxnCoordinator"),
+        (Api.AddOffsetsToTxn, "TxnCoordinator"),
+        (Api.EndTxn, "TxnCoordinator"),
+        (Api.TxnOffsetCommit, r"127\.0\.0\.1:\d+/2"),  # to the group's coordinator, by the broker's own connection
+    ],
+)
+def test_request_of_a_transaction_that_may_come_late_is_seen(
+    api: Api, thread: str, fault: Callable[[MockCluster, Api], None], wording: str, mock: MockCluster
+) -> None:
+    log = Kept()
+    mock.create("b")
+    mock.set_coordinator("transaction", "id", 2)
+    consumer = joined(mock, Kept())
+    settings = {"transactional.id": "id", "transaction.timeout.ms": 10_000, "logger": log.logger}
+    producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings}))
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.poll(0)  # serves the log
+    assert not log.tainted
+    fault(mock, api)
+    producer.produce("b", b"0")
+    producer.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 10)
+    producer.commit_transaction(10)  # the client asks again inside
+    wait_until(lambda: producer.poll(0.1) or log.tainted, f"the client says that an {api.name} failed")
+    assert log.find(wording.format(thread, api.name)), log.lines
+    assert (log.tainted, log.coordinator_lost, log.fenced) == (True, False, False)
+    consumer.close()
+
+
+@pytest.mark.parametrize("api", [Api.Heartbeat, Api.OffsetCommit])
+def test_membership_that_another_has_taken_is_seen(api: Api, mock: MockCluster) -> None:
+    log = Kept()
+    consumer = joined(mock, log)
+    mock.answer(api, E.FENCED_INSTANCE_ID)
+    if api is Api.OffsetCommit:
+        positions = [ck.TopicPartition("a", 0, 1)]
+        assert outcome(lambda: consumer.commit(offsets=positions, asynchronous=False)) == "FENCED_INSTANCE_ID"
+    wait_until(lambda: consumer.consume(1, 0.1) or log.fenced, "the client says that it is fenced")
+    assert (log.tainted, log.fenced) == (False, True)
+    fatal = rf"FATAL \[.*\] \[thrd:main\]: Fatal error: .*{SEAT_LOST}.*"
+    assert log.find(fatal), log.lines
+    consumer.close()
+
+
+def test_client_that_nothing_happens_to_says_nothing_of_late_requests(mock: MockCluster) -> None:
+    log = Kept()
+    consumer = joined(mock, log)
+    mock.track()
+    wait_until(lambda: consumer.consume(1, 0.1) or len(mock.requests(Api.Heartbeat)) > 3, "heartbeats go on")
+    assert (log.tainted, log.coordinator_lost, log.fenced, log.lines) == (False, False, False, [])
+    consumer.close()

@@ -1,0 +1,330 @@
+"""Who holds a slot: frozen and woken workers, and slots that another supervisor takes over, on a real broker."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+
+from kstreams_py import Settings
+from kstreams_py.delivery import Guarantee
+from kstreams_py.ports.kafka.groups import GroupAdmin
+from tests.system.command import RunningCommand, children, command
+from tests.system.harness import Cluster, wait_until
+
+MakeSettings = Callable[..., Settings]
+
+SESSION_MS: Final = 6_000
+MANY: Final = 1_200
+"""Records of which some outputs are written before the last take: more than a transaction holds back."""
+
+GRAPH = """
+import time
+from pathlib import Path
+import kstreams_py as ks
+
+graph = ks.Graph({name!r}, errors="{name}.errors")
+place = Path({place!r})
+
+def wait_at(processor, value):
+    if value.endswith(b"-wait") and not (place / "open").exists():
+        (place / f"waiting-{{processor}}").touch()
+        while not (place / "open").exists():
+            time.sleep(0.01)
+    return value
+"""
+
+PROCESSOR = """
+@graph.map(graph.topic("{name}.{processor}.in"), to=graph.topic("{name}.{processor}.out"), guarantee={guarantee!r})
+def {processor}(value):
+    return wait_at({processor!r}, value)
+"""
+
+
+class Going:
+    """Writes that go on."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def await_more(self, count: int) -> None:
+        """Waits until each processor has written that many more outputs."""
+        d = self._deployment
+        wanted = {processor: len(d.cluster.values(d.topic(processor, "out"))) + count for processor in d.processors}
+        for processor, least in wanted.items():
+            wait_until(
+                lambda: len(d.cluster.values(d.topic(processor, "out"))) >= least,  # noqa: B023
+                f"{least} outputs of {processor}",
+            )
+
+
+class Deployment:
+    """A graph of copying processors in a file, its topics, and its supervisors.
+
+    The functions wait at a value that ends in `-wait` until the gate is opened.
+    """
+
+    def __init__(
+        self, directory: Path, cluster: Cluster, settings: Settings, name: str, partitions: int, **guarantees: Guarantee
+    ) -> None:
+        self.directory, self.cluster, self.name, self.partitions = directory, cluster, name, partitions
+        self.processors, self.guarantees = tuple(guarantees), guarantees
+        self.file = directory / "copying_graph.py"
+        text = GRAPH.format(name=name, place=str(directory))
+        for processor, guarantee in guarantees.items():
+            text += PROCESSOR.format(name=name, processor=processor, guarantee=str(guarantee))
+            cluster.create(self.topic(processor, "in"), self.topic(processor, "out"), partitions=partitions)
+        self.file.write_text(text)
+        cluster.create(f"{name}.errors")
+        self.settings, self.environment = settings, settings.as_environment()
+        self.written: dict[str, list[list[bytes]]] = {each: [[] for _ in range(partitions)] for each in guarantees}
+
+    def topic(self, processor: str, end: str) -> str:
+        return f"{self.name}.{processor}.{end}"
+
+    @contextmanager
+    def run(self, *options: object) -> Iterator[RunningCommand]:
+        """`kstreams run` in a `with` block."""
+        with command(self.directory, "run", f"{self.file}:graph", *options, environment=self.environment) as running:
+            yield running
+
+    def write(self, processor: str, count: int, partition: int, *, wait: bool = False) -> None:
+        """That many numbered records to one partition; the function waits at the last of them."""
+        done = self.written[processor][partition]
+        values = [b"%d-%d" % (partition, i) for i in range(len(done), len(done) + count)]
+        if wait:
+            values[-1] += b"-wait"
+        # all keys of a partition are the same, so that its outputs are in one partition and in order
+        self.cluster.write(self.topic(processor, "in"), values, keys=[b"%d" % partition] * count, partition=partition)
+        done += values
+
+    def outputs(self, processor: str) -> list[list[bytes]]:
+        """By the partition of the input."""
+        values: list[Any] = self.cluster.values(self.topic(processor, "out"))
+        return [[v for v in values if v.startswith(b"%d-" % p)] for p in range(self.partitions)]
+
+    @contextmanager
+    def going(self) -> Iterator[Going]:
+        """Goes on writing to all partitions inside the block."""
+        stopping = threading.Event()
+
+        def write() -> None:
+            while not stopping.wait(0.05):  # the pace
+                for processor in self.processors:
+                    for partition in range(self.partitions):
+                        self.write(processor, 20, partition)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        try:
+            yield Going(self)
+        finally:
+            stopping.set()
+            thread.join()
+
+    def await_done(self) -> None:
+        """Waits until every group is at the ends of its input."""
+        for processor in self.processors:
+            ends = {p: len(values) for p, values in enumerate(self.written[processor])}
+            self.cluster.await_committed(f"{self.name}.{processor}", self.topic(processor, "in"), ends)
+
+    def await_no_members(self) -> None:
+        """Waits until all sessions are over."""
+        groups = [f"{self.name}.{processor}" for processor in self.processors]
+        admin = GroupAdmin(self.settings)
+        wait_until(lambda: not any(group.members for group in admin.describe(groups).values()), "no members are left")
+
+    def await_held(self, running: RunningCommand, workers: int) -> None:
+        """Waits until that many workers of a supervisor have been assigned partitions of each input."""
+        for processor in self.processors:
+            topic = re.escape(self.topic(processor, "in"))
+            running.await_text(rf"(?s)(.*{processor}: holds {topic}\[.*){{{workers}}}")
+
+    def taken(self, slot: int, by: RunningCommand, *, named: bool | None) -> str:
+        """A pattern for what is said of a slot that a worker of another supervisor has taken.
+
+        It is not named if it came before the session of the first was over: see `the test of one slot of several`.
+        """
+        processors, workers = "|".join(self.processors), "|".join(map(str, children(by.process.pid)))
+        seat = rf"{self.name}\.({processors})\.{slot}"
+        client = rf"{seat}@{re.escape(platform.node())}-({workers}) on \S+"
+        unnamed = "the broker still names this one's client"
+        known = rf"({client}|{unnamed})" if named is None else client if named else unnamed
+        holder = rf"member {seat}-[-0-9a-f]+; {known}"
+        replaced = rf"Replaced: another worker has taken the slot of {seat} over \({holder}\); this one ends"
+        return rf"slot {slot} ended by {replaced}"
+
+    def check(self, processor: str, *, in_flight: int) -> None:
+        """Compares all outputs with the inputs.
+
+        At least once, those of so many in a row of a partition may be there twice; nothing is lost, not even at most
+        once, where no process was killed.
+        """
+        for found, wanted in zip(self.outputs(processor), self.written[processor], strict=True):
+            if self.guarantees[processor] is Guarantee.EXACTLY_ONCE:
+                assert found == wanted
+            elif self.guarantees[processor] is Guarantee.AT_MOST_ONCE:
+                assert Counter(found) == Counter(wanted)
+            else:
+                twice = [i for i, value in enumerate(wanted) if found.count(value) > 1]
+                assert not twice or twice[-1] - twice[0] < in_flight
+                assert Counter(found) == Counter(wanted) + Counter(wanted[i] for i in twice)
+
+    def await_waiting(self, *processors: str) -> None:
+        for processor in processors:
+            wait_until((self.directory / f"waiting-{processor}").exists, f"{processor} waits")
+
+    def open_gate(self) -> None:
+        (self.directory / "open").touch()
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, cluster: Cluster, settings: MakeSettings, name: str) -> Callable[..., Deployment]:
+    def make(partitions: int, guarantees: dict[str, Guarantee], **changed: Any) -> Deployment:
+        short = settings(session_timeout_ms=SESSION_MS, transaction_timeout_ms=4_000, **changed)
+        return Deployment(tmp_path, cluster, short, name, partitions, **guarantees)
+
+    return make
+
+
+def troubles(running: RunningCommand) -> list[str]:
+    """What a supervisor and its workers warned of."""
+    return [line for line in running.text.splitlines() if re.search(r" (WARNING|ERROR) |^error: |Traceback", line)]
+
+
+class Freeze:
+    """A process and its children that stand still inside the block, or until they are woken."""
+
+    def __init__(self, pid: int) -> None:
+        self._pids = [pid, *children(pid)]
+
+    def __enter__(self) -> Self:
+        self._send(signal.SIGSTOP)
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        self._send(signal.SIGCONT)
+        self._pids = []
+
+    def await_session_over(self) -> None:
+        """Waits until a client among them finds its session over when it wakes up."""
+        wait_until(lambda: time.monotonic() > self._since + SESSION_MS / 1000 + 1, "the session is over")
+
+    def _send(self, signum: signal.Signals) -> None:
+        for pid in self._pids:
+            os.kill(pid, signum)
+
+
+# Two supervisors of the same slots.
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "late"), [(Guarantee.EXACTLY_ONCE, True), *((guarantee, False) for guarantee in Guarantee)]
+)
+def test_supervisor_that_wakes_up_leaves_its_slots_to_the_one_that_has_taken_them(
+    deploy: Callable[..., Deployment], guarantee: Guarantee, late: bool
+) -> None:
+    """Slot 0 is in mid-transaction with one of two processors, slot 1 is idle. `late`: when their sessions are over."""
+    deployed = deploy(2, {"busy": guarantee, "idle": guarantee}, commit_interval_ms=3_500)
+    with deployed.run("--slots", "0-1") as first:
+        deployed.await_held(first, 2)
+        deployed.write("busy", MANY, 0, wait=True)
+        deployed.await_waiting("busy")
+        with Freeze(first.process.pid) as frozen, ExitStack() as stack:
+            if late:
+                deployed.await_no_members()
+            second = stack.enter_context(deployed.run("--slots", "0-1"))
+            deployed.open_gate()
+            deployed.await_held(second, 2)
+            deployed.write("idle", 50, 1)
+            deployed.await_done()
+            frozen.await_session_over()
+            frozen.wake()
+            by = [deployed.taken(slot, second, named=late or None) for slot in (0, 1)]
+            assert first.wait() == 4, first.text
+            ends = rf"^error: WorkersFailed: {by[0]}; {by[1]}$"
+            assert re.search(ends, first.text, flags=re.MULTILINE), (ends, first.text)
+            deployed.write("busy", 50, 0)
+            deployed.write("busy", 50, 1)
+            deployed.await_done()
+            second.send(signal.SIGTERM)
+            assert second.wait() == 0, second.text
+            assert troubles(second) == []
+    deployed.check("busy", in_flight=MANY)
+    deployed.check("idle", in_flight=0)
+
+
+# Nobody in its place.
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_worker_that_wakes_up_joins_again_if_nobody_is_in_its_place(
+    deploy: Callable[..., Deployment], busy: bool
+) -> None:
+    """One slot of three processors, one for each guarantee."""
+    deployed = deploy(1, {str(guarantee): guarantee for guarantee in Guarantee}, commit_interval_ms=3_500)
+    with deployed.run("--slot", 0) as worker:
+        deployed.await_held(worker, 1)
+        for processor in deployed.processors:
+            deployed.write(processor, MANY, 0, wait=busy)
+        if busy:
+            deployed.await_waiting(*deployed.processors)
+        else:
+            deployed.await_done()
+        with Freeze(worker.process.pid) as frozen:
+            deployed.open_gate()
+            frozen.await_session_over()
+        for processor in deployed.processors:
+            deployed.write(processor, 50, 0)
+        deployed.await_done()
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0, worker.text
+        again = re.findall(r"(\S+): the membership was lost, and no other worker has taken it: joining", worker.text)
+        assert sorted(again) == sorted(f"{deployed.name}.{each}.0" for each in deployed.processors), worker.text
+    for processor in deployed.processors:
+        deployed.check(processor, in_flight=MANY if busy else 0)
+
+
+# One slot of several.
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_slot_that_another_supervisor_takes_over_ends_alone_and_says_by_whom(
+    deploy: Callable[..., Deployment], guarantee: Guarantee
+) -> None:
+    deployed = deploy(3, {"copy": guarantee, "more": guarantee})
+    with deployed.run("--slots", "0-1") as first:
+        deployed.await_held(first, 2)
+        with deployed.going() as going:
+            going.await_more(100)
+        with deployed.run("--slots", "1-2") as second:
+            with deployed.going() as going:
+                deployed.await_held(second, 2)
+                # taken within the session: the broker goes on naming the client of the member that was replaced
+                by = deployed.taken(1, second, named=False)
+                first.await_text(rf"WARNING \S+: {by}: it is not restarted here, slot 0 goes on\n")
+                going.await_more(500)
+            deployed.await_done()
+            for supervisor in (first, second):
+                supervisor.send(signal.SIGTERM)
+            assert [first.wait(), second.wait()] == [0, 0], (first.text, second.text)
+        lines = (first.text + second.text).splitlines()
+        fencings = [line for line in lines if re.search(r"transactional id back|new producer|fenced", line)]
+        assert len(fencings) <= 1, fencings
+        assert troubles(second) == []
+    for processor in deployed.processors:
+        deployed.check(processor, in_flight=400)

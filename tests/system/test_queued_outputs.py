@@ -1,0 +1,61 @@
+"""At most once, outputs that are queued when another worker joins: their positions are saved, nobody else has them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py import Settings
+from tests.system.harness import Cluster, running, wait_until
+from tests.system.test_errors import letters
+
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.mark.parametrize("refused", [(), (50,)], ids=["all taken", "one refused"])
+def test_outputs_queued_when_a_second_worker_joins_arrive_once(
+    cluster: Cluster, settings: MakeSettings, name: str, refused: tuple[int, ...]
+) -> None:
+    source, target, dead = f"{name}.in", f"{name}.out", f"{name}.errors"
+    cluster.create(source, partitions=2)
+    cluster.create(dead)
+    cluster.create(target, partitions=2, cleanup_policy="compact")
+    cluster.partitions(target)
+    values = [b"%d" % i for i in range(100)]  # as many as a worker takes at first
+    bad = [values[i] for i in refused]
+    gate, waits = threading.Event(), threading.Event()
+    graph = ks.Graph(name, guarantee="at_most_once", errors=dead)
+
+    @graph.map(graph.topic(source), to=graph.topic(target), id="step")
+    def function(value: bytes) -> bytes | ks.Out:
+        if value == b"wait":
+            waits.set()
+            assert gate.wait(60)
+        return ks.Out(value, key=None) if value in bad else value
+
+    cluster.write(source, [*values, b"wait"], keys=[*values, b"wait"], partition=1)
+    around = settings(
+        commit_interval_ms=50_000,
+        transaction_timeout_ms=60_000,
+        session_timeout_ms=60_000,
+        kafka={"linger.ms": "60000"},
+    )
+    with running(graph, around) as first:
+        assert waits.wait(60)
+        found = cluster.values(target)
+        assert len(found) <= 2, "all but the first record of each partition are queued"
+        assert cluster.committed(f"{name}.step", source)[1] >= 100, "positions are saved"
+        with running(graph, around, 1):
+            wait_until(lambda: len(cluster.members(f"{name}.step")) == 2, "the second worker joins")
+            gate.set()
+            cluster.write(source, [b"later"], keys=[b"later"], partition=1)
+            cluster.await_committed(f"{name}.step", source, {0: 0, 1: 102})
+            wait_until(lambda: b"later" in cluster.values(target), "what comes afterwards")
+        first[0].stop()
+    expected = [*values, b"wait", b"later"]
+    assert Counter(cluster.values(target)) == Counter(value for value in expected if value not in bad)
+    assert letters(cluster, dead) == [("RecordRefused", [value]) for value in bad]

@@ -1,0 +1,252 @@
+"""Slots that are given up: workers that leave for good, `kstreams slots list` and `release`, on a real broker.
+
+The session time-out is longer than any wait here, so that partitions that move were given up and did not expire.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py import Settings
+from kstreams_py.delivery import Guarantee
+from kstreams_py.errors import BrokerUnavailable
+from kstreams_py.ports.kafka.groups import GroupAdmin
+from tests.system.command import command, kstreams
+from tests.system.harness import Cluster, WorkerProcess, running, wait_until
+
+MakeSettings = Callable[..., Settings]
+
+SESSION_MS = 45_000
+BOUND = 20.0
+"""Seconds in which partitions must have moved."""
+
+GRAPH = """
+import kstreams_py as ks
+
+graph = ks.Graph({name!r}, errors="{name}.errors")
+source, middle, target = (graph.topic("{name}." + each) for each in ("in", "middle", "out"))
+
+@graph.map(source, to=middle)
+def first(value):
+    return value
+
+@graph.map(middle, to=target)
+def second(value):
+    return value
+"""
+
+
+class Feed:
+    """Numbered records for each partition of a topic, and what must come of them: by partition, in order."""
+
+    def __init__(self, cluster: Cluster, topic: str, partitions: int) -> None:
+        self._cluster, self._topic, self._partitions = cluster, topic, partitions
+        self.count = 0
+
+    def write(self, count: int) -> None:
+        for partition in range(self._partitions):
+            values = [b"%d-%d" % (partition, i) for i in range(self.count, self.count + count)]
+            self._cluster.write(self._topic, values, partition=partition, keys=[b"%d" % partition] * count)
+        self.count += count
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """Goes on writing inside the block."""
+        stopping = threading.Event()
+
+        def write() -> None:
+            while not stopping.is_set():
+                self.write(25)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join()
+
+    @property
+    def expected(self) -> list[list[bytes]]:
+        return [[b"%d-%d" % (partition, i) for i in range(self.count)] for partition in range(self._partitions)]
+
+    def read(self, topic: str) -> list[list[bytes | None]]:
+        """The values of an output topic by the partition that they were written to first."""
+        values = self._cluster.values(topic)
+        return [[v for v in values if (v or b"").startswith(b"%d-" % p)] for p in range(self._partitions)]
+
+    def await_all(self, topic: str, seconds: float = BOUND) -> None:
+        """Waits until an output topic has as many records as were written, then compares them all."""
+        total = self.count * self._partitions
+        wait_until(lambda: len(self._cluster.values(topic)) >= total, f"{total} records in {topic}", seconds)
+        assert self.read(topic) == self.expected
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_workers_that_leave_hand_their_partitions_over_and_no_record_is_lost_or_doubled(
+    cluster: Cluster, settings: MakeSettings, name: str, guarantee: Guarantee
+) -> None:
+    cluster.create(f"{name}.in", partitions=4)
+    cluster.create(f"{name}.out")
+    graph = ks.Graph(name, guarantee=guarantee)
+
+    @graph.map(graph.topic(f"{name}.in"), to=graph.topic(f"{name}.out"))
+    def copy(value: bytes) -> bytes:
+        return value
+
+    cluster.partitions(f"{name}.out")
+    made = settings(session_timeout_ms=SESSION_MS, leave_on_stop=True)
+    feed = Feed(cluster, f"{name}.in", 4)
+    members = lambda: [m.instance for m in GroupAdmin(made).members(f"{name}.copy") if m.partitions]  # noqa: E731
+    with running(graph, made, 0, 1, 2, 3) as slots:
+        wait_until(lambda: members() == [f"{name}.copy.{slot}" for slot in range(4)], "each slot has a partition")
+        feed.write(50)
+        feed.await_all(f"{name}.out")
+        with feed.going():
+            for slot in slots[2:]:
+                slot.stop()
+        feed.write(50)
+        feed.await_all(f"{name}.out")
+        assert members() == [f"{name}.copy.{slot}" for slot in range(2)]
+
+
+class Deployment:
+    """A graph of two processors in a file, its topics, and its processes."""
+
+    def __init__(self, directory: Path, name: str, cluster: Cluster, settings: Settings) -> None:
+        self.directory, self.name = directory, name
+        self.file = directory / "graph_of_two.py"
+        self.file.write_text(GRAPH.format(name=name))
+        self.target = f"{self.file}:graph"
+        self.environment = settings.as_environment()
+        cluster.create(f"{name}.in", f"{name}.middle", partitions=4)
+        cluster.create(f"{name}.out", f"{name}.errors")
+        self.feed = Feed(cluster, f"{name}.in", 4)
+
+    def worker(self, slot: int, *options: str) -> WorkerProcess:
+        return WorkerProcess(self.file, slot, self.environment, *options)
+
+    def slots(self, *arguments: object) -> tuple[int, str, str]:
+        """Exit status, output and errors of `kstreams slots`, the member ids that brokers make up left out."""
+        verb, *rest = arguments
+        done = kstreams("slots", verb, self.target, *rest, environment=self.environment)
+        return done.status, re.sub(r"-[0-9a-f]{8}-[0-9a-f-]{27}$", "-ID", done.out, flags=re.MULTILINE), done.err
+
+    def listed(self, *slots: tuple[int, int, int]) -> str:
+        """What `list` prints for slots that hold these partitions, first to last, of each input."""
+        lines = []
+        for processor, topic in (("first", "in"), ("second", "middle")):
+            group = f"{self.name}.{processor}"
+            lines.append(f"{group}: Stable")
+            for slot, first, last in slots:
+                held = ", ".join(f"{self.name}.{topic}[{number}]" for number in range(first, last + 1))
+                lines.append(f"  slot {slot} on 127.0.0.1: {held}; member {group}.{slot}-ID")
+        return "\n".join(lines) + "\n"
+
+    def await_listed(self, *slots: tuple[int, int, int]) -> None:
+        wanted = (0, self.listed(*slots), "")
+        try:
+            wait_until(lambda: self.slots("list") == wanted, "the list of slots", BOUND)
+        except AssertionError:
+            assert self.slots("list") == wanted
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettings) -> Deployment:
+    return Deployment(tmp_path, name, cluster, settings(session_timeout_ms=SESSION_MS))
+
+
+def test_command_with_leave_gives_the_partitions_of_its_slots_up_and_without_it_keeps_them(
+    deployment: Deployment,
+) -> None:
+    assert deployment.slots("list") == (
+        0,
+        f"{deployment.name}.first: there is no such group yet\n{deployment.name}.second: there is no such group yet\n",
+        "",
+    )
+    run = lambda *options: command(  # noqa: E731
+        deployment.directory, "run", deployment.target, *options, environment=deployment.environment
+    )
+    with run("--slots", "0-1") as staying, run("--slots", "2-3", "--leave") as leaving:
+        deployment.await_listed((0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3))
+        deployment.feed.write(50)
+        deployment.feed.await_all(f"{deployment.name}.out")
+        leaving.send(signal.SIGTERM)
+        assert leaving.wait() == 0
+        deployment.feed.write(50)
+        deployment.feed.await_all(f"{deployment.name}.out")
+        deployment.await_listed((0, 0, 1), (1, 2, 3))
+        staying.send(signal.SIGTERM)
+        assert staying.wait() == 0
+        deployment.await_listed((0, 0, 1), (1, 2, 3))
+
+
+def test_release_of_a_killed_workers_slot_moves_its_partitions_and_unknown_slots_are_refused(
+    deployment: Deployment,
+) -> None:
+    name = deployment.name
+    workers = [deployment.worker(slot) for slot in (0, 1)]
+    try:
+        deployment.await_listed((0, 0, 1), (1, 2, 3))
+        workers[1].kill()
+        unknown = (
+            f"error: SettingsError: slot 2, 7 has no member in any group of graph '{name}' (slots that have: 0, 1): "
+            "nothing was released; see `kstreams slots list`\n"
+        )
+        assert deployment.slots("release", 1, 7, 2) == (2, "", unknown)
+        deployment.await_listed((0, 0, 1), (1, 2, 3))
+        released = (
+            f"{name}.first: released slot 1 on 127.0.0.1 ({name}.in[2], {name}.in[3])\n"
+            f"{name}.second: released slot 1 on 127.0.0.1 ({name}.middle[2], {name}.middle[3])\n"
+        )
+        assert deployment.slots("release", 1) == (0, released, "")
+        deployment.feed.write(50)
+        deployment.feed.await_all(f"{name}.out")
+        deployment.await_listed((0, 0, 3))
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_release_of_a_slot_that_still_runs_lets_its_worker_join_again(deployment: Deployment) -> None:
+    workers = [deployment.worker(slot) for slot in (0, 1)]
+    try:
+        deployment.await_listed((0, 0, 1), (1, 2, 3))
+        with deployment.feed.going():
+            assert deployment.slots("release", 1)[0] == 0
+        deployment.feed.await_all(f"{deployment.name}.out")
+        deployment.await_listed((0, 0, 1), (1, 2, 3))
+    finally:
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        assert [worker.wait() for worker in workers] == [0, 0]
+
+
+def test_slots_without_a_broker_are_one_message(deployment: Deployment) -> None:
+    deployment.environment |= {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "1500"}
+    message = (
+        f"error: BrokerUnavailable: describing groups '{deployment.name}.first', '{deployment.name}.second' "
+        "(KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1']): no broker at 127.0.0.1:1 answers within 1.5 s: "
+        "start one, correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or correct the credentials (sasl.*, "
+        "ssl.*)\n"
+    )
+    assert deployment.slots("list") == (3, "", message)
+
+
+def test_request_to_a_broker_that_never_answers_ends_at_its_limit(settings: MakeSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match=f"^describing groups 'any' .*: no broker at {address} answers"):
+            GroupAdmin(settings(bootstrap_servers=address), 1.2).members("any")
+        assert time.monotonic() - began < 5.0

@@ -1,0 +1,170 @@
+"""groups.py, and the connection of ports/kafka/groups.py: what needs no broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kstreams_py.config import Settings
+from kstreams_py.errors import SettingsError
+from kstreams_py.groups import GroupInfo, Member, describe_slots, members_of, slot_of
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.kafka.groups import connection
+from kstreams_py.record import TopicPartition
+
+
+def member(instance: str, *partitions: int) -> Member:
+    held = tuple(TopicPartition("in", number) for number in partitions)
+    return Member(instance, f"{instance}-id", "client", "10.0.0.1", held)
+
+
+GROUPS = {
+    "shop.price": GroupInfo(
+        "Stable", (member("shop.price.0", 0), member("shop.price.10", 2), member("shop.price.2", 1), member("", 3))
+    ),
+    "shop.announce": GroupInfo("PreparingRebalance", (member("shop.announce.2"), member("shop.price.1"))),
+    "shop.store": GroupInfo("Empty", ()),
+    "shop.new": GroupInfo("Dead", ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("instance", "slot"),
+    [
+        ("shop.price.0", 0),
+        ("shop.price.12", 12),
+        ("shop.price", None),
+        ("shop.price.", None),
+        ("shop.price.x", None),
+        ("shop.price.-1", None),
+        ("shop.price.1.2", None),
+        ("shop.prices.1", None),
+        ("", None),
+    ],
+)
+def test_slot_of_an_instance_id_is_its_last_part_behind_the_groups_name(instance: str, slot: int | None) -> None:
+    assert slot_of("shop.price", instance) == slot
+
+
+def test_slots_are_listed_by_group_and_number_and_members_that_are_no_slots_come_last() -> None:
+    assert describe_slots(GROUPS).splitlines() == [
+        "shop.price: Stable",
+        "  slot 0 on 10.0.0.1: in[0]; member shop.price.0-id",
+        "  slot 2 on 10.0.0.1: in[1]; member shop.price.2-id",
+        "  slot 10 on 10.0.0.1: in[2]; member shop.price.10-id",
+        "  not a slot (client) on 10.0.0.1: in[3]; member -id",
+        "shop.announce: PreparingRebalance",
+        "  slot 2 on 10.0.0.1: no partition; member shop.announce.2-id",
+        "  not a slot (shop.price.1) on 10.0.0.1: no partition; member shop.price.1-id",
+        "shop.store: Empty",
+        "shop.new: there is no such group yet",
+    ]
+
+
+def test_members_of_slots_are_found_in_every_group_that_has_them() -> None:
+    assert members_of("shop", GROUPS, [2, 10]) == {
+        "shop.price": [member("shop.price.10", 2), member("shop.price.2", 1)],
+        "shop.announce": [member("shop.announce.2")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("groups", "slots", "message"),
+    [
+        (
+            GROUPS,
+            [0, 7, 3],
+            "slot 3, 7 has no member in any group of graph 'shop' (slots that have: 0, 2, 10)",
+        ),
+        (
+            {"shop.new": GroupInfo("Dead", ())},
+            [0],
+            "slot 0 has no member in any group of graph 'shop' (slots that have: none)",
+        ),
+    ],
+)
+def test_slot_without_a_member_is_refused(groups: dict[str, GroupInfo], slots: list[int], message: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        members_of("shop", groups, slots)
+    assert str(refused.value) == f"{message}: nothing was released; see `kstreams slots list`"
+
+
+def test_connection_is_that_of_librdkafkas_settings_under_kafka_pythons_names() -> None:
+    settings = Settings(
+        bootstrap_servers="a:1, b:2",
+        kafka={
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": "alice",
+            "sasl.password": "hunter2",
+            "ssl.ca.location": "ca.pem",
+            "ssl.certificate.location": "cert.pem",
+            "ssl.key.location": "key.pem",
+            "ssl.key.password": "secret",
+            "ssl.crl.location": "crl.pem",
+            "ssl.endpoint.identification.algorithm": "none",
+            "socket.timeout.ms": 2_000,
+        },
+    )
+    assert connection(settings) == {
+        "bootstrap_servers": ["a:1", "b:2"],
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "alice",
+        "sasl_plain_password": "hunter2",
+        "ssl_cafile": "ca.pem",
+        "ssl_certfile": "cert.pem",
+        "ssl_keyfile": "key.pem",
+        "ssl_password": "secret",
+        "ssl_crlfile": "crl.pem",
+        "ssl_check_hostname": False,
+    }
+
+
+def test_connection_has_names_that_kafka_python_takes() -> None:
+    """In a process of its own: the import of kafka-python warns, which is an error here."""
+    program = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from kafka import KafkaAdminClient\n"
+        "from kstreams_py.ports.kafka.groups import _NAMES\n"
+        "known = {*_NAMES.values(), 'bootstrap_servers', 'security_protocol', 'ssl_check_hostname'}\n"
+        "print(sorted(known - set(KafkaAdminClient.DEFAULT_CONFIG)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+REMEDY = (
+    "has no counterpart in kafka-python, which removes members from groups (`--leave`, leave_on_stop, "
+    "`kstreams slots`): use security.protocol, ssl.endpoint.identification.algorithm, sasl.mechanism (PLAIN, "
+    "SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI) and sasl.kerberos.service.name, sasl.mechanism, sasl.mechanisms, "
+    "sasl.password, sasl.username, ssl.ca.location, ssl.certificate.location, ssl.crl.location, ssl.key.location, "
+    "ssl.key.password, or do without"
+)
+
+
+@pytest.mark.parametrize(
+    ("kafka", "named"),
+    [
+        ({"ssl.keystore.location": "k.p12"}, "ssl.keystore.location"),
+        ({"enable.ssl.certificate.verification": "false"}, "enable.ssl.certificate.verification"),
+        ({"sasl.oauthbearer.method": "oidc"}, "sasl.oauthbearer.method"),
+        ({"sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism=OAUTHBEARER"),
+    ],
+)
+def test_security_setting_without_a_counterpart_is_refused_at_the_start_of_who_is_to_leave(
+    kafka: dict[str, str], named: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        KafkaLog(Settings(kafka=kafka, leave_on_stop=True))
+    assert str(refused.value) == f"{named} {REMEDY}"
+    KafkaLog(Settings(kafka=kafka))
+
+
+def test_kafka_python_is_not_imported_before_it_is_asked_something() -> None:
+    loaded = "print('kafka' in sys.modules, 'kstreams_py.ports.kafka.groups' in sys.modules)"
+    program = f"import sys, kstreams_py.cli\n{loaded}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
