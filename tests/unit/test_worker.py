@@ -14,7 +14,16 @@ import pytest
 
 from kstreams_py import buffers, task
 from kstreams_py.config import Settings
-from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Output, Start
+from kstreams_py.delivery import (
+    PROMISES,
+    Choices,
+    Durability,
+    Guarantee,
+    Output,
+    Start,
+    hash_prefix,
+    pack_offset,
+)
 from kstreams_py.engine.topics import BEGINNINGS_SETTINGS, JOURNAL_SETTINGS
 from kstreams_py.engine.transaction import CALLS_MAX, State, Surroundings
 from kstreams_py.engine.worker import IDLE_WAIT, Pace, Search, Worker
@@ -34,7 +43,7 @@ from kstreams_py.errors import (
     Retriable,
     Stop,
 )
-from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.record import HASH_HEADER, Positions, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from kstreams_py.topology import Graph
 
@@ -975,6 +984,19 @@ def test_at_most_once_output_that_finds_no_room_while_a_refused_one_is_looked_fo
     for _ in range(30):
         worker.step()
     assert (sorted(plant.out()), plant.letters, writes > 8) == (["0", "1", "4", "5"], 2, True)
+
+
+def test_at_most_once_dead_letter_is_that_of_the_step_whose_output_was_refused_and_not_of_an_equal_one() -> None:
+    plant = Plant(function=lambda value: value.ljust(2_000), guarantee=AMO, hash_header=False)
+    worker = plant.started()
+    for limit in ("10000", "1000"):
+        plant.log._broker.topics["x"].settings["max.message.bytes"] = limit  # type: ignore[index]
+        plant.feed("a", "1")
+        for _ in range(4):
+            worker.step()
+    (letter,) = plant.log.records("dead")
+    topic_id = plant.log.topics(["a"])["a"].topic_id
+    assert dict(letter.headers() or ())[HASH_HEADER] == hash_prefix("g.p", "a", topic_id, 0) + pack_offset(1)
 
 
 def test_at_most_once_drain_waits_until_what_is_queued_is_delivered() -> None:
