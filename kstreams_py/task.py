@@ -117,6 +117,8 @@ class Tasks:
         self._refused: dict[Place, RecordRefused] = {}
         self._owned = PROMISES[processor.guarantee].saves_first and not processor.hash_header
         """A refused output is traced to its step by the delivery hash, or, without that, by keeping owners."""
+        self._reached: Mapping[Any, Any] = {}
+        """Of the intake that is run: the last offsets read, as far as it has come."""
         self._ready: list[Any] = []
         self.rest: Intake | None = None
         """What was not run of an intake because its outputs became many: `take` gives it next.
@@ -181,6 +183,14 @@ class Tasks:
             self._ready = [*self._ready, *messages] if self._ready else list(messages)
         else:
             self._ready += self._buffers.add(messages)
+
+    @property
+    def progress(self) -> str:
+        """Changes with each step that is run; for another thread to look at."""
+        try:
+            return str(self._reached)
+        except RuntimeError:  # it was changed meanwhile
+            return ""
 
     @property
     def ready(self) -> bool:
@@ -313,7 +323,7 @@ class Tasks:
         sink, emit, hashed = not self._to, self._emit, wants_step or (processor.hash_header and bool(self._to))
         topic = processor.inputs[0].name
         prefixes, decode, reached = self._prefixes.get(topic, {}), self._decode[topic], dict[int, int]()
-        reached_by_topic = {topic: reached}
+        reached_by_topic = self._reached = {topic: reached}
         append = plan.outputs.append
         digest = b""
         for m in messages:
@@ -349,6 +359,7 @@ class Tasks:
         """A tuple of records a step, until the outputs are many: of joins, and of generators."""
         processor, size = self.processor, 0
         reached: dict[tuple[str, int], int] = {}
+        self._reached = reached
         for step in steps:
             inputs: Inputs = step if self._joins else (step,)
             digest = self._hash(inputs)

@@ -31,6 +31,10 @@ RETENTION_SHORT: Final = 24 * 60
 """Minutes of offsets.retention.minutes below which a job that is stopped overnight may lose its positions."""
 
 
+PLACE_AFTER: Final = 1.0
+"""Seconds without progress after which it is looked where a loop is. Not before: reading the frames of a thread that
+runs has crashed a worker (SIGSEGV in Python 3.11.7)."""
+
 _PACKAGE = str(Path(task.__file__).parent) + os.sep
 
 
@@ -47,26 +51,22 @@ class _Loop:
         """Seconds since the loop last turned or went on to another step, and where it is if it has not."""
         if not self.thread.is_alive():
             return 0.0, ""
-        step, place = _look_into(self.thread)
-        seconds = self._stillness.look((self.worker.turned_at, step), time.monotonic())
-        return (round(seconds, 1), place) if seconds else (0.0, "")
+        # one turn may run many slow steps: a loop that goes on to the next one is not stuck
+        seconds = self._stillness.look((self.worker.turned_at, self.worker.tasks.progress), time.monotonic())
+        if not seconds:
+            return 0.0, ""
+        return round(seconds, 1), _place_of(self.thread) if seconds >= PLACE_AFTER else ""
 
 
-def _look_into(thread: threading.Thread) -> tuple[object, str]:
-    """A mark that changes with each step that the thread runs, and where it is: in the user's function, or in ours.
-
-    One turn may run many slow steps: a thread that goes on to the next is not stuck, and counting them would cost time.
-    """
+def _place_of(thread: threading.Thread) -> str:
+    """Where a thread that stands still is: in the user's function, or in ours."""
     called, frame = None, sys._current_frames().get(thread.ident or 0)  # noqa: SLF001, documented, for debuggers
     while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
         called, frame = frame, frame.f_back
     if frame is None:
-        return None, "no known place"
+        return "no known place"
     shown = called if called is not None and frame.f_code.co_filename == task.__file__ else frame
-    place = f"{shown.f_code.co_name} ({Path(shown.f_code.co_filename).name}, line {shown.f_lineno})"
-    while frame is not None and frame.f_code.co_filename != task.__file__:
-        frame = frame.f_back
-    return None if frame is None else [id(value) for value in frame.f_locals.values()], place
+    return f"{shown.f_code.co_name} ({Path(shown.f_code.co_filename).name}, line {shown.f_lineno})"
 
 
 class Slot:
