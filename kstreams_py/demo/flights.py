@@ -141,6 +141,7 @@ class Stage:
             lambda slot: ["/bin/sh", "-c", logged, "worker", str(self.output / LOG), *command(slot)],
             SLOTS,
             drain_seconds=self.settings.drain_timeout_ms / 1000 + 5,
+            stuck_timeout_ms=self.settings.stuck_timeout_ms,
             environment={**self.settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(self.output)},
         )
 

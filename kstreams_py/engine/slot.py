@@ -105,6 +105,7 @@ class Slot:
             loop.thread.start()
         threading.Thread(target=self._keep_lags, args=(workers,), name="lag", daemon=True).start()
         try:
+            report(self._reports(loops))  # at once: from then on silence counts
             while not self._stopping.wait(REPORT_INTERVAL):
                 report(self._reports(loops))
         except BaseException:

@@ -132,8 +132,8 @@ class Worker:
 
     def _recover(self, error: LogError) -> None:
         steps = self.session.steps
-        if isinstance(error, Refused) and not steps:
-            raise error.mistake
+        if isinstance(error, Refused) and not (steps or self._unacknowledged):
+            raise error.mistake  # it is of no step
         if isinstance(error, Refused) and self.session.promise.saves_first:
             self._apart += self._written_apart(error)
             return

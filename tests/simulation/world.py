@@ -35,7 +35,7 @@ from kstreams_py.errors import (
     Retriable,
     Stop,
 )
-from kstreams_py.record import Out, Positions, Step, TopicPartition
+from kstreams_py.record import Out, Step, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from kstreams_py.testing.memory_clients import Fault as Broken
 from kstreams_py.testing.memory_clients import MemoryProducer

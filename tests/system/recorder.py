@@ -151,7 +151,12 @@ class Recorder:
         for topic in topics:
             self.await_no_open_transaction(topic)
             ends = {p: end for p, end in self.ends(topic).items() if end}
-            wait_until(lambda: self.positions(group, topic) == ends, f"{group} at {ends} of {topic}")  # noqa: B023
+
+            def done() -> bool:
+                # a group begins with a position of 0 in a partition that is empty
+                return {p: position for p, position in self.positions(group, topic).items() if position} == ends  # noqa: B023
+
+            wait_until(done, f"{group} at {ends} of {topic}")
 
     def await_no_open_transaction(self, *topics: str) -> None:
         """Returns once the last stable offset is the high watermark on every partition."""

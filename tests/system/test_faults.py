@@ -18,7 +18,7 @@ from kstreams_py import Settings
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.testing import Expected
-from tests.system.command import RunningCommand, command
+from tests.system.command import RunningCommand, children, command
 from tests.system.harness import FORGETFUL, WorkerProcess, transactional_ids, wait_until
 from tests.system.recorder import Record, Recorder
 
@@ -158,7 +158,7 @@ def test_exactly_once_frozen_past_its_session_without_a_replacement_takes_part_a
     made.write(MANY, 0, b"wait")
     with made.recorder.reading(made.target) as reader, made.supervised() as supervisor:
         wait_until(made.waiting.exists, "the function waits")
-        pid = int(Path(f"/proc/{supervisor.process.pid}/task/{supervisor.process.pid}/children").read_text())
+        pid = children(supervisor.process.pid)[0]  # the next one is on standby
         made.freeze_in_mid_transaction(lambda signum: os.kill(pid, signum))
         other = made.start(1)
         wait_until(lambda: f"holds {made.source}[0], {made.source}[1]" in other.text, "its session is over")

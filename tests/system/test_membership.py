@@ -302,11 +302,9 @@ def test_worker_that_wakes_up_joins_again_if_nobody_is_in_its_place(
 # One slot of several.
 
 
-@pytest.mark.parametrize("guarantee", list(Guarantee))
-def test_slot_that_another_supervisor_takes_over_ends_alone_and_says_by_whom(
-    deploy: Callable[..., Deployment], guarantee: Guarantee
-) -> None:
-    deployed = deploy(3, {"copy": guarantee, "more": guarantee})
+def test_slot_that_another_supervisor_takes_over_ends_alone_and_says_by_whom(deploy: Callable[..., Deployment]) -> None:
+    """Slots of three processors, one for each guarantee."""
+    deployed = deploy(3, {str(guarantee): guarantee for guarantee in Guarantee})
     with deployed.run("--slots", "0-1") as first:
         deployed.await_held(first, 2)
         with deployed.going() as going:

@@ -42,7 +42,7 @@ def test_outputs_queued_when_a_second_worker_joins_arrive_once(
         commit_interval_ms=50_000,
         transaction_timeout_ms=60_000,
         session_timeout_ms=60_000,
-        kafka={"linger.ms": "60000"},
+        kafka={"linger.ms": "60000", "heartbeat.interval.ms": "100"},
     )
     with running(graph, around) as first:
         assert waits.wait(60)
@@ -51,6 +51,7 @@ def test_outputs_queued_when_a_second_worker_joins_arrive_once(
         assert cluster.committed(f"{name}.step", source)[1] >= 100, "positions are saved"
         with running(graph, around, 1):
             wait_until(lambda: len(cluster.members(f"{name}.step")) == 2, "the second worker joins")
+            gate.wait(0.5)  # nothing tells when the first worker's client has learned of it, by a heartbeat
             gate.set()
             cluster.write(source, [b"later"], keys=[b"later"], partition=1)
             cluster.await_committed(f"{name}.step", source, {0: 0, 1: 102})

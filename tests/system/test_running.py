@@ -323,10 +323,10 @@ def stuck(app: App) -> str:
 def test_worker_whose_function_never_returns_is_replaced_after_stuck_timeout(app: App) -> None:
     app.create()
     app.cluster.write(app.source, [b"0", b"wait", b"2"])
-    with app.run("--workers", 1, KSTREAMS_STUCK_TIMEOUT_MS="3000") as running:
+    with app.run("--workers", 1, KSTREAMS_STUCK_TIMEOUT_MS="5000") as running:
         app.await_waiting()
-        running.await_text(r"slot 0 \(process \d+\) is stuck, for longer than stuck_timeout_ms \(3000\): killing it\n")
-        running.await_text(rf"slot 0 ended by SIGKILL \({stuck(app)}\): restarting it \(1 in a row\)\n")
+        running.await_text(r"slot 0 \(process \d+\) is stuck, for longer than stuck_timeout_ms \(5000\): killing it\n")
+        running.await_text(rf"slot 0 ended by SIGKILL \({stuck(app)}\): restarting it \(\d in a row\)\n")
         (app.directory / "open").touch()
         app.await_outputs(3, running)
         running.send(signal.SIGTERM)
@@ -338,9 +338,9 @@ def test_worker_whose_function_never_returns_is_replaced_after_stuck_timeout(app
 def test_single_slot_whose_function_never_returns_ends_after_stuck_timeout(app: App) -> None:
     app.create()
     app.cluster.write(app.source, [b"0", b"wait", b"2"])
-    with app.run("--slot", 0, KSTREAMS_STUCK_TIMEOUT_MS="3000", KSTREAMS_DRAIN_TIMEOUT_MS="500") as running:
+    with app.run("--slot", 0, KSTREAMS_STUCK_TIMEOUT_MS="5000", KSTREAMS_DRAIN_TIMEOUT_MS="500") as running:
         assert running.wait() == 1, running.text
-    ends = r"; it ends after stuck_timeout_ms \(3000\): start it again\n"
+    ends = r"; it ends after stuck_timeout_ms \(5000\): start it again\n"
     assert re.search(rf"^error: WorkerStuck: slot 0: {stuck(app)}{ends}", running.text, flags=re.MULTILINE), (
         running.text
     )
@@ -352,9 +352,9 @@ def test_worker_process_that_is_stopped_is_replaced_after_stuck_timeout(app: App
     app.create(partitions=2)
     values = app.feed(100, 2)
     long = {"KSTREAMS_STUCK_TIMEOUT_MS": "3000", "KSTREAMS_SESSION_TIMEOUT_MS": "300000"}
-    with app.run("--workers", 2, **long) as running:
+    with app.run("--workers", 1, **long) as running:
         app.await_outputs(200, running)
-        os.kill(stopped := min(app.await_workers(2, running)), signal.SIGSTOP)
+        os.kill(stopped := min(app.await_workers(1, running)), signal.SIGSTOP)
         values += app.feed(100, 2, first=100)
         try:
             app.await_outputs(400, running)

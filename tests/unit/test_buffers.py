@@ -73,7 +73,7 @@ def test_an_idle_input_of_some_partitions_leaves_room_for_the_others() -> None:
     """Of what is left each takes half, then less: together never more than there is."""
     buffers = joining()
     counts = [fed(buffers, [a(offset, partition) for offset in range(100)]) for partition in range(12)]
-    assert counts == [32, 16, 8, 4, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert counts == [24, 12, 6, 3, 2, 1, 1, 1, 1, 1, 1, 1]
     assert buffers.paused == {TopicPartition("a", partition) for partition in range(12)}
 
 
@@ -83,7 +83,7 @@ def test_equal_partitions_share_all_of_the_bytes() -> None:
     while going := {tp.partition for tp in {TopicPartition("a", p) for p in left} - buffers.paused}:
         for partition in going:
             buffers.add([left[partition].pop(0)])
-    assert [100 - len(records) for records in left.values()] == [8] * 7
+    assert [100 - len(records) for records in left.values()] == [6] * 7
 
 
 @pytest.mark.parametrize("records", [1, 3])

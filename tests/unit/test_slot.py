@@ -214,6 +214,13 @@ def test_time_that_the_process_was_stopped_is_not_time_that_a_loop_stood_still(
     assert still(run, 3)[-1] == 1.0 + LOOK_MAX + 2.0
 
 
+def test_slot_reports_at_once_so_that_its_silence_can_be_told_from_its_start(
+    start: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPORT_INTERVAL", 3_600.0)
+    assert list(start(lambda value: value).next()) == ["p0"]
+
+
 def test_loop_that_has_ended_does_not_stand_still_while_others_drain(start: MakeRun) -> None:
     gate = Gate()
     run = start(lambda value: value, gate, drain_timeout_ms=3_600_000)
@@ -269,9 +276,9 @@ def test_lag_is_unknown_while_the_ends_are_and_known_again_after(
 
     monkeypatch.setattr(log, "ends", asked, raising=False)
     run = start(lambda value: value, log=log)
-    assert run.next(3)["p0"].lag is None
-    answers.set()
-    run.until(lambda reports: reports["p0"].lag == 0)
+    for known in (False, True, False):
+        answers.set() if known else answers.clear()
+        run.until(lambda reports, lag=0 if known else None: reports["p0"].lag == lag)
 
 
 def test_loop_that_outlasts_the_drain_is_named(start: MakeRun) -> None:
