@@ -122,7 +122,7 @@ def test_group_whose_positions_have_expired_does_not_start_over(
         assert str(caught.value) == (
             "p: a[0], a[1] was read before, and its committed position is not there any more: Kafka keeps positions of "
             f"a stopped group for offsets.retention.minutes ({said}): set them on purpose (kafka-consumer-groups "
-            "--reset-offsets), then start again"
+            "--reset-offsets, once the group has no members: `kstreams slots release`), then start again"
         )
     assert place.saved == {}
 

@@ -49,6 +49,7 @@ def test_worker_that_stops_leaves_its_group_after_its_last_commit(tmp_path: Path
     run(log, tmp_path, leaves=True, last=ks.Stop())
     assert log.group("shop.price") == {TopicPartition("in", 0): 1}
     assert [request for request in log.requests if request in ("commit_transaction", "leave")] == [
+        "commit_transaction",  # where the group begins
         "commit_transaction",
         "leave",
     ]
