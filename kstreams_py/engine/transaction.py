@@ -176,6 +176,8 @@ class Session:
         """The broker has ended the last transaction, because it took too long."""
         self.pending = False
         """A plain commit found no answer: nothing is lost, and `commit` goes on before anything else is done."""
+        self._unraised: LogError | None = None
+        """What went wrong while partitions were taken away, in a callback, which must not raise."""
         self._chosen: dict[int, Choices] = {}
         """What the journal's newest records say, which may not be readable yet: markers follow the commit's answer."""
 
@@ -322,6 +324,7 @@ class Session:
                 if self.promise.saves_first and isinstance(error, Refused):
                     raise
                 logger.warning("%s: partitions are taken away before a commit: %s", self._processor.id, error)
+                self._unraised = error if self.state in (State.UNKNOWN, State.FENCED, State.FATAL) else None
         self.revoke()
 
     def revoke(self) -> None:
@@ -348,7 +351,10 @@ class Session:
         return self._records
 
     def check(self) -> None:
-        """Raises Abortable if partitions of what is open were taken away."""
+        """Raises Abortable if partitions of what is open were taken away, or what went wrong meanwhile."""
+        if self._unraised is not None:
+            error, self._unraised = self._unraised, None
+            raise error
         if self.state is State.ABORTABLE:
             raise Abortable("partitions were taken away in mid-transaction")
 

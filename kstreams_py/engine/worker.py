@@ -14,9 +14,9 @@ from kstreams_py.delivery import PROMISES, Output, TopicInfo
 from kstreams_py.engine.beginning import Beginning
 from kstreams_py.engine.topics import check_growth
 from kstreams_py.engine.transaction import Session, Surroundings
-from kstreams_py.errors import DrainTimeout, LogError, RecordRefused, Refused, Stop
+from kstreams_py.errors import DrainTimeout, LogError, RecordRefused, Refused, Retriable, Stop
 from kstreams_py.metrics import Counters
-from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.record import HASH_HEADER, Positions, TopicPartition
 from kstreams_py.task import Intake, Plan, Tasks
 from kstreams_py.topology import Graph, Processor
 
@@ -89,6 +89,8 @@ class Worker:
         """At most once: outputs to be written one by one, because one of them is refused."""
         self._mistake: RecordRefused | None = None
         """At most once: what is raised once all other outputs are delivered, for their positions are saved."""
+        self._replaced: set[bytes | None] = set()
+        """At most once: delivery hashes of the steps that have a dead letter in place of an output since the commit."""
         self._unrun: tuple[Intake, Positions] | None = None
         """At most once: what was saved and not run when the function stopped the worker, and where it stopped."""
         self._interrupt: Exception | None = None
@@ -122,17 +124,17 @@ class Worker:
         """One turn, or the way back of one that failed: what the error's name says, then the committed positions."""
         self.turned_at = self._clock()
         try:
-            if self._astray:
-                self.rewind()
             self.turn()
             if self._astray:
+                # after consume: where positions can be neither read nor committed, the group must be heard all the same
                 self.rewind()
         except LogError as error:
             self._recover(error)
 
     def _recover(self, error: LogError) -> None:
         steps = self.session.steps
-        if isinstance(error, Refused) and not (steps or self._unacknowledged):
+        written = self._unacknowledged if self.session.promise.saves_first else steps
+        if isinstance(error, Refused) and not written:
             raise error.mistake  # it is of no step
         if isinstance(error, Refused) and self.session.promise.saves_first:
             self._apart += self._written_apart(error)
@@ -189,7 +191,8 @@ class Worker:
         if self.session.pending:
             self.consumer.pause(self._assigned)
         started = self._clock()
-        records = self.consumer.consume(self.pace.fetch, 0.0 if self.session.busy or self.tasks.ready else IDLE_WAIT)
+        hurried = self._astray or self.session.busy or self.tasks.ready
+        records = self.consumer.consume(self.pace.fetch, 0.0 if hurried else IDLE_WAIT)
         idle = self._clock() - started >= IDLE_WAIT
         if self._failure is not None:
             raise self._failure
@@ -227,7 +230,8 @@ class Worker:
         started = self._clock()
         plan = self.tasks.run(intake)
         self.pace.ran(max(1, plan.records), self._clock() - started)
-        self._last = intake
+        if plan.records:
+            self._last = intake
         if self.session.promise.saves_first:
             self._unacknowledged.append((intake, plan))
             if plan.interrupt is not None:
@@ -235,8 +239,7 @@ class Worker:
                 self._stop(plan.interrupt)
         self.session.write(plan)
         if plan.interrupt is not None and self._unrun is None:
-            self._commit()
-            self._stop(plan.interrupt)
+            self._commit_and_stop(plan.interrupt)
         if self.session.due or self.search.searching:
             self._commit()
 
@@ -251,20 +254,34 @@ class Worker:
         while self.session.promise.saves_first and self.tasks.rest and self._take():
             self._run_prepared()
 
+    def _commit_and_stop(self, interrupt: Exception) -> None:
+        """Commits what was done before the step that raised what stops the worker."""
+        try:
+            self._commit()
+        except Retriable:
+            if self.session.pending:  # what was done stays, and its commit goes on; else all is run again, and raises
+                self._stop(interrupt)
+            raise
+        self._stop(interrupt)
+
     def _stop(self, interrupt: Exception) -> None:
         self._interrupt = interrupt
         self._stopping.set()
 
     def _commit(self) -> None:
         steps = self.session.steps
-        while self._apart:
-            self.session.deliver(self._apart)
+        self._deliver_apart()
         self.session.commit()
         self._unacknowledged.clear()
+        self._replaced.clear()
         self.search.committed(steps)
         self.tasks.committed()
         if steps and self.tasks.positions:
             self._beginning.keep(self.tasks.positions.keys(), self.session)
+
+    def _deliver_apart(self) -> None:
+        while self._apart:
+            self.session.deliver(self._apart)
 
     def _written_apart(self, refused: Refused) -> list[Output]:
         """At most once: what to write in place of outputs of which at least one is refused, each by itself.
@@ -276,6 +293,10 @@ class Worker:
         (output,) = refused.outputs
         for intake, plan in self._unacknowledged:
             if (dead := self.tasks.replacement(output, intake, plan, refused.mistake)) is not None:
+                step = dict(dead[7] or ()).get(HASH_HEADER)
+                if step in self._replaced:
+                    return []  # several outputs of one step are refused, and it has its dead letter
+                self._replaced.add(step)
                 return [dead]
         self._mistake = self._mistake or refused.mistake  # no dead letters, or one is refused itself
         return []
@@ -328,6 +349,7 @@ class Worker:
     def _on_revoked(self) -> None:
         try:
             self._run_saved()
+            self._deliver_apart()
             self.session.settle()
         except LogError as error:
             logger.warning("%s: partitions are taken away while a commit waits: %s", self.processor.id, error)

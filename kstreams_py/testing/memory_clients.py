@@ -393,8 +393,7 @@ class MemoryConsumer:
         lost: Callable[[], None],
     ) -> None:
         self._topics, self._on_assigned, self._on_revoked, self._on_lost = tuple(topics), assigned, revoked, lost
-        with suppress(LogError, Unavailable):
-            self._request("describe_group", self._forget_old_assignment)
+        self._forget_old_assignment()
         self._join()
 
     def _forget_old_assignment(self) -> None:
@@ -491,16 +490,16 @@ class MemoryConsumer:
             if now - self._heard > timeout:
                 self._lose()
             return False
+        if now - self._heard > timeout and self._generation < 0:
+            self._join()  # nothing was assigned: the client does not say that its session was over
         try:
             heard = self._group.hear(self._seat, self._member, now)
         except Replaced:
             self._lose()
             return False
         if heard is Heard.UNKNOWN or now - self._heard > timeout:
-            if self._generation >= 0:
-                self._lose()
-                return False
-            self._join()  # nothing was assigned: the client does not say that its session was over
+            self._lose()
+            return False
         self._heard = now
         grown = self._has_grown(now)  # whoever is not the leader joins again, and is given what it had
         if grown and self._group.leader == self._seat:

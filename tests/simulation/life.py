@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import Refused
+from kstreams_py.errors import LogError, Refused
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryLog
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
@@ -60,10 +60,17 @@ class Life:
         self._undone = False
         """A transaction was given up, and none committed since."""
         self._called: set[Place] = set()
-        """Of those in flight: the function was called."""
+        """Of those in flight: the function has run."""
+        self.is_zombie = False
+        """It was frozen while another worker may have taken its place."""
         self._fetched: Positions = {}
         """By partition, the end of what was handed out."""
         self._world = world
+
+    @property
+    def joins(self) -> bool:
+        """It waits for the group's answer."""
+        return self._consumer is not None and self._consumer._joins
 
     @property
     def member(self) -> int:
@@ -74,8 +81,12 @@ class Life:
         return self.worker is None or self.worker.session.busy or self.worker.session.pending
 
     def called(self, places: Collection[Place]) -> None:
-        """The function is called with these."""
+        """The function has run on these."""
         self._called.update(places)
+
+    def not_done(self, places: Collection[Place]) -> None:
+        """The function has stopped the worker, and nothing will come of these."""
+        self._called.difference_update(places)
 
     def unsaved(self) -> set[Place]:
         """What was handed out, and has no position in the group yet."""
@@ -132,8 +143,12 @@ class Life:
 
     def _undo(self) -> None:
         """Exactly once: the transaction is given up, for which there must be a reason."""
-        if self.stage.guarantee is EO and not self._undone and (self.troubles or self._world.hindered):
-            self._undone, self.troubles = True, max(0, self.troubles - 1)
+        if self.stage.guarantee is not EO:
+            return
+        if self._world.hindered:
+            self._world.may_repeat(self)
+        elif self.troubles and not self._undone:
+            self._undone, self.troubles = True, self.troubles - 1
             self._world.may_repeat(self)
 
     def watch_consumer(self, consumer: MemoryConsumer) -> MemoryConsumer:
@@ -175,7 +190,12 @@ class Life:
             }  # fmt: skip
             if self.stage.guarantee is AMO:
                 self.in_flight |= new
-            commit(positions)
+            try:
+                commit(positions)
+            except LogError:
+                if self.is_zombie and given_back:
+                    self._world.may_lose(self)  # nobody takes back what a stranger did not run
+                raise
             self.in_flight -= given_back
 
         def subscribing(
@@ -193,9 +213,8 @@ class Life:
 
     def _revoked(self, callback: Callable[[], None]) -> None:
         """Partitions go. What is open then is finished first, unless a transaction holds it, or nobody answers."""
-        self.troubles += 1
         callback()
-        if self._world.hindered:
+        if self._world.hindered or self.stage.guarantee is EO:
             self._world.may_repeat(self)
         self._fetched = {}
 

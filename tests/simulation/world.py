@@ -486,7 +486,11 @@ class World:
                     self.random.choice((1.0, 3.0, 8.0, 20.0)), requests, lambda: self.random.random() < applied
                 )
             case Fault.GROWN:
-                if self._feeding:
+                if (
+                    self._feeding
+                    and not self.hindered
+                    and not any(life.joins for p in self.processes for life in p.lives)
+                ):
                     self.unwatched(self.inputs.grow)
             case _ if fault.stops_all:
                 self._stops.append(fault)
@@ -502,6 +506,7 @@ class World:
     def _freeze(self, process: Process, fault: Fault) -> None:
         for life in process.lives:
             self.may_repeat(life)
+            life.is_zombie = True
         if process.starting:
             self._contested.add(process.slot)
         self._running = None
@@ -638,11 +643,14 @@ class World:
                 return self._generator(stage)
         return lambda v, step: self._one(stage, step, v)
 
+    def _life(self, stage: Stage) -> Life:
+        """The worker of the running process whose function it is."""
+        assert self._running is not None
+        return next(life for life in self._running.lives if life.stage.id == stage.id)
+
     def _work(self, stage: Stage, step: Step, *values: bytes) -> list[tuple[str, Any]]:
         """What every kind's function does: what its value's mark says, and its results by topic."""
-        process = self._running
-        assert process is not None
-        (life,) = (life for life in process.lives if life.stage.id == stage.id)
+        life = self._life(stage)
         self.point("function")
         places = tuple((topic, self.life_of(topic), partition, offset) for topic, partition, offset in step.positions)
         life.called(places)
@@ -661,6 +669,7 @@ class World:
             if mark == HALTS:
                 self.losable[stage.id].update(places)
                 raise Halt(values)
+            life.not_done(places)
             raise Stop(values)
         if mark == FAILS:
             raise LookupError(values)
@@ -690,8 +699,11 @@ class World:
                 done.append(self._one(stage, step, value))
             except LookupError as error:
                 done.append(error)
-            except Halt:
-                for each in steps:
-                    self.losable[stage.id].update((t, self.life_of(t), p, o) for t, p, o in each.positions)
+            except (Halt, Stop) as stop:
+                places = {(t, self.life_of(t), p, o) for each in steps for t, p, o in each.positions}
+                if isinstance(stop, Halt):
+                    self.losable[stage.id] |= places
+                else:
+                    self._life(stage).not_done(places)
                 raise
         return done

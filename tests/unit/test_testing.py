@@ -518,6 +518,33 @@ def test_batch_in_a_transaction_without_an_answer_is_sent_again_and_written_once
     assert list(map(place, log.records("out"))) == [(0, 0, b"a"), (0, 1, b"b"), (0, 2, b"c")]
 
 
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+@pytest.mark.parametrize("applied", [True, False])
+def test_batches_without_an_answer_wait_and_are_written_once_and_in_order(guarantee: Guarantee, applied: bool) -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    producer = started(log, guarantee)
+    log.begin_outage(5.0, ["produce"], lambda: applied)
+    for value in (b"a", b"b"):
+        producer.write([output(value)])
+        with pytest.raises(Retriable, match=r"batches to out\[0\] wait for their acknowledgement"):
+            producer.flush()
+    clock.advance(5.0)
+    producer.flush()
+    assert values(log.records("out")) == [b"a", b"b"]
+
+
+def test_transaction_whose_batches_find_no_answer_can_be_neither_committed_nor_aborted() -> None:
+    log = memory_log()
+    producer = started(log)
+    log.begin_outage(5.0, ["produce"])
+    producer.write([output(b"a")])
+    with pytest.raises(Abortable, match=r"id: batches to out\[0\] are not acknowledged"):
+        producer.commit_transaction()
+    with pytest.raises(OutcomeUnknown, match="id: batches were neither sent nor refused before the abort"):
+        producer.abort_transaction()
+
+
 def test_delivery_that_fails_fails_the_whole_transaction() -> None:
     log = memory_log()
     log.inject("produce", nth=2, error=Abortable("disk full"), applied=False)
@@ -618,6 +645,119 @@ def test_member_that_was_replaced_while_its_group_rebalances_ends() -> None:
     newer.poll()
     second.poll()
     assert (first.events, newer.events, second.events) == ([{IN0, IN1}, "lost"], [{IN0, IN1}], [{IN2}])
+
+
+def test_member_that_was_replaced_is_told_by_its_commit_that_it_is_no_member() -> None:
+    log = memory_log()
+    first = Member(log, "a")
+    first.poll()
+    Member(log, "a")
+    with pytest.raises(Abortable, match="another worker has taken the slot of a over"):
+        first.consumer.commit({IN0: 1})
+    assert (first.events, log.group("group")) == ([{IN0, IN1, IN2}, "lost"], {})
+
+
+def test_member_that_wakes_up_joins_again_unless_another_has_its_seat_and_waits_for_the_group_to_say() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    sleeper, silent = Member(log, "a"), Member(log, "a")
+    silent.poll()
+    clock.advance(11.0)
+    newest = Member(log, "a")
+    silent.poll()  # it has lost its partitions, and asks
+    log.inject("hold_seat", error=Retriable("no answer"), applied=False)
+    silent.poll()
+    with pytest.raises(Replaced):
+        silent.poll()
+    newest.poll()
+    sleeper.poll()  # it never had any: its client joins again without a word, and takes the seat
+    newest.poll()
+    with pytest.raises(Replaced):
+        newest.poll()
+    assert (silent.events, newest.events) == ([{IN0, IN1, IN2}, "lost"], [{IN0, IN1, IN2}, "lost"])
+
+
+def test_only_the_leader_of_a_group_sees_its_topic_grow_and_whoever_starts_compares() -> None:
+    clock = ManualClock()
+    log = MemoryLog(clock, metadata_age=5.0)
+    log.create_topics([("in", 2, -1, {})])
+    leader, other = Member(log, "a"), Member(log, "b")
+    for member in (leader, other, leader):
+        member.poll()
+    log.grow("in", 3)
+    clock.advance(4.0)
+    for member in (leader, other):
+        member.poll()
+    assert (leader.events, other.events) == ([{IN0}], [{IN1}])
+    clock.advance(1.0)
+    other.poll()  # it joins again, and is given what it had
+    assert (leader.events, other.events) == ([{IN0}], [{IN1}, "revoked", {IN1}])
+    for member in (leader, other, leader):
+        member.poll()
+    assert leader.events == [{IN0}, "revoked", {IN0, IN1}]
+    assert other.events == [{IN1}, "revoked", {IN1}, "revoked", {IN2}]
+    log.grow("in", 4)
+    newer = Member(log, "a")  # it knows all four from the start, and no rebalance would come of it
+    for member in (newer, other, newer):
+        member.poll()
+    assert (newer.events, other.events[-1]) == ([{IN0, IN1}], {IN2, TopicPartition("in", 3)})
+
+
+def test_static_member_is_given_its_old_assignment_if_the_group_has_all_that_it_reads() -> None:
+    log = memory_log()
+    Member(log, "a").poll()
+    newer = Member(log, "a")
+    newer.poll()
+    assert (newer.events, log._broker.group("group").generation) == ([{IN0, IN1, IN2}], 1)
+
+
+def test_outage_leaves_requests_without_an_answer_whether_carried_out_or_not() -> None:
+    clock = ManualClock()
+    log = memory_log(clock)
+    member = Member(log, "a")
+    member.poll()
+    log.append("in", b"a", partition=0)
+    applied = iter([True, False])
+    log.begin_outage(12.0, ["commit", "heartbeat"], lambda: next(applied))
+    other = Member(log, "b")
+    for position in (1, 2):
+        with pytest.raises(Retriable, match="commit: no answer"):
+            member.consumer.commit({IN0: position})
+    member.poll()
+    clock.advance(9.0)
+    member.poll()
+    assert (member.events, member.values, log.group("group")) == ([{IN0, IN1, IN2}], [b"a"], {IN0: 1})
+    clock.advance(3.0)  # the session has not timed out: the coordinator is back, and hears everybody anew
+    for each in (member, other, member, other):
+        each.poll()
+    assert (member.events, other.events) == ([{IN0, IN1, IN2}, "lost", {IN0, IN1}], [{IN2}])
+
+
+def test_topic_that_is_deleted_takes_its_positions_and_its_part_of_transactions_along() -> None:
+    log = memory_log()
+    member = Member(log, "a")
+    member.poll()
+    member.consumer.commit({IN0: 1})
+    producer = started(log)
+    producer.write([output(b"a"), output(b"b", "in")])
+    producer.send_offsets({IN1: 1}, member.consumer)
+    before = log.topics(["in"])["in"].topic_id
+    log.delete("in")
+    with pytest.raises(TopicError, match="topic 'in' does not exist"):
+        member.poll()
+    log.create_topics([("in", 1, -1, {})])
+    producer.commit_transaction()
+    assert (values(log.records("out")), log.ends([IN0]), log.group("group")) == ([b"a"], {IN0: 0}, {})
+    assert log.topics(["in"])["in"].topic_id != before
+
+
+def test_positions_of_a_group_can_be_forgotten() -> None:
+    log = memory_log()
+    member = Member(log, "a")
+    member.poll()
+    member.consumer.commit({IN0: 1})
+    log.forget_positions("group")
+    assert member.consumer.committed([IN0]) == {}
 
 
 def test_write_to_a_partition_that_does_not_exist_fails_the_delivery() -> None:

@@ -652,7 +652,7 @@ def test_exactly_once_rewind_after_a_failure_reads_every_record_again_exactly_on
     expected = records(plant)
     for nth in range(1, 6 if error is Retriable else 2):  # in vain until it is given up
         plant.log.inject(request_name, nth=nth, error=error("why"), applied=applied)
-    plant.run()
+    plant.run(idle=8)  # each attempt to go back hears the group first
     assert ordered(plant.out()) == expected
     again = plant.worker()
     plant.run(again)
