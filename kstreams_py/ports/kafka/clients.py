@@ -195,10 +195,11 @@ class KafkaProducer:
                 leaf = Abortable if self._transactional else Retriable
                 raise leaf(f"the producer's queue stayed full for {self._limit:g} s")
 
-    @staticmethod
-    def _refused(error: ck.KafkaError, output: delivery.Output) -> Exception:
+    def _refused(self, error: ck.KafkaError, output: delivery.Output) -> Exception:
         if error.code() in REFUSED:
             return Refused(record_refused(error, output[0]), [output])
+        if error.code() in MISSING and is_missing(self._producer, output[0], self._limit):
+            return TopicError(f"topic {output[0]!r} does not exist: run `kstreams topics create`")
         return log_error(error, f"writing to topic {output[0]!r}")
 
     def init_transactions(self) -> None:
