@@ -10,8 +10,10 @@ import pytest
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import TopicInfo
-from kstreams_py.errors import Retriable
+from kstreams_py.errors import BrokerUnavailable, Retriable
+from kstreams_py.groups import Pending
 from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.kafka.groups import GroupAdmin
 from kstreams_py.record import TopicPartition
 
 
@@ -81,3 +83,17 @@ def test_members_learn_of_a_rebalance_within_a_second(session: int, heartbeat: i
     consumer = KafkaLog(settings).consumer("group", "instance")
     assert consumer._settings["heartbeat.interval.ms"] == heartbeat
     consumer.close()
+
+
+def test_pending_positions_are_named_even_if_their_transactions_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: GroupAdmin, partition: TopicPartition) -> None:
+        raise BrokerUnavailable(f"no rights to {partition}")
+
+    pinned, kept_in = (TopicPartition("a", 1),), TopicPartition("__consumer_offsets", 3)
+    monkeypatch.setattr(GroupAdmin, "unstable", lambda *_: pinned)
+    monkeypatch.setattr(GroupAdmin, "positions_partition", lambda *_: kept_in)
+    monkeypatch.setattr(GroupAdmin, "open_transactions", refuse)
+    found = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).pending("group", pinned)
+    assert found == Pending("group", pinned, kept_in, (), f"no rights to {kept_in}")
