@@ -272,10 +272,10 @@ def broker_stop() -> None:
 
 @broker_app.command("status")
 def broker_status() -> None:
-    """Print address and state; exit status 1 if it does not run."""
+    """Print address and state; exit status 1 if it does not run, with the reason if its disk was full."""
     found = embedded.status()
     if found is None or not found.running:
-        print("not running")
+        print("not running" + (f": {found.full_disk}" if found is not None and found.full_disk else ""))
         raise typer.Exit(1)
     print(f"{found.bootstrap_servers} ({found.alive} of {found.brokers} brokers, data in {found.data_dir})")
 

@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
+from kstreams_py.groups import Pending
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
 
 
@@ -316,6 +317,9 @@ class Log(Protocol):
 
         Returns whether it was removed: a membership that is not this consumer's (any more) is left alone.
         """
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        """Which of these positions of a group nobody can read now, and the transactions that hold them."""
 
     def grow(self, topic: str, partitions: int) -> None:
         """Gives a topic more partitions, so many in all."""

@@ -1,9 +1,10 @@
-"""Consumer groups as an operator sees them: their static members by slot, and how they are listed."""
+"""Consumer groups as an operator sees them: static members by slot, and positions that a transaction pins."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.record import TopicPartition
@@ -70,3 +71,82 @@ def members_of(graph: str, groups: Mapping[str, GroupInfo], slots: Collection[in
             f"{held}): nothing was released; see `kstreams slots list`"
         )
     return found
+
+
+# Positions that are pending in a transaction: they cannot be read until it ends, and some never end.
+
+POSITIONS_TOPIC: Final = "__consumer_offsets"
+"""Where brokers keep the committed positions of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open on a partition.
+
+    `start` is the offset of its first record, `written_at` the time of its last in seconds since 1970,
+    `coordinator_epoch` that of the last marker of this producer on the partition (-1: none). `transactional_id` is ""
+    where no coordinator names one. `hangs`: no coordinator knows of it, so that nothing will ever end it.
+    """
+
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    start: int
+    written_at: float
+    transactional_id: str
+    hangs: bool
+
+    def describe(self, now: float) -> str:
+        """This transaction in one line; `now` is in seconds since 1970."""
+        name = f" ({self.transactional_id})" if self.transactional_id else ""
+        ends = "no coordinator knows of it: it never ends by itself" if self.hangs else "its coordinator will end it"
+        age = max(0.0, now - self.written_at)
+        return f"producer {self.producer_id} epoch {self.epoch}{name} from offset {self.start}, {age:.0f} s old: {ends}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Which positions of a group are pending in a transaction, and the transactions that are open where they are kept.
+
+    `kept_in` is a partition of POSITIONS_TOPIC, which other groups share: not every transaction there is of this group.
+    `unknown` says why the transactions could not be asked for, "" if they could.
+    """
+
+    group: str
+    partitions: tuple[TopicPartition, ...]
+    kept_in: TopicPartition | None = None
+    transactions: tuple[OpenTransaction, ...] = ()
+    unknown: str = ""
+
+    def describe(self, now: float) -> str:
+        """What a worker that waits for these positions says, and what to do; `now` is in seconds since 1970."""
+        if not self.partitions:
+            return f"group {self.group!r}: no position is pending in a transaction"
+        partitions = ", ".join(map(str, self.partitions))
+        pinned = f"group {self.group!r}: the positions of {partitions} are pending in a transaction"
+        if self.unknown:
+            return f"{pinned}, and the transactions cannot be listed: {self.unknown}; {_REMEDY}"
+        if not self.transactions:
+            return f"{pinned}, which has ended on {self.kept_in} just now"
+        found = "; ".join(transaction.describe(now) for transaction in self.transactions)
+        remedy = _REMEDY if any(transaction.hangs for transaction in self.transactions) else "wait for it"
+        return f"{pinned}; open on {self.kept_in}: {found}; {remedy}"
+
+
+_REMEDY: Final = (
+    "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
+    f"outputs first and {POSITIONS_TOPIC} last: docs/exactly-once.md, 'Positions that a transaction pins'"
+)
+
+
+def positions_partition(group: str, partitions: int) -> int:
+    """The partition of POSITIONS_TOPIC that keeps a group: |hash| modulo their number, by Java's String.hashCode.
+
+    As in Kafka's Utils.abs, the smallest integer counts as 0.
+    """
+    units = group.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for i in range(0, len(units), 2):
+        value = (31 * value + int.from_bytes(units[i : i + 2], "big")) & 0xFFFFFFFF
+    signed = value - (1 << 32) if value >= 1 << 31 else value
+    return 0 if signed == -(1 << 31) else abs(signed) % partitions

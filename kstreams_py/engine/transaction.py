@@ -32,6 +32,7 @@ from kstreams_py.errors import (
     Abortable,
     Fatal,
     Fenced,
+    KStreamsError,
     LogError,
     OutcomeUnknown,
     Refused,
@@ -536,13 +537,18 @@ class Session:
             self._pinned_since = now if self._pinned_since is None else self._pinned_since
             if now - self._pinned_since >= PINNED_SECONDS:
                 self._pinned_since = now
-                logger.warning(
-                    "%s: the committed positions of its group have not been readable for %g s: is a transaction open "
-                    "that holds them?", self._id, PINNED_SECONDS
-                )  # fmt: skip
+                self._name_pinned(partitions)
             raise
         self._pinned_since = None
         return positions
+
+    def _name_pinned(self, partitions: Collection[TopicPartition]) -> None:
+        """Says which positions a transaction holds, and what to do."""
+        try:
+            held = self._log.pending(self._id.rpartition(".")[0], partitions).describe(time.time())
+        except KStreamsError as error:
+            held = f"which transaction holds them is not known: {error}"
+        logger.warning("%s: committed positions have not been readable for %g s: %s", self._id, PINNED_SECONDS, held)
 
     def journaled(self, partition: int) -> Choices:
         """The choices that an alts task saved last; those already delivered are for the caller to leave out."""

@@ -21,6 +21,7 @@ from kstreams_py.errors import (
     TopicError,
     Unavailable,
 )
+from kstreams_py.groups import OpenTransaction
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Heard, Membership, Stamp
 
@@ -72,6 +73,8 @@ class Network:
         self.requests: list[str] = []
         self.watcher: Callable[[str, object], Fault | None] = lambda *_: None
         self.lingering: list[MemoryProducer] = []
+        self.opened: dict[int, OpenTransaction] = {}
+        """By producer id, its newest transaction that has positions."""
         self._faults: list[tuple[str, int, Fault]] = []
         self._outages: list[Outage] = []
         self._late: list[tuple[float, Callable[[], object]]] = []
@@ -214,6 +217,10 @@ class MemoryProducer:
         assert self._id is not None
         self._network.pass_time()
         self._enlist(None)
+        assert self._producer_id is not None
+        self._network.opened[self._producer_id] = OpenTransaction(
+            self._producer_id, self._epoch, -1, 0, self._network.clock(), self._id, hangs=False
+        )
         add = self._network.broker.add_positions
         request = partial(add, self._id, self._epoch, dict(positions), consumer.group_metadata())
         self._request("send_offsets", request)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 
 from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
+from kstreams_py.groups import POSITIONS_TOPIC, Pending, positions_partition
 from kstreams_py.record import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Broker, Content, Isolation
 from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer, Network, Outage
@@ -101,6 +102,17 @@ class MemoryLog:
     def leave(self, consumer: Consumer) -> bool:
         assert isinstance(consumer, MemoryConsumer)
         return self._network.request("leave", consumer.give_up)
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        def describe() -> Pending:
+            held = self._broker.group(group).pending
+            pinned = sorted(set(partitions) & {tp for positions in held.values() for tp in positions})
+            if not pinned:
+                return Pending(group, ())
+            kept_in = TopicPartition(POSITIONS_TOPIC, positions_partition(group, 1))
+            return Pending(group, tuple(pinned), kept_in, tuple(self._network.opened[each] for each in sorted(held)))
+
+        return self._network.request("pending", describe)
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})

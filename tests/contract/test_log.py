@@ -233,6 +233,33 @@ def test_positions_that_are_pending_in_a_transaction_are_waited_for_in_vain_and_
     assert rig.consumer(group, "other").committed([tp]) == {tp: 1}
 
 
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_pending_positions_are_named_with_the_transaction_that_holds_them_until_it_ends(rig: Rig, ends: str) -> None:
+    group, topic, transactional_id = rig.name(), rig.topic(3), rig.name()
+    zero, one, two = rig.partitions(topic)
+    member = rig.member(group, "seat", topic)
+    until(lambda: member.poll().holds(zero, one, two))
+    member.consumer.commit({two: 0})
+    seen = [rig.log.pending(group, [zero, one, two])]
+    producer = rig.producer(transactional_id)
+    producer.begin_transaction()
+    producer.send_offsets({two: 0, zero: 0}, member.consumer)
+    found = rig.log.pending(group, [zero, one, two])
+    (mine,) = [each for each in found.transactions if each.transactional_id == transactional_id]
+    assert (found.group, found.partitions, found.unknown) == (group, (zero, two), "")
+    assert found.kept_in is not None
+    assert (found.kept_in.topic, mine.producer_id >= 0, mine.epoch >= 0, mine.start >= 0, mine.hangs) == (
+        ("__consumer_offsets", True, True, True, False)
+    )
+    seen += [rig.log.pending(group, [one]), rig.log.pending(rig.name(), [zero, one, two])]
+    if ends == "commit":
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+    until(lambda: not rig.log.pending(group, [zero, one, two]).partitions)
+    assert [(each.partitions, each.transactions) for each in seen] == [((), ())] * 3
+
+
 def test_new_group_has_no_committed_position_and_starts_are_those_of_the_log(rig: Rig) -> None:
     topic = rig.topic(2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -718,9 +745,13 @@ def test_topic_that_does_not_exist_fails_the_transaction_and_is_named(rig: Rig) 
     topic, missing = rig.topic(), rig.name()
     producer = rig.producer()
     producer.begin_transaction()
-    with pytest.raises(TopicError, match=f"topic '{missing}' does not exist: run `kstreams topics create`"):
+
+    def write_and_commit() -> None:
         producer.write([output(topic, b"a"), output(missing, b"b")])
         producer.commit_transaction()
+
+    with pytest.raises(TopicError, match=f"topic '{missing}' does not exist: run `kstreams topics create`"):
+        write_and_commit()
     producer.abort_transaction()
     assert rig.committed(topic) == []
 
@@ -728,9 +759,13 @@ def test_topic_that_does_not_exist_fails_the_transaction_and_is_named(rig: Rig) 
 def test_topic_that_does_not_exist_fails_the_flush_and_is_named(rig: Rig) -> None:
     topic, missing = rig.topic(), rig.name()
     producer = rig.plain()
-    with pytest.raises(TopicError, match=f"topic '{missing}' does not exist: run `kstreams topics create`"):
+
+    def write_and_flush() -> None:
         producer.write([output(topic, b"a"), output(missing, b"b")])
         producer.flush()
+
+    with pytest.raises(TopicError, match=f"topic '{missing}' does not exist: run `kstreams topics create`"):
+        write_and_flush()
     assert rig.committed(topic) == [(0, 0, b"a")]
 
 

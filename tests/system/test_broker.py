@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
 from kstreams_py.ports import broker as embedded
-from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.ports.broker import EmbeddedKafka, post_mortem
 from kstreams_py.ports.jars import KAFKA_VERSION, find_java, kafka_classpath
 
 QUIET = {"log_level": 0}
@@ -320,3 +320,155 @@ def test_command_without_java_says_what_to_install(tmp_path: Path) -> None:
         "(Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it\n"
     )
     assert kstreams("broker", "start", **machine) == (2, "", message)
+
+
+# A full disk.
+
+ENDED_BY_A_FULL_DISK = """\
+2026-11-22 00:07:52,276 ERROR LogDirFailureChannel Error while appending records to orders-1 in dir {data}
+java.io.IOException: No space left on device
+\tat java.base/sun.nio.ch.FileDispatcherImpl.write0(Native Method)
+2026-11-22 00:07:52,290 WARN ReplicaManager [ReplicaManager broker=0] Stopping serving replicas in dir {data}
+"""
+"""What a broker wrote that died so, but for the rest of the stack."""
+
+FULL_TO_STATUS = (
+    "broker {0} ended because its disk was full (No space left on device; 300 MB are free now): free at least 256 MB "
+    "for each broker, then start it again"
+)
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the free space, in MB, of whatever file system is asked for."""
+
+    def have(megabytes: int) -> None:
+        monkeypatch.setattr(post_mortem, "free_bytes", lambda _: megabytes << 20)
+
+    return have
+
+
+def test_directory_without_room_is_refused_before_anything_is_started(
+    classpath: list[Path], java: Path, tmp_path: Path, room: Callable[[int], None]
+) -> None:
+    room(767)
+    with pytest.raises(SettingsError) as refused:
+        EmbeddedKafka(classpath, java, brokers=3, data_dir=tmp_path / "new").start()
+    assert str(refused.value) == (
+        f"{tmp_path / 'new'} has 767 MB of room, and 3 broker(s) need 768 MB: free some, or choose another data "
+        "directory (--data-dir)"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_room_of_a_directory_that_is_not_there_yet_is_that_of_the_first_one_above_it(tmp_path: Path) -> None:
+    assert post_mortem.free_bytes(tmp_path / "not" / "there") == post_mortem.free_bytes(tmp_path) > 0
+
+
+def detached(tmp_path: Path, *pids: int) -> Path:
+    """The state of a detached cluster whose brokers had these process ids; returns its data directory."""
+    directory = tmp_path / "data"
+    for index in range(len(pids)):
+        (directory / f"broker-{index}").mkdir(parents=True)
+    state = {"data_dir": str(directory), "temporary": False, "bootstrap_servers": "127.0.0.1:1", "pids": pids}
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "broker.json").write_text(json.dumps(state))
+    return directory
+
+
+NOBODY = 2**22 + 1
+"""No process has such an id."""
+
+
+@pytest.mark.usefixtures("own_state")
+def test_detached_brokers_that_died_of_a_full_disk_are_named_with_what_to_do(
+    tmp_path: Path, room: Callable[[int], None]
+) -> None:
+    directory = detached(tmp_path, NOBODY, NOBODY + 1, NOBODY + 2)
+    for index in (0, 2):
+        (directory / f"broker-{index}" / "server.log").write_text(ENDED_BY_A_FULL_DISK.format(data=directory))
+    (directory / "broker-1" / "server.log").write_text("2026-11-22 00:07:52,276 ERROR Something else\n")
+    room(300)
+    found = embedded.status()
+    assert found == embedded.Status("127.0.0.1:1", directory, 3, 0, FULL_TO_STATUS.format("0, 2"))
+
+
+@pytest.mark.usefixtures("own_state")
+def test_detached_broker_whose_log_could_not_be_written_either_died_of_a_full_disk(
+    tmp_path: Path, room: Callable[[int], None]
+) -> None:
+    directory = detached(tmp_path, NOBODY)
+    room(0)
+    found = embedded.status()
+    assert found is not None
+    assert found.full_disk == FULL_TO_STATUS.format("0").replace("300 MB", "0 MB")
+    room(300)
+    assert embedded.status() == embedded.Status("127.0.0.1:1", directory, 1, 0, "")
+
+
+@pytest.mark.usefixtures("own_state")
+def test_full_disk_of_an_earlier_run_is_not_blamed_again(tmp_path: Path, room: Callable[[int], None]) -> None:
+    log = detached(tmp_path, NOBODY) / "broker-0" / "server.log"
+    log.write_text(ENDED_BY_A_FULL_DISK.format(data="here"))
+    room(300)
+    post_mortem.mark_start(log.parent)
+    log.write_text(log.read_text() + "2026-11-22 00:09:00,000 ERROR KafkaServer it ended by something else\n")
+    assert embedded.status() == embedded.Status("127.0.0.1:1", log.parent.parent, 1, 0, "")
+    assert post_mortem.why_ended(log.parent) == "ERROR KafkaServer it ended by something else"
+    log.write_text(ENDED_BY_A_FULL_DISK.format(data="x")[:200])  # shorter than it was: it was rolled
+    assert post_mortem.why_ended(log.parent) == "No space left on device: 300 MB are free now"
+
+
+def test_broker_that_dies_of_a_full_disk_while_it_starts_says_so(
+    classpath: list[Path], tmp_path: Path, room: Callable[[int], None]
+) -> None:
+    room(300)
+    java = tmp_path / "java"
+    java.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *StorageTool*) exit 0;; esac\n'
+        "echo 'java.io.IOException: No space left on device'\n"
+        "echo 'the log of a broker goes on for a while'\n"
+        "exit 1\n"
+    )
+    java.chmod(0o755)
+    with pytest.raises(BrokerUnavailable) as died:
+        EmbeddedKafka(classpath, java, data_dir=tmp_path / "data").start()
+    assert str(died.value) == (
+        "the embedded broker 0 ended while it started: No space left on device: 300 MB are free now"
+    )
+
+
+def test_broker_that_died_of_a_full_disk_is_restarted_with_a_warning_and_not_without_room(
+    one: EmbeddedKafka, room: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    one._running[0].kill()
+    one._running[0].wait()
+    with (one.data_dir / "broker-0" / "server.log").open("a") as log:
+        log.write(ENDED_BY_A_FULL_DISK.format(data=one.data_dir))
+    room(255)
+    with pytest.raises(SettingsError) as refused:
+        one.restart(0)
+    assert str(refused.value) == (
+        f"{one.data_dir} has 255 MB of room, and 1 broker(s) need 256 MB: free some, or choose another data directory "
+        "(--data-dir)"
+    )
+    said = FULL_TO_STATUS.format("0").replace("300 MB", "255 MB")
+    assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {said}"]
+    room(300)
+    one.restart(0)
+    assert answers(one.bootstrap_servers)
+    one._running[0].kill()
+    one._running[0].wait()
+    one.restart(0)
+    assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {said}"]
+
+
+def test_command_names_the_full_disk_that_ended_a_broker(tmp_path: Path) -> None:
+    detached(tmp_path, NOBODY)
+    (tmp_path / "state").rename(tmp_path / "kstreams_py")
+    (tmp_path / "data" / "broker-0" / "server.log").write_text(ENDED_BY_A_FULL_DISK.format(data="here"))
+    status, said, errors = kstreams("broker", "status", XDG_STATE_HOME=str(tmp_path))
+    assert (status, errors) == (1, "")
+    assert said.startswith("not running: broker 0 ended because its disk was full (No space left on device; ")
+    assert said.endswith(" are free now): free at least 256 MB for each broker, then start it again\n")

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from kstreams_py.config import Settings
 from kstreams_py.errors import SettingsError
-from kstreams_py.groups import GroupInfo, Member, describe_slots, members_of, slot_of
+from kstreams_py.groups import (
+    GroupInfo,
+    Member,
+    OpenTransaction,
+    Pending,
+    describe_slots,
+    members_of,
+    positions_partition,
+    slot_of,
+)
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.groups import connection
+from kstreams_py.ports.kafka.groups import GroupAdmin, connection, import_kafka
 from kstreams_py.record import TopicPartition
 
 
@@ -168,3 +178,120 @@ def test_kafka_python_is_not_imported_before_it_is_asked_something() -> None:
     program = f"import sys, kstreams_py.cli\n{loaded}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False True\n"
+
+
+@pytest.mark.parametrize(
+    ("group", "partitions", "expected"),
+    [
+        ("", 50, 0),
+        ("abc", 50, 96_354 % 50),
+        ("polygenelubricants", 50, 0),  # its hash is the smallest integer, which has no absolute value
+        ("polygenelubricants", 7, 0),
+        ("polygenelubricantt", 50, (2**31 - 1) % 50),  # the next one: -2147483647
+        ("\U0001f600", 1_000_000, 1_772_899 % 1_000_000),  # two units: 0xd83d * 31 + 0xde00
+    ],
+)
+def test_positions_of_a_group_are_kept_in_the_partition_of_javas_hash(
+    group: str, partitions: int, expected: int
+) -> None:
+    assert positions_partition(group, partitions) == expected
+
+
+ZERO, TWO, KEPT = TopicPartition("in", 0), TopicPartition("in", 2), TopicPartition("__consumer_offsets", 7)
+HANGING = OpenTransaction(4, 1, 0, 121, 1_000.0, "shop.price.0", hangs=True)
+GOING = OpenTransaction(5, 0, -1, 130, 1_050.4, "", hangs=False)
+REMEDY_PINNED = (
+    "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
+    "outputs first and __consumer_offsets last: docs/exactly-once.md, 'Positions that a transaction pins'"
+)
+PINNED = "group 'shop.price': the positions of in[0], in[2] are pending in a transaction"
+
+
+FIRST = (
+    "producer 4 epoch 1 (shop.price.0) from offset 121, 60 s old: no coordinator knows of it: it never ends by itself"
+)
+SECOND = "producer 5 epoch 0 from offset 130, 10 s old: its coordinator will end it"
+
+
+@pytest.mark.parametrize(
+    ("pending", "text"),
+    [
+        (Pending("shop.price", ()), "group 'shop.price': no position is pending in a transaction"),
+        (
+            Pending("shop.price", (ZERO, TWO), KEPT, (HANGING, GOING)),
+            f"{PINNED}; open on __consumer_offsets[7]: {FIRST}; {SECOND}; {REMEDY_PINNED}",
+        ),
+        (
+            Pending("shop.price", (ZERO, TWO), KEPT, (GOING,)),
+            f"{PINNED}; open on __consumer_offsets[7]: {SECOND}; wait for it",
+        ),
+        (Pending("shop.price", (ZERO, TWO), KEPT), f"{PINNED}, which has ended on __consumer_offsets[7] just now"),
+        (
+            Pending("shop.price", (ZERO, TWO), unknown="no rights"),
+            f"{PINNED}, and the transactions cannot be listed: no rights; {REMEDY_PINNED}",
+        ),
+    ],
+    ids=["none", "hanging", "going", "ended", "unknown"],
+)
+def test_pending_positions_are_described_with_what_to_do(pending: Pending, text: str) -> None:
+    assert pending.describe(1_060.0) == text
+
+
+class Brokers:
+    """What kafka-python says of a partition and its producers: 1 ends and 7 begins between the two looks."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def describe_producers(self, partitions: list[TopicPartition]) -> dict[TopicPartition, object]:
+        self._looks += 1
+        open_now = (2, 3, 4, 5, 6, 7) if self._looks > 1 else (1, 2, 3, 4, 5, 6)
+        producers = [
+            SimpleNamespace(
+                producer_id=number,
+                producer_epoch=3,
+                coordinator_epoch=0,
+                current_transaction_start_offset=10 * number if number in open_now else -1,
+                last_timestamp=5_000,
+            )
+            for number in (7, 6, 5, 4, 3, 2, 1, 0)
+        ]
+        return {partitions[0]: SimpleNamespace(active_producers=producers)}
+
+    def list_transactions(self, producer_id_filters: list[int]) -> dict[int, list[object]]:
+        assert producer_id_filters == [1, 2, 3, 4, 5, 6]
+        named = [SimpleNamespace(producer_id=number, transactional_id=f"id-{number}") for number in (1, 2, 3, 4, 5)]
+        return {0: named[:2], 1: named[2:]}
+
+    def describe_transactions(self, ids: list[str]) -> dict[str, object]:
+        state, epoch, partitions = {
+            "id-1": ("Empty", 3, ()),
+            "id-2": ("Ongoing", 3, (KEPT,)),
+            "id-3": ("Ongoing", 4, (KEPT,)),
+            "id-4": ("PrepareCommit", 4, (KEPT,)),
+            "id-5": ("Ongoing", 3, (ZERO,)),
+        }[ids[0]]
+        return {
+            ids[0]: SimpleNamespace(
+                state=SimpleNamespace(value=state), producer_epoch=epoch, topic_partitions=set(map(tuple, partitions))
+            )
+        }
+
+
+def test_transaction_hangs_if_its_coordinator_is_not_to_end_it_on_this_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epoch 3 of each: 2 is ongoing, 3 a newer epoch of its id, 4 about to end, 5 elsewhere, 6 of no id at all."""
+    import_kafka()
+    brokers = Brokers()
+    monkeypatch.setattr(GroupAdmin, "_ask", lambda _, __, ___, call: call(brokers))
+    assert GroupAdmin(Settings()).open_transactions(KEPT) == tuple(
+        OpenTransaction(number, 3, 0, 10 * number, 5.0, name, hangs=hangs)
+        for number, name, hangs in (
+            (2, "id-2", False),
+            (3, "id-3", True),
+            (4, "id-4", False),
+            (5, "id-5", True),
+            (6, "", True),
+        )
+    )

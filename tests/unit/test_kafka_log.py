@@ -15,7 +15,8 @@ import pytest
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, TopicInfo
-from kstreams_py.errors import NotAuthorized, RecordRefused, RecordTooLarge, Retriable
+from kstreams_py.errors import BrokerUnavailable, NotAuthorized, RecordRefused, RecordTooLarge, Retriable
+from kstreams_py.groups import Pending
 from kstreams_py.ports import kafka
 from kstreams_py.ports.kafka import COORDINATOR_SECONDS, KafkaLog
 from kstreams_py.ports.kafka.clients import Holder
@@ -28,6 +29,7 @@ from kstreams_py.ports.kafka.errors import (
     record_refused,
     warn_if_untested,
 )
+from kstreams_py.ports.kafka.groups import GroupAdmin
 from kstreams_py.record import TopicPartition
 
 
@@ -343,3 +345,17 @@ def test_record_that_a_topic_refuses_is_told_with_its_topic_and_the_remedy(code:
         kind, text = RecordTooLarge, f"a record for topic 'x' is larger than it takes: {SHRINK}"
     mistake = record_refused(error, "x")
     assert (type(mistake), str(mistake)) == (kind, text)
+
+
+def test_pending_positions_are_named_even_if_their_transactions_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: GroupAdmin, partition: TopicPartition) -> None:
+        raise BrokerUnavailable(f"no rights to {partition}")
+
+    pinned, kept_in = (TopicPartition("a", 1),), TopicPartition("__consumer_offsets", 3)
+    monkeypatch.setattr(GroupAdmin, "unstable", lambda *_: pinned)
+    monkeypatch.setattr(GroupAdmin, "positions_partition", lambda *_: kept_in)
+    monkeypatch.setattr(GroupAdmin, "open_transactions", refuse)
+    found = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).pending("group", pinned)
+    assert found == Pending("group", pinned, kept_in, (), f"no rights to {kept_in}")

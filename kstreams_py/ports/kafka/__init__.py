@@ -17,6 +17,7 @@ from confluent_kafka import admin as ck_admin
 from kstreams_py.config import Settings
 from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
+from kstreams_py.groups import Pending
 from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
 from kstreams_py.ports.kafka.errors import (
     STALE,
@@ -156,6 +157,9 @@ class KafkaLog:
             return False
         admin = GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS))
         return admin.remove(consumer._settings["group.id"], {instance: member})[instance]
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        return GroupAdmin(self._settings).pending(group, partitions)
 
     def _of_consumers(self) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
-"""What only kafka-python can ask of a cluster: it lists and removes the static members of consumer groups.
+"""What only kafka-python can ask: static members of groups, listed and removed; the transactions open on a partition.
 
-confluent-kafka cannot remove a static member. kafka-python is imported by the first request and not before: that takes
-0.3 s, and no worker that starts needs it.
+confluent-kafka can do neither. kafka-python is imported by the first request and not before: that takes 0.3 s, and no
+worker that starts needs it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from kstreams_py.config import Settings
-from kstreams_py.errors import BrokerUnavailable, Fatal, SettingsError
-from kstreams_py.groups import GroupInfo, Member
+from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError, SettingsError
+from kstreams_py.groups import POSITIONS_TOPIC, GroupInfo, Member, OpenTransaction, Pending, positions_partition
 from kstreams_py.record import TopicPartition
 
 T = TypeVar("T")
@@ -65,6 +65,13 @@ def connection(settings: Settings) -> dict[str, Any]:
     return found
 
 
+def import_kafka() -> None:
+    """Imports kafka-python for the first time, without the warnings of it: it uses what Python has deprecated."""
+    if "kafka.admin" not in sys.modules:
+        with warnings.catch_warnings(action="ignore"):
+            import kafka.admin  # noqa: F401, PLC0415
+
+
 def _no_counterpart(name: str) -> SettingsError:
     return SettingsError(
         f"{name} has no counterpart in kafka-python, which removes members from groups (`--leave`, leave_on_stop, "
@@ -91,7 +98,7 @@ class GroupAdmin:
             found = client.describe_groups(list(groups))
             return {group: _group_info(found[group]) for group in groups}
 
-        return self._ask(f"describing {_named(groups)}", ask)
+        return self._ask(f"describing {_named(groups)}", "DESCRIBE on the groups", ask)
 
     def members(self, group: str) -> tuple[Member, ...]:
         """The members of one group."""
@@ -119,13 +126,84 @@ class GroupAdmin:
                     raise error
             return {instance: error is errors.NoError for instance, error in found.items()}
 
-        return self._ask(f"removing members of group {group!r}", ask) if members else {}
+        return self._ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
 
-    def _ask(self, doing: str, call: Callable[[Any], T]) -> T:
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        """As delivery.Log has it; what cannot be learnt of the transactions is in its `unknown`."""
+        pinned = self.unstable(group, partitions)
+        if not pinned:
+            return Pending(group, ())
+        kept_in = None
+        try:
+            kept_in = self.positions_partition(group)
+            return Pending(group, pinned, kept_in, self.open_transactions(kept_in))
+        except KStreamsError as error:
+            return Pending(group, pinned, kept_in, unknown=str(error))
+
+    def unstable(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
+        """Those of the partitions whose position is pending in a transaction.
+
+        Not asked of confluent-kafka 2.16: its list_consumer_group_offsets ends the process (SIGSEGV) where the answer
+        is an error of the coordinator, because it hands that to a consumer, which an admin client does not have.
+        """
+
+        def ask(client: Any) -> tuple[TopicPartition, ...]:
+            from kafka import errors  # noqa: PLC0415
+            from kafka.protocol.consumer import OffsetFetchRequest  # noqa: PLC0415
+
+            of_group = OffsetFetchRequest.OffsetFetchRequestGroup
+            numbers: dict[str, list[int]] = {}
+            for topic, number in sorted(partitions):
+                numbers.setdefault(topic, []).append(number)
+            topics = [of_group.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in numbers.items()]
+            request = OffsetFetchRequest(
+                groups=[of_group(group_id=group, topics=topics)], require_stable=True, min_version=8, max_version=8
+            )
+
+            async def send() -> Any:
+                return await client._manager.send(request, node_id=await client._find_coordinator_id(group))
+
+            (answer,) = client._manager.run(send).groups
+            found = {
+                TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions
+            }
+            for code in (answer.error_code, *found.values()):
+                if code not in (errors.NoError.errno, errors.UnstableOffsetCommitError.errno):
+                    raise errors.for_code(code)(f"positions of group {group!r}")
+            return tuple(tp for tp, code in sorted(found.items()) if code == errors.UnstableOffsetCommitError.errno)
+
+        return self._ask(f"reading the positions of group {group!r}", "DESCRIBE on the group and its topics", ask)
+
+    def positions_partition(self, group: str) -> TopicPartition:
+        """The partition in which a group's committed positions are kept."""
+
+        def ask(client: Any) -> TopicPartition:
+            (topic,) = client.describe_topics([POSITIONS_TOPIC])
+            return TopicPartition(POSITIONS_TOPIC, positions_partition(group, len(topic["partitions"])))
+
+        return self._ask(f"looking {POSITIONS_TOPIC} up", f"DESCRIBE on topic {POSITIONS_TOPIC}", ask)
+
+    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
+        """The transactions that are open on a partition, as its leader has them, by producer id."""
+
+        def ask(client: Any) -> tuple[OpenTransaction, ...]:
+            before = _producers(client, partition)
+            known = _coordinated(client, {producer_id for producer_id, _, _ in before})
+            # one that ended between the two requests is unknown to its coordinator, and yet does not hang
+            still = _producers(client, partition)
+            return tuple(
+                _open_transaction(producer, partition, known.get(producer.producer_id, ("", None)))
+                for which, producer in sorted(still.items())
+                if which in before
+            )
+
+        return self._ask(
+            f"listing the transactions that are open on {partition}", f"READ on topic {partition.topic}", ask
+        )
+
+    def _ask(self, doing: str, needs: str, call: Callable[[Any], T]) -> T:
         """The answer to a request, in a thread of its own that is left behind if it outlasts the limit."""
-        if "kafka.admin" not in sys.modules:
-            with warnings.catch_warnings(action="ignore"):  # its import uses what Python has deprecated
-                import kafka.admin  # noqa: F401, PLC0415
+        import_kafka()
         from kafka import errors  # noqa: PLC0415
 
         answers: list[T] = []
@@ -142,7 +220,7 @@ class GroupAdmin:
         thread.start()
         thread.join(self._limit)
         for error in failures:
-            raise self._explain(error, doing) if isinstance(error, errors.KafkaError) else error from None
+            raise self._explain(error, doing, needs) if isinstance(error, errors.KafkaError) else error from None
         if not answers:
             raise self._unanswered(doing)
         return answers[0]
@@ -167,14 +245,13 @@ class GroupAdmin:
                 client.close()
             time.sleep(PAUSE_SECONDS)
 
-    def _explain(self, error: Any, doing: str) -> Exception:
+    def _explain(self, error: Any, doing: str, needs: str) -> Exception:
         """An error of kafka-python as the message a person needs."""
         from kafka import errors  # noqa: PLC0415
 
         if isinstance(error, errors.AuthorizationError):
             return BrokerUnavailable(
-                f"{doing}: the broker at {self._address} does not allow it ({error}): grant its user DESCRIBE and READ "
-                "on the group"
+                f"{doing}: the broker at {self._address} does not allow it ({error}): grant this user {needs}"
             )
         return self._unanswered(f"{doing} ({error})") if error.retriable else Fatal(f"{doing}: {error}")
 
@@ -217,3 +294,46 @@ def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
     """A member's partitions; while its group rebalances it has none."""
     assigned = assignment["assigned_partitions"] if isinstance(assignment, Mapping) else ()
     return tuple(sorted(TopicPartition(each["topic"], number) for each in assigned for number in each["partitions"]))
+
+
+def _producers(client: Any, partition: TopicPartition) -> dict[tuple[int, int, int], Any]:
+    """Who has a transaction open on a partition, by producer id, epoch and offset of its first record."""
+    (state,) = client.describe_producers([partition]).values()
+    return {
+        (p.producer_id, p.producer_epoch, p.current_transaction_start_offset): p
+        for p in state.active_producers
+        if p.current_transaction_start_offset >= 0
+    }
+
+
+def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, tuple[str, Any]]:
+    """For producers by id: their transactional id, and its newest transaction as its coordinator has it."""
+    from kafka import errors  # noqa: PLC0415
+
+    found: dict[int, tuple[str, Any]] = {}
+    if producer_ids:
+        for listed in client.list_transactions(producer_id_filters=sorted(producer_ids)).values():
+            for each in listed:
+                try:
+                    described = client.describe_transactions([each.transactional_id])[each.transactional_id]
+                except errors.TransactionalIdNotFoundError:
+                    continue
+                found[each.producer_id] = each.transactional_id, described
+    return found
+
+
+def _open_transaction(producer: Any, partition: TopicPartition, known: tuple[str, Any]) -> OpenTransaction:
+    """A producer's open transaction; it hangs unless its coordinator is still to end it on this very partition."""
+    transactional_id, described = known
+    ends = described is not None and tuple(partition) in set(map(tuple, described.topic_partitions))
+    if ends and described.state.value == "Ongoing":
+        ends = described.producer_epoch == producer.producer_epoch
+    return OpenTransaction(
+        producer_id=producer.producer_id,
+        epoch=producer.producer_epoch,
+        coordinator_epoch=producer.coordinator_epoch,
+        start=producer.current_transaction_start_offset,
+        written_at=producer.last_timestamp / 1000,
+        transactional_id=transactional_id,
+        hangs=not ends,
+    )

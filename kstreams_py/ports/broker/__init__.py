@@ -5,7 +5,7 @@ only the program that uses the cluster, which stops its work first and the clust
 directory::
 
     cluster.json        cluster id and ports: a kept directory comes back as the same cluster
-    broker-0/           server.properties, log4j2.xml, server.log, console.log, data/
+    broker-0/           server.properties, log4j2.xml, server.log, console.log, began, data/
 
 `EmbeddedKafka` is a cluster that ends with this process, whatever ends it; `start_detached`, `stop_detached` and
 `status` handle the one cluster per user that outlives the command which started it.
@@ -17,9 +17,9 @@ import base64
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -35,6 +35,9 @@ from typing import Any, Final, Self
 import platformdirs
 
 from kstreams_py.errors import BrokerUnavailable, SettingsError
+from kstreams_py.ports.broker.post_mortem import check_room, error_in, full_disks, mark_start, why_ended
+
+logger = logging.getLogger(__name__)
 
 HOST: Final = "127.0.0.1"
 READY_SECONDS: Final = 120.0
@@ -73,12 +76,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The detached cluster: its addresses, where its data is, and how many of its brokers are alive."""
+    """The detached cluster: its addresses, its data, how many of its brokers are alive, and whom a full disk ended."""
 
     bootstrap_servers: str
     data_dir: Path
     brokers: int
     alive: int
+    full_disk: str = ""
 
     @property
     def running(self) -> bool:
@@ -174,10 +178,14 @@ class EmbeddedKafka:
 
     def restart(self, broker: int) -> None:
         """Start one broker again on its old port and data; stops it in order first if it runs."""
+        node = self._nodes[broker]
         if broker in self._running:
+            if self._running[broker].poll() is not None and (why := full_disks(self.data_dir, [broker])):
+                logger.warning("the embedded cluster in %s: %s", self.data_dir, why)
             self.terminate(broker)
-        self._spawn(self._nodes[broker])
-        self._await_ready([self._nodes[broker]], 1)
+        check_room(self.data_dir, 1)
+        self._spawn(node)
+        self._await_ready([node], 1)
 
     def pause(self, broker: int) -> None:
         """Freeze one broker (SIGSTOP): its connections stay open and nothing answers."""
@@ -194,6 +202,7 @@ class EmbeddedKafka:
         self._running.clear()
 
     def _launch(self, directory: Path) -> None:
+        check_room(directory, self._brokers)
         cluster_id, self._nodes = _open_data_dir(directory, self._brokers, self._port)
         for node in self._nodes:
             _write_settings(node, self._nodes, self._settings)
@@ -215,12 +224,13 @@ class EmbeddedKafka:
         outputs = [process.communicate()[0] for process in started]
         for node, process, output in zip(fresh, started, outputs, strict=True):
             if process.returncode:
-                raise BrokerUnavailable(f"the embedded broker {node.index} could not be set up: {_error_in(output)}")
+                raise BrokerUnavailable(f"the embedded broker {node.index} could not be set up: {error_in(output)}")
             (node.directory / "formatted").touch()
 
     def _spawn(self, node: Node) -> None:
-        logging = f"-Dlog4j2.configurationFile={node.directory / 'log4j2.xml'}"
-        command = [*self._java, logging, "kafka.Kafka", str(node.directory / "server.properties")]
+        log4j = f"-Dlog4j2.configurationFile={node.directory / 'log4j2.xml'}"
+        mark_start(node.directory)
+        command = [*self._java, log4j, "kafka.Kafka", str(node.directory / "server.properties")]
         null, both = subprocess.DEVNULL, subprocess.STDOUT
         with (node.directory / "console.log").open("wb") as console:
             process = subprocess.Popen(command, stdin=null, stdout=console, stderr=both, start_new_session=True)
@@ -246,7 +256,7 @@ class EmbeddedKafka:
                 ended = self._running[node.index].poll() is not None
                 if ended or time.monotonic() > deadline:
                     what = "ended while it started" if ended else f"was not ready within {READY_SECONDS:.0f} s"
-                    raise BrokerUnavailable(f"the embedded broker {node.index} {what}: {_last_error(node)}")
+                    raise BrokerUnavailable(f"the embedded broker {node.index} {what}: {why_ended(node.directory)}")
                 time.sleep(0.02)
 
 
@@ -267,6 +277,8 @@ def start_detached(
     if before and before.alive:
         _refuse_another(before, brokers, data_dir, port)
         return before
+    if before and before.full_disk:
+        logger.warning("the cluster in %s: %s", before.data_dir, before.full_disk)
     stop_detached()
     directory = (data_dir or Path(tempfile.mkdtemp(prefix="kstreams-broker-"))).resolve()
     kafka = EmbeddedKafka(
@@ -308,7 +320,9 @@ def status() -> Status | None:
     state = _read_state()
     if state is None:
         return None
-    return Status(state["bootstrap_servers"], Path(state["data_dir"]), len(state["pids"]), len(_alive(state)))
+    pids, alive, directory = state["pids"], _alive(state), Path(state["data_dir"])
+    full = full_disks(directory, (index for index, pid in enumerate(pids) if pid not in alive))
+    return Status(state["bootstrap_servers"], directory, len(pids), len(alive), full)
 
 
 def _state_file() -> Path:
@@ -474,21 +488,6 @@ def _brokers_known_to(node: Node) -> int:
         with connection.makefile("rb") as response:
             return int(struct.unpack(">iii", response.read(12))[2])
     return 0
-
-
-def _last_error(node: Node) -> str:
-    logs = (node.directory / "console.log", node.directory / "server.log")
-    return _error_in("\n".join(log.read_text(errors="replace") for log in logs if log.exists()))
-
-
-def _error_in(output: str) -> str:
-    """The last line of a JVM's output that tells of an error, without its stack; else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for line in reversed(lines):
-        found = re.search(r"\w+(Exception|Error)\b.*|(ERROR|FATAL) .*", line)
-        if found and not line.startswith("at "):
-            return found[0]
-    return lines[-1] if lines else "it said nothing"
 
 
 def _write_whole(path: Path, content: dict[str, Any]) -> None:
