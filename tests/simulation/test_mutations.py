@@ -211,11 +211,10 @@ def seat_asked_for_by_a_plain_commit(patch: pytest.MonkeyPatch) -> None:
 def records_of_before_a_rewind_kept(patch: pytest.MonkeyPatch) -> None:
     assign, clear = Tasks.assign, Tasks.clear
 
-    def assign_on_top(self: Tasks, *arguments: Any) -> list[str]:
+    def assign_on_top(self: Tasks, *arguments: Any) -> None:
         buffers = self._buffers
-        reasons = assign(self, *arguments)
+        assign(self, *arguments)
         self._buffers = buffers
-        return reasons
 
     def clear_but_buffers(self: Tasks) -> None:
         buffers = self._buffers
