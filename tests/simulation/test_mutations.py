@@ -211,10 +211,11 @@ def seat_asked_for_by_a_plain_commit(patch: pytest.MonkeyPatch) -> None:
 def records_of_before_a_rewind_kept(patch: pytest.MonkeyPatch) -> None:
     assign, clear = Tasks.assign, Tasks.clear
 
-    def assign_on_top(self: Tasks, *arguments: Any) -> None:
+    def assign_on_top(self: Tasks, *arguments: Any) -> list[str]:
         buffers = self._buffers
-        assign(self, *arguments)
+        dropped = assign(self, *arguments)
         self._buffers = buffers
+        return dropped
 
     def clear_but_buffers(self: Tasks) -> None:
         buffers = self._buffers

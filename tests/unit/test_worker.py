@@ -244,7 +244,7 @@ def test_idle_worker_does_nothing_but_wait_for_records() -> None:
     plant = Plant()
     plant.run(idle=10)
     assert [r for r in plant.log.requests if r != "consume"] == [
-        "create_topics", "topics", "topics", "describe_group", "subscribe", "init_transactions", "committed",
+        "create_topics", "topics", "topics", "subscribe", "init_transactions", "committed",
     ]  # fmt: skip
     assert plant.timeouts == [IDLE_WAIT] * 10
 
