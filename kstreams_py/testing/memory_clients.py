@@ -161,6 +161,8 @@ class MemoryProducer:
         self._producer_id = network.broker.next_id() if idempotent else None
         self._epoch = 0 if self._id is None else -1
         self._sequences: dict[TopicPartition, int] = {}
+        self._own_ids: dict[TopicPartition, int] = {}
+        """Without transactions: producer ids of partitions where a batch has failed; the others go on as they were."""
         self._queue: list[tuple[str, int, Content]] = []
         self._queued_at = 0.0
         self._unanswered: dict[TopicPartition, list[list[Content]]] = {}
@@ -295,7 +297,9 @@ class MemoryProducer:
     def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> bool:
         """Whether the batch was answered, by a failure perhaps."""
         sequence = self._sequences.get(tp, 0)
-        stamp = None if self._producer_id is None else Stamp(self._producer_id, self._epoch, sequence)
+        stamp = None
+        if self._producer_id is not None:
+            stamp = Stamp(self._own_ids.get(tp, self._producer_id), self._epoch, sequence)
         produce = partial(self._network.broker.produce, tp, batch, stamp, self._id)
         for _ in range(SENDS_MAX):
             try:
@@ -312,12 +316,14 @@ class MemoryProducer:
             if self._answered:
                 self._failed.append(failure)
             if self._id is None and self._producer_id is not None:
-                self._start_sequences(self._network.broker.next_id(), 0)
+                # whether a failed batch was written is not known (KIP-360): the next one begins a new sequence
+                self._own_ids[tp] = self._network.broker.next_id()
+                self._sequences.pop(tp, None)
             return True
         return False
 
     def _start_sequences(self, producer_id: int, epoch: int) -> None:
-        """Begins all sequences anew: whether a failed batch was written is not known (KIP-360)."""
+        """Begins all sequences anew, with a new epoch."""
         self._producer_id, self._epoch = producer_id, epoch
         self._sequences.clear()
 
@@ -376,6 +382,8 @@ class MemoryConsumer:
         """The membership is over; the group is asked who holds it before this member joins again."""
         self._heard = 0.0
         """When the group answered last."""
+        self._fenced = False
+        """A heartbeat was refused: another member has the seat."""
         self._topics: tuple[str, ...] = ()
         self._counts: dict[str, int] = {}
         """Partitions of each topic, as this client knows them."""
@@ -422,7 +430,7 @@ class MemoryConsumer:
 
         with suppress(LogError):
             self._member = self._request("subscribe", join)
-            self._joins, self._heard, self._counts = False, self._network.clock(), counts
+            self._joins, self._fenced, self._heard, self._counts = False, False, self._network.clock(), counts
 
     def rejoin(self) -> None:
         self.tainted = self._lost = False
@@ -470,9 +478,11 @@ class MemoryConsumer:
     def heartbeat(self) -> None:
         """What the client's own thread does while its user is busy: the session goes on."""
         if not self._joins and not self._lost and self._network.outage("heartbeat") is None:
-            with suppress(Replaced):
+            try:
                 if self._group.hear(self._seat, self._member, self._network.clock()) is not Heard.UNKNOWN:
                     self._heard = self._network.clock()
+            except Replaced:
+                self._fenced = True
 
     def _keep_seat(self) -> None:
         """The client's part in its group: heartbeats, rebalances, joining again."""
@@ -497,7 +507,7 @@ class MemoryConsumer:
             if now - self._heard > timeout:
                 self._lose()
             return False
-        if now - self._heard > timeout and self._generation < 0:
+        if now - self._heard > timeout and self._generation < 0 and not self._fenced:
             self._join()  # nothing was assigned: the client does not say that its session was over
         try:
             heard = self._group.hear(self._seat, self._member, now)
@@ -521,7 +531,8 @@ class MemoryConsumer:
             self._rebalances += 1
             self._on_revoked()
         self._generation = -1
-        self._group.rejoin(self._seat)
+        if not self._lost and self._group.hear(self._seat, self._member, self._heard) is not Heard.UNKNOWN:
+            self._group.rejoin(self._seat)
 
     def _lose(self) -> None:
         """The membership is over: another member has it, or the session has timed out."""

@@ -114,8 +114,11 @@ def await_end(pid: int) -> None:
 
 
 def contents(cluster: Cluster, topics: Mapping[str, str]) -> dict[str, Any]:
-    """All committed values and, for inputs (topic to group), the group's committed offsets."""
+    """All committed values and, for inputs (topic to group), the group's committed offsets that are past the start."""
     return {
-        topic: (cluster.values(topic), cluster.committed(group, topic) if group else None)
+        topic: (
+            cluster.values(topic),
+            {p: o for p, o in cluster.committed(group, topic).items() if o} if group else None,
+        )
         for topic, group in topics.items()
     }

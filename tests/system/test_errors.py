@@ -186,7 +186,7 @@ def test_dead_letter_and_its_position_become_visible_in_one_transaction(
     with running(pipe.graph(function), settings(commit_interval_ms=5_000)):
         wait_until(lambda: cluster.read(pipe.errors, "read_uncommitted"), "dead letters are written")
         assert waits.wait(60)
-        assert (pipe.letters, pipe.position) == ([], None)
+        assert (pipe.letters, pipe.position) == ([], 0)
         gate.set()
         pipe.await_position(1_201)
         assert pipe.letters == [("Rejected", [b"bad"])] * 1_200
@@ -555,7 +555,7 @@ def test_fork_that_names_no_output_of_its_own_stops_with_what_to_do(
     failure = await_failure(RunningSlot(graph, settings()))
     assert isinstance(failure, errors.GraphError)
     assert "'step'" in str(failure)
-    assert (pipe.outputs, pipe.position, pipe.letters) == ([], None, [])
+    assert (pipe.outputs, pipe.position, pipe.letters) == ([], 0, [])
 
 
 class Switch:
