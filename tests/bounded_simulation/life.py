@@ -1,0 +1,234 @@
+"""A worker under watch: what it was given, saved and delivered, and what it may therefore repeat or lose.
+
+The bounds of the weaker guarantees are kept here, by the place (topic and its life, partition, offset) of a record:
+
+- `in_flight`: at most once, positions are saved of what is not delivered yet. A crash may lose just these.
+- `unsaved`: of what a worker was given, positions are not saved. What happens to it now may repeat just these, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kstreams_py.engine.worker import Worker
+from kstreams_py.errors import LogError, Refused
+from kstreams_py.record import Message, Positions, TopicPartition
+from kstreams_py.testing import MemoryLog
+from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
+from tests.bounded_simulation.plan import AMO, EO, Stage
+
+if TYPE_CHECKING:
+    from tests.bounded_simulation.world import World
+
+Place = tuple[str, int, int, int]
+"""Topic, how often it was deleted and created again, partition, offset."""
+
+
+class WatchedLog:
+    """The log of one worker, whose clients are watched."""
+
+    def __init__(self, life: Life, log: MemoryLog) -> None:
+        self._log = log
+        self._life = life
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def consumer(self, *arguments: Any, **options: Any) -> MemoryConsumer:
+        return self._life.watch_consumer(self._log.consumer(*arguments, **options))
+
+    def producer(self, *arguments: Any) -> MemoryProducer:
+        return self._life.watch_producer(self._log.producer(*arguments))
+
+
+class Life:
+    """One worker of a process."""
+
+    def __init__(self, world: World, stage: Stage) -> None:
+        self.stage = stage
+        self.worker: Worker | None = None
+        self.producer: MemoryProducer | None = None
+        self.number = 0
+        """That of its process."""
+        self.attempt = 0
+        """Goes up whenever the worker starts at committed positions."""
+        self.in_flight: set[Place] = set()
+        self._consumer: MemoryConsumer | None = None
+        self.troubles = 0
+        """Exactly once: things that happened to it, each of which may make it give up a transaction."""
+        self._undone = False
+        """A transaction was given up, and none committed since."""
+        self._called: set[Place] = set()
+        """Of those in flight: the function has run."""
+        self._in_doubt: set[Place] = set()
+        """Of those in flight: whether their positions are saved is not known."""
+        self.is_zombie = False
+        """It was frozen while another worker may have taken its place."""
+        self._fetched: Positions = {}
+        """By partition, the end of what was handed out."""
+        self._world = world
+
+    @property
+    def joins(self) -> bool:
+        """It waits for the group's answer."""
+        return self._consumer is not None and self._consumer._joins
+
+    @property
+    def member(self) -> int:
+        return 0 if self._consumer is None else self._consumer._member
+
+    @property
+    def busy(self) -> bool:
+        return self.worker is None or self.worker.session.busy or self.worker.session.pending
+
+    def called(self, places: Collection[Place]) -> None:
+        """The function has run on these."""
+        self._called.update(places)
+
+    def not_done(self, places: Collection[Place]) -> None:
+        """The function has stopped the worker, and nothing will come of these."""
+        self._called.difference_update(places)
+
+    def unsaved(self) -> set[Place]:
+        """What was handed out, and has no position in the group yet."""
+        saved = self._saved()
+        return {
+            (tp.topic, self._life_of(tp.topic), tp.partition, offset)
+            for tp, end in self._fetched.items()
+            for offset in range(saved.get(tp, 0), end)
+        }
+
+    def heartbeat(self) -> None:
+        if self._consumer is not None:
+            self._consumer.heartbeat()
+
+    def kill(self) -> None:
+        """Nothing of it will be sent any more."""
+        if self.producer is not None:
+            self.producer.drop()
+
+    def has(self, client: object) -> bool:
+        return client is self._consumer or client is self.producer
+
+    def watch_producer(self, producer: MemoryProducer) -> MemoryProducer:
+        self.producer = producer
+        flush, commit, abort, drop = (
+            producer.flush, producer.commit_transaction, producer.abort_transaction, producer.drop
+        )  # fmt: skip
+
+        def acknowledged(call: Callable[[], None]) -> Callable[[], None]:
+            def watch() -> None:
+                done = set(self._called)
+                try:
+                    call()
+                except Refused:
+                    self._world.may_repeat(self)
+                    raise
+                if self.worker is not None and not (self.worker.session._outputs or self.worker._apart):
+                    self.in_flight -= done
+                    self._called -= done
+                self._undone = False
+
+            return watch
+
+        def undone(call: Callable[[], None]) -> Callable[[], None]:
+            def watch() -> None:
+                self._undo()
+                call()
+
+            return watch
+
+        producer.flush, producer.commit_transaction = acknowledged(flush), acknowledged(commit)  # type: ignore[method-assign]
+        producer.abort_transaction, producer.drop = undone(abort), undone(drop)  # type: ignore[method-assign]
+        return producer
+
+    def _undo(self) -> None:
+        """Exactly once: the transaction is given up, for which there must be a reason."""
+        if self.stage.guarantee is not EO:
+            return
+        if self._world.hindered:
+            self._world.may_repeat(self)
+        elif self.troubles and not self._undone:
+            self._undone, self.troubles = True, self.troubles - 1
+            self._world.may_repeat(self)
+
+    def watch_consumer(self, consumer: MemoryConsumer) -> MemoryConsumer:  # noqa: C901
+        self._consumer = consumer
+        consume, assign, commit, subscribe = consumer.consume, consumer.assign, consumer.commit, consumer.subscribe
+        join = consumer._join
+
+        def joining() -> None:
+            try:
+                join()
+            finally:
+                self._world.starts[self.stage.group, self._world.log._broker.group(self.stage.group)._members] = (
+                    self.number
+                )
+
+        def waiting(limit: int, timeout: float) -> Sequence[Message]:
+            records = consume(limit, timeout)
+            for m in records:
+                self._fetched[TopicPartition(m.topic(), m.partition())] = m.offset() + 1
+            if not records:
+                self._world.pass_time(timeout)
+            return records
+
+        def starting(positions: Positions) -> None:
+            self.attempt += 1
+            self._fetched = dict(positions)
+            assign(positions)
+
+        def committing(positions: Positions) -> None:
+            saved = self._saved()
+            new = {
+                (tp.topic, self._life_of(tp.topic), tp.partition, offset)
+                for tp, end in positions.items()
+                for offset in range(saved.get(tp, end), end)
+            }
+            given_back = {
+                place for tp, end in positions.items() for place in self.in_flight
+                if place[::2] == tuple(tp) and place[3] >= end
+            }  # fmt: skip
+            if self.stage.guarantee is AMO:
+                self.in_flight |= new
+            self._in_doubt |= new
+            try:
+                commit(positions)
+            except LogError:
+                if self.is_zombie and given_back:
+                    self._world.may_lose(self.stage, self.in_flight)  # nobody takes back what a stranger did not run
+                raise
+            self._in_doubt = set()
+            self.in_flight -= given_back
+
+        def subscribing(
+            topics: Collection[str],
+            assigned: Callable[[set[TopicPartition]], None],
+            revoked: Callable[[], None],
+            lost: Callable[[], None],
+        ) -> None:
+            subscribe(topics, assigned, lambda: self._revoked(revoked), lambda: self._lost(lost))
+
+        consumer.consume, consumer.assign = waiting, starting  # type: ignore[method-assign]
+        consumer.commit, consumer.subscribe = committing, subscribing  # type: ignore[method-assign]
+        consumer._join = joining  # type: ignore[method-assign]
+        return consumer
+
+    def _revoked(self, callback: Callable[[], None]) -> None:
+        """Partitions go. What is open then is finished first, unless a transaction holds it, or nobody answers."""
+        callback()
+        if self._world.hindered or self.stage.guarantee is EO:
+            self._world.may_repeat(self)
+        self._fetched = {}
+
+    def _lost(self, callback: Callable[[], None]) -> None:
+        """The membership is over: whoever has the partitions now, it cannot be told whether what is in doubt was saved."""  # noqa: E501
+        self._world.may_lose(self.stage, self._in_doubt)
+        self._revoked(callback)
+
+    def _saved(self) -> Positions:
+        return self._world.log._broker.group(self.stage.group).positions
+
+    def _life_of(self, topic: str) -> int:
+        return self._world.life_of(topic)
