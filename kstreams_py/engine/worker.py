@@ -208,7 +208,7 @@ class Worker:
                 return
         while not self._stopping.is_set() and self._take():
             self._run_prepared()
-        if not records and not self._stopping.is_set():  # else a step that raised would count as read out
+        if not records and self._interrupt is None:  # else a step that raised would count as read out
             self.session.reached(self.tasks.advance(self.consumer.ends))
             if self.session.busy or idle:
                 self._commit()
