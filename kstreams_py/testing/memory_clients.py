@@ -522,17 +522,20 @@ class MemoryConsumer:
         if grown and self._group.leader == self._seat:
             self._group.rebalance()
         if grown or heard is Heard.REBALANCING:
-            self._join_generation()
+            return self._join_generation()
         return True
 
-    def _join_generation(self) -> None:
+    def _join_generation(self) -> bool:
+        """Joins the coming generation; False if the group has forgotten this member meanwhile."""
         if self._generation >= 0:
             self._positions = {}
             self._rebalances += 1
             self._on_revoked()
         self._generation = -1
-        if not self._lost and self._group.hear(self._seat, self._member, self._heard) is not Heard.UNKNOWN:
-            self._group.rejoin(self._seat)
+        if self._lost or self._group.hear(self._seat, self._member, self._heard) is Heard.UNKNOWN:
+            return False
+        self._group.rejoin(self._seat)
+        return True
 
     def _lose(self) -> None:
         """The membership is over: another member has it, or the session has timed out."""
