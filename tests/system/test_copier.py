@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from kstreams_py import Settings
+from kstreams_py.delivery import Guarantee
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.testing import Expected
 from tests.system.command import command
 from tests.system.harness import WorkerProcess, wait_until
+from tests.system.promises import assert_kept
 from tests.system.recorder import Reader, Record, Recorder, three_brokers
 
 BROKERS = 3
@@ -26,7 +28,7 @@ import kstreams_py as ks
 from kstreams_py.errors import Abortable
 from kstreams_py.ports.kafka.clients import KafkaProducer
 
-graph = ks.Graph({name!r}, errors="{name}.errors")
+graph = ks.Graph({name!r}, guarantee={guarantee!r}, errors="{name}.errors")
 
 @graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
 def copy(value):
@@ -66,7 +68,15 @@ FULL = Size(records=100_000, per_second=1_000, rounds=3)
 class Copier:
     """The copying graph, its topics and its worker processes; with one partition, order is checked."""
 
-    def __init__(self, directory: Path, name: str, brokers: EmbeddedKafka, *, ordered: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        brokers: EmbeddedKafka,
+        *,
+        ordered: bool,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+    ) -> None:
         self.directory = directory
         self.brokers = brokers
         self.recorder = Recorder(brokers.bootstrap_servers)
@@ -76,7 +86,7 @@ class Copier:
             self.recorder.cluster.create(topic, partitions=count, replication=3, min_insync_replicas="2")
         self.ordered = ordered
         self.file = directory / "copier.py"
-        self.file.write_text(GRAPH.format(name=name))
+        self.file.write_text(GRAPH.format(name=name, guarantee=guarantee.value))
         self.environment = Settings.load(
             bootstrap_servers=brokers.bootstrap_servers,
             schema_directory=directory / "schemas",
@@ -135,6 +145,10 @@ class Copier:
 
     def run(self, what: str, size: Size, *, hard: bool) -> None:
         """Copies while `what` is bounced; all of it once, for whoever reads during or after, and equal replicas."""
+        self.copy(what, size, hard=hard)
+        self.recorder.verify(Expected(self.source, to=self.target))
+
+    def copy(self, what: str, size: Size, *, hard: bool) -> None:
         recorder = self.recorder
         bouncing = self.bouncing_brokers if what == "brokers" else self.bouncing_clients
         with recorder.reading(self.target) as reader:
@@ -146,7 +160,6 @@ class Copier:
                 recorder.await_done(self.group, self.source)
             recorder.await_no_open_transaction(self.target)
             reader.finish()
-        recorder.verify(Expected(self.source, to=self.target))
         recorder.await_equal_replicas(self.brokers, self.source, self.target)
 
 
@@ -165,6 +178,19 @@ def test_exactly_once_bounces_copy_each_record_once(
     tmp_path: Path, name: str, brokers: EmbeddedKafka, what: str, hard: bool, ordered: bool
 ) -> None:
     Copier(tmp_path, name, brokers, ordered=ordered).run(what, SMALL, hard=hard)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+def test_weaker_guarantees_brokers_killed_repeat_no_more_than_a_run_a_kill_and_lose_nothing(
+    tmp_path: Path, name: str, brokers: EmbeddedKafka, guarantee: Guarantee
+) -> None:
+    """No worker dies: at most once, there is no excuse at all."""
+    copier = Copier(tmp_path, name, brokers, ordered=True, guarantee=guarantee)
+    copier.copy("brokers", SMALL, hard=True)
+    source, target = (copier.recorder.cluster.values(topic) for topic in (copier.source, copier.target))
+    may_repeat = guarantee is Guarantee.AT_LEAST_ONCE
+    assert_kept(guarantee, target, source, BROKERS if may_repeat else 0)
 
 
 @pytest.mark.long
