@@ -179,8 +179,14 @@ class Worker:
             raise self._interrupt
 
     def close(self) -> None:
-        """Lets producer and seat go; nothing more is committed."""
-        self.session.end()
+        """Lets producer and seat go; nothing more is committed, but at most once all that was written is delivered."""
+        while True:
+            try:
+                self.session.end(self._apart)
+                break
+            except Refused as refused:
+                logger.warning("%s: %s; writing its step's dead letter before the end", self.processor.id, refused)
+                self._apart += self._written_apart(refused)
         self.consumer.close()
 
     def turn(self) -> None:

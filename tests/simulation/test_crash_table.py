@@ -108,13 +108,14 @@ CASES = [
 
 def copies(world: World) -> dict[tuple[str, bytes], int]:
     """How often each expected output or effect is there."""
-    kind = world.plan.kind
-    found = Counter((m.topic(), m.value() or b"") for topic in kind.outputs for m in world.log.records(topic))
+    (stage,) = world.stages
+    found = Counter((m.topic(), m.value() or b"") for topic in stage.outputs for m in world.log.records(topic))
     for digest, times in world.effects.items():
-        found["effect", b"+".join(world.steps[digest])] += times
-    names = [[f"{topic}{number}.0".encode() for topic in kind.inputs] for number in (0, 1)]
-    steps = [(name,) for of_one in names for name in of_one] if kind is Kind.ALTS else [tuple(each) for each in names]
-    return {row: found[row] for step in steps for row in kind.results(step)}
+        found["effect", b"+".join(world.steps[digest].values)] += times
+    names = [[f"{topic}{number}.0".encode() for topic in stage.inputs] for number in (0, 1)]
+    alone = stage.kind is Kind.ALTS
+    steps = [(name,) for of_one in names for name in of_one] if alone else [tuple(each) for each in names]
+    return {row: found[row] for step in steps for row in stage.results(step)}
 
 
 @cache

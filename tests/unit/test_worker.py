@@ -151,7 +151,7 @@ class Plant:
     def crash(self, worker: Worker | None = None, **run: Any) -> None:
         """Runs a worker into a Crash, and leaves it as a killed process would."""
         worker = worker or self.worker()
-        worker.session.end = worker.consumer.close = lambda: None  # type: ignore[method-assign]
+        worker.session.end = worker.consumer.close = lambda *_: None  # type: ignore[method-assign]
         with pytest.raises(Crash):
             self.run(worker, **run)
 
@@ -1043,6 +1043,22 @@ def test_at_most_once_drain_writes_the_dead_letter_of_an_output_that_is_refused(
     worker = plant.started()
     worker.step()
     worker.finish()
+    assert (plant.out(), plant.letters) == (["1", "3"], 1)
+
+
+def test_at_most_once_worker_that_is_replaced_delivers_what_was_beside_an_output_that_is_refused() -> None:
+    """A batch is refused as a whole, also once nothing but the producer is left of its worker."""
+    plant = Plant(function=lambda value: value.ljust(2_000) if value == b"2" else value, guarantee=AMO, linger=60.0)
+    plant.log._broker.topics["x"].settings["max.message.bytes"] = "1000"  # type: ignore[index]
+    plant.feed("a", "1", "2", "3")
+    worker = plant.started()
+    worker.step()
+    plant.worker().start()
+    with pytest.raises(Replaced):
+        for _ in range(3):
+            worker.step()
+    assert (plant.out(), plant.letters) == ([], 0)
+    worker.close()
     assert (plant.out(), plant.letters) == (["1", "3"], 1)
 
 

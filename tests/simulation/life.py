@@ -16,10 +16,10 @@ from kstreams_py.errors import LogError, Refused
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryLog
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
-from tests.bounded_simulation.plan import AMO, EO, Stage
+from tests.simulation.plan import AMO, EO, Stage
 
 if TYPE_CHECKING:
-    from tests.bounded_simulation.world import World
+    from tests.simulation.world import World
 
 Place = tuple[str, int, int, int]
 """Topic, how often it was deleted and created again, partition, offset."""
