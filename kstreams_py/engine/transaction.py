@@ -360,7 +360,7 @@ class Session:
             raise Abortable("partitions were taken away in mid-transaction")
 
     def end(self, apart: deque[Output] | None = None) -> None:
-        """Lets the producer go. At most once it delivers what is queued before, and `apart`; Refused means: end again."""
+        """Lets the producer go; at most once, delivers what is queued and `apart` first. After Refused, end again."""
         if self._producer is not None:
             if self.promise.saves_first and self.busy:
                 self._deliver_last(apart)

@@ -69,54 +69,8 @@ def saved(world: World, stage: Stage) -> Positions:
 def standing(world: World) -> str:
     """Where the processors stand."""
     return "; ".join(
-        f"{s.id} {_short(saved(world, s))} of {_short(world.log.ends(inputs(world, s)))}" for s in world.stages
+        f"{s.id} {short(saved(world, s))} of {short(world.log.ends(inputs(world, s)))}" for s in world.stages
     )
-
-
-def watch(world: World) -> None:
-    """What must hold at every moment: outputs and positions, as the guarantee has it."""
-    if world.expiring:
-        return
-    positions = {stage.id: world.log.group(stage.group) for stage in world.stages}
-    ends = world.log.ends(world.outputs)
-    seen = (positions, ends, len(world.steps), world.effects.total())
-    if seen == world.watched:
-        return
-    world.watched = seen
-    found, hidden = _outputs(world, ends)
-    for digest, (stage, places, values) in world.steps.items():
-        wanted = {topic for topic, _ in stage.expected(values)}
-        if not wanted or digest in hidden or any(life != world.life_of(topic) for topic, life, _, _ in places):
-            continue
-        there = found.get(digest, ())
-        effect = digest in world.effects
-        some, every = bool(there) or effect, effect or all(topic in there for topic in wanted)
-        done = all(at < positions[stage.id].get(TopicPartition(topic, number), 0) for topic, _, number, at in places)
-        if stage.guarantee is EO and (done != some or some != every) and not effect:
-            name = "torn"
-        elif stage.guarantee is ALO and done and not every:
-            name = "position too early"
-        elif stage.guarantee is AMO and some and not done:
-            name = "position too late"
-        else:
-            continue
-        world.violate(name, f"{stage.id}: {values} came to {list(there)}, positions {_short(positions[stage.id])}")
-
-
-def _outputs(world: World, stable: Positions) -> tuple[dict[bytes, list[str]], set[bytes]]:
-    """Where outputs of each delivery hash can be read; and hashes that are behind the last stable offset.
-
-    Of these nobody can tell: they are not committed, or wait for another transaction's end.
-    """
-    found: dict[bytes, list[str]] = defaultdict(list)
-    hidden: set[bytes] = set()
-    for topic in world.written:
-        for m in world.log.records(topic):
-            found[_hash(m)].append(topic)
-        for m in world.log.records(topic, "read_uncommitted"):
-            if m.offset() >= stable[TopicPartition(topic, m.partition())]:
-                hidden.add(_hash(m))
-    return found, hidden
 
 
 def readable(world: World, stage: Stage) -> dict[Place, bytes]:
@@ -131,13 +85,12 @@ def readable(world: World, stage: Stage) -> dict[Place, bytes]:
 
 def judge(world: World) -> None:
     """What must hold once all input was processed and every worker has ended."""
-    watch(world)
     letters = world.graph.topics["dead"].value.bind(world.registry, "dead-value")  # type: ignore[attr-defined]
     rows: dict[str, list[tuple[Row, Message]]] = defaultdict(list)
     for topic in world.written:
         for m in world.log.records(topic):
             value = _value(m, letters)
-            if (called := world.steps.get(_hash(m))) is None:
+            if (called := world.functions.steps.get(hash_of(m))) is None:
                 world.violate("hash", f"{topic} {value!r} has one of no step")
             else:
                 rows[called.stage.id].append((Row(topic, called.places, value), m))
@@ -147,7 +100,7 @@ def judge(world: World) -> None:
         _choices(world, stage)
         ends = world.log.ends(inputs(world, stage))
         if (found := saved(world, stage)) != ends:
-            world.violate("positions", f"{stage.id}: {_short(found)}, and the ends are {_short(ends)}")
+            world.violate("positions", f"{stage.id}: {short(found)}, and the ends are {short(ends)}")
 
 
 def _copies(world: World, stage: Stage, rows: Iterable[tuple[Row, Message]]) -> None:
@@ -159,15 +112,15 @@ def _copies(world: World, stage: Stage, rows: Iterable[tuple[Row, Message]]) -> 
         for topic, value in (*stage.allowed(values), *(stage.expected(values) if places in may else ()))
     }
     found = Counter(row for row, _ in rows)
-    for digest, times in world.effects.items():
-        of, places, values = world.steps[digest]
+    for digest, times in world.functions.effects.items():
+        of, places, values = world.functions.steps[digest]
         if of.id == stage.id:
             found[Row("effect", places, b"+".join(values))] += times
-    for of, places, values in world.steps.values():
+    for of, places, values in world.functions.steps.values():
         if of.id == stage.id and must.get(places, may.get(places)) != values:
             ghosts = any(value.startswith(GHOST) for value in values)
             world.violate("aborted read" if ghosts else "foreign", f"{stage.id}: the function was given {values}")
-    repeatable, losable = world.repeatable[stage.id], world.losable[stage.id]
+    repeatable, losable = world.bounds.repeatable[stage.id], world.bounds.losable[stage.id]
     for row in sorted(wanted | found.keys()):
         told = f"{stage.id}: {row}: {found[row]} times"
         if row not in wanted and row not in allowed:
@@ -195,7 +148,7 @@ def _steps(world: World, stage: Stage) -> tuple[Steps, Steps]:
         return {(one[0], other[0]): (one[1], other[1]) for one, other in pairs}, {}
     must: Steps = {(place,): (value,) for place, value in readable(world, stage).items()}
     may: Steps = {}
-    for retired in world.retired:
+    for retired in world.restarts.retired:
         if retired.stage.id == stage.id:
             for place, value in retired.values.items():
                 (must if place[3] < retired.position else may)[place,] = (value,)
@@ -207,7 +160,7 @@ def _order(world: World, stage: Stage, rows: Iterable[tuple[Row, Message]]) -> N
     sequences: dict[tuple[str, int, tuple[str, int, int]], list[tuple[int, bytes]]] = defaultdict(list)
     for row, m in rows:
         topic, life, number, offset = row.places[0]
-        if stage.guarantee is not AMO or row.places[0] not in world.strays[stage.id]:
+        if stage.guarantee is not AMO or row.places[0] not in world.bounds.strays[stage.id]:
             sequences[row.topic, m.partition(), (topic, life, number)].append((offset, row.value))
     for (topic, number, of), sequence in sequences.items():
         if stage.guarantee is ALO:
@@ -223,14 +176,14 @@ def _choices(world: World, stage: Stage) -> None:
     """Every attempt takes the records of an alts in the order of their first attempts."""
     if stage.kind is not Kind.ALTS or stage.guarantee is not EO:
         return
-    mine = (called.places for called in world.steps.values() if called.stage.id == stage.id)
+    mine = (called.places for called in world.functions.steps.values() if called.stage.id == stage.id)
     rank = {places: place for place, places in enumerate(mine)}
-    for (life, attempt, partition), calls in world.calls.items():
+    for (life, attempt, partition), calls in world.functions.calls.items():
         if life.stage.id == stage.id and any(rank[left] >= rank[right] for left, right in pairwise(calls)):
             world.violate("choices", f"attempt {attempt} on partition {partition}: {calls}")
 
 
-def _hash(m: Message) -> bytes:
+def hash_of(m: Message) -> bytes:
     return dict(m.headers() or []).get(HASH_HEADER) or b""
 
 
@@ -240,5 +193,5 @@ def _value(m: Message, letters: Any) -> bytes:
     return b"+".join(each["value"] for each in letters.deserialize(m.value())["inputs"])
 
 
-def _short(positions: Positions) -> str:
+def short(positions: Positions) -> str:
     return " ".join(f"{tp}@{offset}" for tp, offset in sorted(positions.items()))

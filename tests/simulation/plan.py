@@ -28,6 +28,10 @@ GHOST = b"ghost of "
 EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 
 
+class Halt(Exception):
+    """An unhandled exception of the user's function."""
+
+
 class Kind(StrEnum):
     """What the run's one processor is."""
 

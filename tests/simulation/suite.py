@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kstreams_py.delivery import Guarantee
 from tests.simulation.plan import AMO, Fault, Kind, Plan, Strike
+from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
 
 SEEDS = range(1, 10_001)
@@ -16,9 +17,8 @@ ATTEMPTS = (1, 2, 3)
 SEED_OF = {1: 2, 2: 3, 3: 4}
 """By attempt, a world in which outputs are held until the commit, are never held, are held but for one."""
 
-IN_FUNCTIONS = {Fault.DIES, Fault.SLOW, Fault.REPLACED, Fault.FROZEN, Fault.JOINED, Fault.STOPPED}
-"""What can befall a function; all else needs a request."""
-
+OF_REQUESTS = {Fault.DIES_AFTER, Fault.DIES_LATE, Fault.LOST, Fault.UNANSWERED, Fault.LATE, Fault.DOUBLED}
+"""What needs a request; all else can befall a function as well."""
 
 CRASHES = {Fault.DIES, Fault.DIES_AFTER, Fault.DIES_LATE, Fault.UNANSWERED, Fault.REPLACED}
 """What befalls the attempts after the first; all else does so in the random runs."""
@@ -49,12 +49,12 @@ def crash_everywhere(kind: Kind, guarantee: Guarantee, attempt: int) -> int:
     for _ in range(attempt):
         reference = run(Plan(kind, guarantee, SEED_OF[attempt], before, records=2))
         if len(before) < attempt - 1:
-            before += (Strike(Fault.DIES, reference.points.index(undone) + 1),)
+            before += (Strike(Fault.DIES, reference.strikes.points.index(undone) + 1),)
     runs = 0
-    for after, point in enumerate(reference.points, 1):
+    for after, point in enumerate(reference.strikes.points, 1):
         for fault in Fault if attempt == 1 else sorted(CRASHES):
-            if fault in IN_FUNCTIONS or point not in ("function", "returned"):
+            if fault not in OF_REQUESTS or point not in FUNCTION:
                 world = run(Plan(kind, guarantee, SEED_OF[attempt], (*before, Strike(fault, after)), records=2))
-                assert len(world.fired) == attempt, world.report()
+                assert len(world.strikes.fired) == attempt, world.report()
                 runs += 1
     return runs

@@ -295,7 +295,7 @@ def candidates(mutation: Mutation) -> Iterator[plans.Plan]:
 def struck_at(plan: plans.Plan, struck: Sequence[tuple[Fault, str]]) -> plans.Plan | None:
     """The plan with these faults, one after the other, each at a request of its name; None if there is none."""
     for fault, name in struck:
-        points = World(plan).run().points
+        points = World(plan).run().strikes.points
         places = [place for place, point in enumerate(points, 1) if point == name]
         if not places:
             return None
