@@ -76,6 +76,7 @@ class Worker:
         inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._beginning = Beginning(around, processor, graph.beginnings, inputs)
         self._counts = {name: info.partitions for name, info in inputs.items()}
+        graph.check_partitions(self._counts)  # one may have grown since the process has looked
         self._assigned: set[TopicPartition] = set()
         self._astray = False
         """The committed positions have to be read before the next record is."""

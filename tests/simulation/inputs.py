@@ -60,9 +60,15 @@ class Inputs:
         network._outages = outages
         self.fed_at = self._log.clock()
 
-    def grow(self) -> None:
-        """Adds a partition to each topic, with records in it before anybody can know; more are to come."""
-        for topic, count in self._counts.items():
+    @property
+    def behind(self) -> list[str]:
+        """Topics that have fewer partitions than others, because only these have grown."""
+        return [topic for topic, count in self._counts.items() if count < max(self._counts.values())]
+
+    def grow(self, topics: Sequence[str]) -> None:
+        """Adds a partition to topics, with records in it before anybody can know; more are to come."""
+        for topic in topics:
+            count = self._counts[topic]
             self._counts[topic] = count + 1
             self._log.grow(topic, count + 1)
             first, *feed = self._feed_of(TopicPartition(topic, count))

@@ -144,7 +144,7 @@ def _steps(world: World, stage: Stage) -> tuple[Steps, Steps]:
             for number in sorted({place[2] for place, _ in by_place})
             for topic in stage.inputs
         ]
-        pairs = [pair for a, b in zip(columns[::2], columns[1::2], strict=True) for pair in zip(a, b, strict=True)]
+        pairs = [pair for a, b in zip(columns[::2], columns[1::2], strict=True) for pair in zip(a, b, strict=False)]
         return {(one[0], other[0]): (one[1], other[1]) for one, other in pairs}, {}
     must: Steps = {(place,): (value,) for place, value in readable(world, stage).items()}
     may: Steps = {}

@@ -83,6 +83,14 @@ class Life:
     def busy(self) -> bool:
         return self.worker is None or self.worker.session.busy or self.worker.session.pending
 
+    @property
+    def _is_member(self) -> bool:
+        """It holds its static membership, and knows of the newest generation."""
+        group, consumer = self._world.log._broker.group(self.stage.group), self._consumer
+        assert consumer is not None
+        held = group.seats.get(consumer._seat)
+        return held is not None and held.member == consumer._member and group.generation == consumer._generation
+
     def called(self, places: Collection[Place]) -> None:
         """The function has run on these."""
         self._called.update(places)
@@ -182,6 +190,10 @@ class Life:
             records = consume(limit, timeout)
             for m in records:
                 self._fetched[TopicPartition(m.topic(), m.partition())] = m.offset() + 1
+            if records and not self._is_member and self.stage.guarantee is not AMO:
+                # it has not heard yet that its partitions are read by another member
+                read = [(m.topic(), self._life_of(m.topic()), m.partition(), m.offset()) for m in records]
+                self._world.bounds.repeatable[self.stage.id].update(read)
             if not records:
                 self._world.pass_time(timeout)
             return records

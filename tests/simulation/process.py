@@ -111,8 +111,9 @@ class Process:
 
     def stage_of(self, client: object) -> str:
         """The processor whose client it is; "" if there is one processor only."""
-        named = (life.stage.id for life in self.lives if client is not None and life.has(client))
-        return next(named, "") if len(self.lives) > 1 else ""
+        if client is None or len(self.lives) == 1:
+            return ""
+        return next((life.stage.id for life in self.lives if life.has(client)), "")
 
     def sends_as(self, client: object) -> bool:
         """Whether a request of this client is of this process, and not of one that lingers in the background."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from kstreams_py.config import Settings
 from kstreams_py.errors import Abortable, LogError, OutcomeUnknown, Retriable
 from kstreams_py.testing.memory_clients import Fault as Broken
-from tests.simulation.plan import Fault, Strike
+from tests.simulation.plan import Fault, Kind, Strike
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -97,8 +97,10 @@ class Strikes:
     def _grow(self, process: Process, fault: Fault) -> None:
         world = self._world
         joins = any(life.joins for each in world.processes for life in each.lives)
-        if world.is_feeding and not world.hindered and not joins:
-            world.unwatched(world.inputs.grow)
+        if world.is_feeding and not world.hindered and not joins and not world.inputs.behind:
+            alone = world.plan.kind is Kind.JOIN and world.random.choice((False, True))
+            topics = world.plan.inputs[:1] if alone else world.plan.inputs
+            world.unwatched(lambda: world.inputs.grow(topics))
 
     def _freeze(self, process: Process, fault: Fault) -> None:
         world = self._world

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kstreams_py.delivery import Guarantee
 from tests.simulation.plan import AMO, Fault, Kind, Plan, Strike
 from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
 
-SEEDS = range(1, 10_001)
-"""Of the random runs."""
+BLOCK = 500
+"""Random runs in one test."""
+
+SEEDS = range(1, 2_001, BLOCK)
+"""Where the random runs of each test begin; in order, each half exactly once, a quarter each of the others."""
+
+MORE_SEEDS = range(SEEDS.stop, 10_001, BLOCK)
+"""Those that scripts/test-long tries."""
 
 ATTEMPTS = (1, 2, 3)
 
-SEED_OF = {1: 2, 2: 3, 3: 4}
+SEED_OF = {1: 1, 2: 3, 3: 2}
 """By attempt, a world in which outputs are held until the commit, are never held, are held but for one."""
 
 OF_REQUESTS = {Fault.DIES_AFTER, Fault.DIES_LATE, Fault.LOST, Fault.UNANSWERED, Fault.LATE, Fault.DOUBLED}
@@ -31,9 +35,9 @@ def run(plan: Plan) -> World:
     return world
 
 
-def run_all(seeds: Iterable[int], guarantee: Guarantee) -> None:
-    """The random runs of these seeds that are of this guarantee."""
-    for seed in seeds:
+def run_block(first: int, guarantee: Guarantee) -> None:
+    """The random runs of a block that are of this guarantee."""
+    for seed in range(first, first + BLOCK):
         plan = Plan.random(seed)
         if plan.guarantee is guarantee:
             run(plan)
@@ -45,16 +49,22 @@ def crash_everywhere(kind: Kind, guarantee: Guarantee, attempt: int) -> int:
     The attempts before have died with their work undone.
     """
     undone = "commit" if guarantee is AMO else "returned"
+    records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
     before: tuple[Strike, ...] = ()
     for _ in range(attempt):
-        reference = run(Plan(kind, guarantee, SEED_OF[attempt], before, records=2))
+        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records)).strikes.points
         if len(before) < attempt - 1:
-            before += (Strike(Fault.DIES, reference.strikes.points.index(undone) + 1),)
+            before += (Strike(Fault.DIES, points.index(undone) + 1),)
     runs = 0
-    for after, point in enumerate(reference.strikes.points, 1):
+    for after, point in enumerate(points, 1):
         for fault in Fault if attempt == 1 else sorted(CRASHES):
-            if fault not in OF_REQUESTS or point not in FUNCTION:
-                world = run(Plan(kind, guarantee, SEED_OF[attempt], (*before, Strike(fault, after)), records=2))
+            if _befalls(fault, point):
+                world = run(Plan(kind, guarantee, SEED_OF[attempt], (*before, Strike(fault, after)), records))
                 assert len(world.strikes.fired) == attempt, world.report()
                 runs += 1
     return runs
+
+
+def _befalls(fault: Fault, point: str) -> bool:
+    """Whether a fault can be told apart at this point; all processes are stopped between two turns."""
+    return point == "consume" if fault.stops_all else fault not in OF_REQUESTS or point not in FUNCTION

@@ -22,7 +22,7 @@ from kstreams_py.config import Settings
 from kstreams_py.engine import transaction
 from kstreams_py.engine.topics import create_topics
 from kstreams_py.engine.transaction import OUTPUTS_HELD
-from kstreams_py.errors import InputLost, KStreamsError, Replaced
+from kstreams_py.errors import GraphError, InputLost, KStreamsError, Replaced
 from kstreams_py.record import TopicPartition
 from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from tests.simulation import invariants
@@ -272,6 +272,8 @@ class World:
             self._replaced(process)
         elif isinstance(error, InputLost) and self.restarts.expiring:
             self.restarts.input_lost = True
+        elif isinstance(error, GraphError) and self.inputs.behind:
+            self.unwatched(lambda: self.inputs.grow(self.inputs.behind))  # whoever reads that it is so does this
         elif isinstance(error, KStreamsError) and not self.strikes.fired:
             self.violate("ended", f"slot {process.slot} by {error!r}, and nothing had happened")
         for life in process.lives:

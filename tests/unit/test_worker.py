@@ -1162,6 +1162,17 @@ def test_join_of_which_one_input_has_more_partitions_now_ends_with_both_counts()
     )
 
 
+def test_join_of_which_one_input_grew_before_its_worker_was_made_ends_with_both_counts() -> None:
+    """Its counts would be those after the growth: no partition is new to it, and one input has none to wait for."""
+    plant = Plant("join")
+    plant.log.grow("b", 3)
+    with pytest.raises(GraphError) as caught:
+        plant.worker()
+    assert str(caught.value) == (
+        "processor 'p' (join) reads 'a' with 2 partitions and 'b' with 3: give both the same number of partitions"
+    )
+
+
 def test_alts_whose_inputs_have_more_partitions_now_goes_on_with_a_journal_that_has_them_too() -> None:
     plant = Plant("alts")
     worker = plant.started()
