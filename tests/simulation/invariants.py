@@ -1,4 +1,4 @@
-"""What must hold of a simulated run: at every moment, and once it is over. Each violation has a name.
+"""What must hold of a simulated run: at every moment (watch.py), and once it is over. Each violation has a name.
 
 ====================  ================================================================================================
 lost                  a record's outputs, dead letter or effect are not there, or not all of them (at most once: of what

@@ -37,17 +37,17 @@ class Mutation:
     struck: Sequence[tuple[Fault, str]] = ()
 
 
-MUTATIONS: dict[str, Mutation] = {}
+class Mutations(dict[str, Mutation]):
+    """Mutations by the names of their patches."""
 
+    def add(self, *seen_as: str, **where: Any) -> Callable[[Patch], Patch]:
+        """Adds the decorated patch, which these invariants see."""
 
-def mutation(*seen_as: str, **where: Any) -> Callable[[Patch], Patch]:
-    """Enters a mutation that these invariants see."""
+        def add(apply: Patch) -> Patch:
+            self[apply.__name__] = Mutation(apply, seen_as, **where)
+            return apply
 
-    def add(apply: Patch) -> Patch:
-        MUTATIONS[apply.__name__] = Mutation(apply, seen_as, **where)
-        return apply
-
-    return add
+        return add
 
 
 def candidates(mutation: Mutation) -> Iterator[Plan]:

@@ -17,13 +17,15 @@ from kstreams_py.record import Positions
 from kstreams_py.task import Intake, Plan, Tasks
 from kstreams_py.testing.memory_broker import Broker, Membership, Partition
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
-from tests.simulation.mutation import mutation
+from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Fault, Kind
+
+MUTATIONS = Mutations()
 
 # The transaction.
 
 
-@mutation("torn", "duplicate", struck=[(Fault.FROZEN, "add_offsets")])
+@MUTATIONS.add("torn", "duplicate", struck=[(Fault.FROZEN, "add_offsets")])
 def no_group_metadata(patch: pytest.MonkeyPatch) -> None:
     """Positions go into the transaction without the member and its generation."""
     add = Broker.add_positions
@@ -34,7 +36,7 @@ def no_group_metadata(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Broker, "add_positions", add_unasked)
 
 
-@mutation("torn", "lost")
+@MUTATIONS.add("torn", "lost")
 def no_rewind_after_an_abort(patch: pytest.MonkeyPatch) -> None:
     def step(self: Worker) -> None:
         try:
@@ -45,17 +47,17 @@ def no_rewind_after_an_abort(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Worker, "step", step)
 
 
-@mutation("torn", "duplicate", struck=[(Fault.LATE, "commit_transaction")])
+@MUTATIONS.add("torn", "duplicate", struck=[(Fault.LATE, "commit_transaction")])
 def abort_on_unknown(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(transaction._STATE_OF, OutcomeUnknown, State.ABORTABLE)
 
 
-@mutation("torn", "duplicate", struck=[(Fault.DOUBLED, "commit_transaction")])
+@MUTATIONS.add("torn", "duplicate", struck=[(Fault.DOUBLED, "commit_transaction")])
 def no_new_producer_after_a_timed_out_request(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "tainted", False)
 
 
-@mutation("torn", "lost")
+@MUTATIONS.add("torn", "lost")
 def positions_are_those_fetched(patch: pytest.MonkeyPatch) -> None:
     """As of a consumer's position(): what it has fetched, processed or not."""
     commit = Session.commit
@@ -68,7 +70,7 @@ def positions_are_those_fetched(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "commit", commit_fetched)
 
 
-@mutation("torn", "duplicate")
+@MUTATIONS.add("torn", "duplicate")
 def dead_letters_outside_of_the_transaction(patch: pytest.MonkeyPatch) -> None:
     write = Session.write
 
@@ -84,12 +86,12 @@ def dead_letters_outside_of_the_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "write", write_apart)
 
 
-@mutation("torn", "lost")
+@MUTATIONS.add("torn", "lost")
 def failed_deliveries_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "_raise_failed", lambda self: self._failed.clear())
 
 
-@mutation("torn", "duplicate")
+@MUTATIONS.add("torn", "duplicate")
 def positions_after_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """The outputs' transaction first, then the positions by a commit of their own."""
     commit_transaction = MemoryProducer.commit_transaction
@@ -106,12 +108,12 @@ def positions_after_the_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "commit_transaction", commit)
 
 
-@mutation("torn", "lost")
+@MUTATIONS.add("torn", "lost")
 def positions_before_the_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "send_offsets", lambda self, positions, consumer: consumer.commit(positions))
 
 
-@mutation("order")
+@MUTATIONS.add("order")
 def outputs_in_another_order(patch: pytest.MonkeyPatch) -> None:
     write = Session.write
 
@@ -122,7 +124,7 @@ def outputs_in_another_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "write", write_backwards)
 
 
-@mutation("aborted read", "precommitted read")
+@MUTATIONS.add("aborted read", "precommitted read")
 def inputs_that_are_not_committed(patch: pytest.MonkeyPatch) -> None:
     fetch, read = MemoryConsumer._fetch, Partition.read
 
@@ -137,7 +139,7 @@ def inputs_that_are_not_committed(patch: pytest.MonkeyPatch) -> None:
 # Who may act.
 
 
-@mutation("torn", "duplicate")
+@MUTATIONS.add("torn", "duplicate")
 def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
     """Positions are read first, whatever is pending, and the transactional id is taken with the first record."""
     opening = Session._open
@@ -155,12 +157,12 @@ def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Broker, "committed", committed)
 
 
-@mutation("torn", "duplicate")
+@MUTATIONS.add("torn", "duplicate")
 def commit_of_partitions_that_were_taken_away(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "revoke", lambda self: None)
 
 
-@mutation("torn", "duplicate", "positions", struck=[(Fault.SLOW, "returned"), (Fault.DOUBLED, "commit")])
+@MUTATIONS.add("torn", "duplicate", "positions", struck=[(Fault.SLOW, "returned"), (Fault.DOUBLED, "commit")])
 def seat_asked_for_by_a_plain_commit(patch: pytest.MonkeyPatch) -> None:
     """The first way that hold_seat went: a late copy of this commit puts the group back."""
 
@@ -172,7 +174,7 @@ def seat_asked_for_by_a_plain_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryConsumer, "taint", lambda self, request: None)
 
 
-@mutation("foreign", "hash", "lost", "torn", kinds=[Kind.JOIN])
+@MUTATIONS.add("foreign", "hash", "lost", "torn", kinds=[Kind.JOIN])
 def records_of_before_a_rewind_kept(patch: pytest.MonkeyPatch) -> None:
     assign, clear = Tasks.assign, Tasks.clear
 
@@ -194,19 +196,19 @@ def records_of_before_a_rewind_kept(patch: pytest.MonkeyPatch) -> None:
 # Delivery hashes and choices.
 
 
-@mutation("hash")
+@MUTATIONS.add("hash")
 def delivery_hash_of_the_attempt(patch: pytest.MonkeyPatch) -> None:
     """A hash that says when a record was read, beside which."""
     prefix, attempts = task.hash_prefix, iter(range(10**9))
     patch.setattr(task, "hash_prefix", lambda name, *where: prefix(f"{name}.{next(attempts)}", *where))
 
 
-@mutation("choices", kinds=[Kind.ALTS])
+@MUTATIONS.add("choices", kinds=[Kind.ALTS])
 def choices_not_journaled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "_journal", lambda self, topic, intake: None)
 
 
-@mutation("choices", kinds=[Kind.ALTS], struck=[(Fault.FROZEN, "add_partition"), (Fault.DIES, "returned")])
+@MUTATIONS.add("choices", kinds=[Kind.ALTS], struck=[(Fault.FROZEN, "add_partition"), (Fault.DIES, "returned")])
 def choices_journaled_without_asking_the_group(patch: pytest.MonkeyPatch) -> None:
     """A zombie that has lost its partitions could then overwrite the choices of who has them now."""
     send_offsets = MemoryProducer.send_offsets
@@ -222,13 +224,13 @@ def choices_journaled_without_asking_the_group(patch: pytest.MonkeyPatch) -> Non
 # The other guarantees.
 
 
-@mutation("position too early", "lost", guarantee=ALO)
+@MUTATIONS.add("position too early", "lost", guarantee=ALO)
 def positions_before_the_acknowledgements(patch: pytest.MonkeyPatch) -> None:
     flush = MemoryProducer.flush
     patch.setattr(MemoryProducer, "flush", lambda self: flush(self) if self._id else None)
 
 
-@mutation("position too late", "duplicate", guarantee=AMO)
+@MUTATIONS.add("position too late", "duplicate", guarantee=AMO)
 def positions_after_the_functions(patch: pytest.MonkeyPatch) -> None:
     prepare, write = Session.prepare, Session.write
 
@@ -240,6 +242,6 @@ def positions_after_the_functions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "write", write_then_save)
 
 
-@mutation("position too late", "positions", "duplicate", guarantee=AMO, struck=[(Fault.DOUBLED, "commit")])
+@MUTATIONS.add("position too late", "positions", "duplicate", guarantee=AMO, struck=[(Fault.DOUBLED, "commit")])
 def no_new_member_after_a_commit_that_may_be_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryConsumer, "taint", lambda self, request: None)

@@ -15,8 +15,10 @@ from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Plan
 from kstreams_py.testing.memory_broker import Partition
 from kstreams_py.testing.memory_clients import MemoryConsumer
-from tests.simulation.mutation import mutation
+from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, EO, Fault, Kind
+
+MUTATIONS = Mutations()
 
 # 1: plain commits that find no answer.
 
@@ -35,12 +37,12 @@ def _drop_what_was_fetched(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryConsumer, "commit", commit_and_drop)
 
 
-@mutation("lost", "position too early", guarantee=ALO)
+@MUTATIONS.add("lost", "position too early", guarantee=ALO)
 def failed_commit_drops_a_record_at_least_once(patch: pytest.MonkeyPatch) -> None:
     _drop_what_was_fetched(patch)
 
 
-@mutation("lost", guarantee=AMO)
+@MUTATIONS.add("lost", guarantee=AMO)
 def failed_commit_drops_a_record_at_most_once(patch: pytest.MonkeyPatch) -> None:
     _drop_what_was_fetched(patch)
 
@@ -48,7 +50,7 @@ def failed_commit_drops_a_record_at_most_once(patch: pytest.MonkeyPatch) -> None
 # 2, 2b: at most once.
 
 
-@mutation("duplicate", guarantee=AMO, faults=[Fault.UNANSWERED, Fault.STALLED])
+@MUTATIONS.add("duplicate", guarantee=AMO, faults=[Fault.UNANSWERED, Fault.STALLED])
 def at_most_once_without_an_idempotent_producer(patch: pytest.MonkeyPatch) -> None:
     """A batch that was written and not answered is sent again, and nobody knows it."""
     append = Partition.append
@@ -59,7 +61,7 @@ def at_most_once_without_an_idempotent_producer(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Partition, "append", append_unknown)
 
 
-@mutation("lost", guarantee=AMO, faults=[Fault.JOINED])
+@MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.JOINED])
 def outputs_dropped_with_their_partitions(patch: pytest.MonkeyPatch) -> None:
     def let_go(self: Session) -> None:
         self.revoke()
@@ -69,12 +71,12 @@ def outputs_dropped_with_their_partitions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "settle", let_go)
 
 
-@mutation("lost", guarantee=AMO, faults=[Fault.REPLACED])
+@MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.REPLACED])
 def outputs_not_awaited_at_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "_deliver_last", lambda self, apart: None)
 
 
-@mutation("lost", guarantee=AMO, faults=[Fault.REPLACED])
+@MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.REPLACED])
 def outputs_beside_a_refused_one_dropped_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """Found by this simulation: a batch comes back as a whole."""
     deliver = Session._deliver_last
@@ -91,7 +93,7 @@ def outputs_beside_a_refused_one_dropped_at_the_end(patch: pytest.MonkeyPatch) -
 # 5: partitions that grow.
 
 
-@mutation("lost", faults=[Fault.GROWN])
+@MUTATIONS.add("lost", faults=[Fault.GROWN])
 def latest_skips_what_is_in_a_new_partition(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Beginning, "_was_added", lambda self, tp: False)
 
@@ -103,12 +105,12 @@ def _follow_all_choices(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Choices, "still_valid", lambda self, committed, topic_ids: (self.after(committed), []))
 
 
-@mutation("stuck", kinds=[Kind.ALTS], faults=[Fault.DEPLOYED, Fault.DIES_AFTER, Fault.LOST])
+@MUTATIONS.add("stuck", kinds=[Kind.ALTS], faults=[Fault.DEPLOYED, Fault.DIES_AFTER, Fault.LOST])
 def choices_of_a_missing_input_followed(patch: pytest.MonkeyPatch) -> None:
     _follow_all_choices(patch)
 
 
-@mutation("stuck", "choices", kinds=[Kind.ALTS], faults=[Fault.REMADE, Fault.DIES_AFTER, Fault.LOST])
+@MUTATIONS.add("stuck", "choices", kinds=[Kind.ALTS], faults=[Fault.REMADE, Fault.DIES_AFTER, Fault.LOST])
 def choices_of_a_topic_that_was_created_again_followed(patch: pytest.MonkeyPatch) -> None:
     _follow_all_choices(patch)
 
@@ -116,7 +118,7 @@ def choices_of_a_topic_that_was_created_again_followed(patch: pytest.MonkeyPatch
 # 7: outputs that are always refused.
 
 
-@mutation("stuck", faults=[Fault.DIES])
+@MUTATIONS.add("stuck", faults=[Fault.DIES])
 def refused_output_not_looked_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Search, "failed", lambda self, steps: False)
 
@@ -124,7 +126,7 @@ def refused_output_not_looked_for(patch: pytest.MonkeyPatch) -> None:
 # 8: inputs of a join that differ in partitions.
 
 
-@mutation("stuck", kinds=[Kind.JOIN], faults=[Fault.GROWN])
+@MUTATIONS.add("stuck", kinds=[Kind.JOIN], faults=[Fault.GROWN])
 def growth_of_one_input_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Worker, "_check_growth", lambda self, partitions: None)
 
@@ -132,7 +134,7 @@ def growth_of_one_input_not_noticed(patch: pytest.MonkeyPatch) -> None:
 # 12: members that wake up.
 
 
-@mutation("replaced by an older one", "stuck", faults=[Fault.REPLACED])
+@MUTATIONS.add("replaced by an older one", "stuck", faults=[Fault.REPLACED])
 def member_that_wakes_up_takes_its_place_back(patch: pytest.MonkeyPatch) -> None:
     def take_back(self: MemoryConsumer) -> bool:
         self.rejoin()
@@ -144,7 +146,7 @@ def member_that_wakes_up_takes_its_place_back(patch: pytest.MonkeyPatch) -> None
 # Mutants that have no bound.
 
 
-@mutation("lost", guarantee=AMO)
+@MUTATIONS.add("lost", guarantee=AMO)
 def nothing_written_after_the_second_assignment(patch: pytest.MonkeyPatch) -> None:
     assigned, write = Worker._on_assigned, Session.write
 
@@ -178,12 +180,12 @@ def _write_thrice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "write", write_copies)
 
 
-@mutation("duplicate", guarantee=ALO)
+@MUTATIONS.add("duplicate", guarantee=ALO)
 def any_number_of_copies_at_least_once(patch: pytest.MonkeyPatch) -> None:
     _write_thrice(patch)
 
 
-@mutation("duplicate", guarantee=EO, kinds=[Kind.SINK])
+@MUTATIONS.add("duplicate", guarantee=EO, kinds=[Kind.SINK])
 def any_number_of_effects_exactly_once(patch: pytest.MonkeyPatch) -> None:
     """A transaction given up for no reason, again and again."""
     commit = Session.commit

@@ -9,11 +9,10 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation import mutations_of_engine, mutations_of_findings
-from tests.simulation.mutation import MUTATIONS, SEEDS_MAX, find
+from tests.simulation.mutation import SEEDS_MAX, find
 from tests.simulation.world import World
 
-assert mutations_of_findings
-assert mutations_of_engine
+MUTATIONS = mutations_of_engine.MUTATIONS | mutations_of_findings.MUTATIONS
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
