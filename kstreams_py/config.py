@@ -39,6 +39,8 @@ OWNED: Final[Mapping[str, str]] = {
     "message.send.max.retries": "it follows from the guarantee",
     "max.in.flight": "it follows from the guarantee",
     "max.in.flight.requests.per.connection": "it follows from the guarantee",
+    "message.timeout.ms": "no record expires on its way; a transaction ends by transaction_timeout_ms",
+    "delivery.timeout.ms": "no record expires on its way; a transaction ends by transaction_timeout_ms",
     "enable.gapless.guarantee": "it follows from the guarantee",
     "enable.partition.eof": "the ends of partitions are found by it",
     "partitioner": "keys must land where Java's clients put them",

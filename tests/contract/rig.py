@@ -16,6 +16,7 @@ from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.record import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryLog
 from kstreams_py.testing.memory_broker import Membership
+from tests.system.harness import first_offset
 
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
@@ -255,6 +256,8 @@ class KafkaRig(Rig):
 
     def high_watermarks(self, topic: str) -> Positions:
         reader, partitions = self._reader, self.partitions(topic)
+        for tp in partitions:
+            first_offset(reader, ck.TopicPartition(*tp))  # returns once the leader of a new partition knows that it is
         return {tp: reader.get_watermark_offsets(ck.TopicPartition(*tp), 5.0)[1] for tp in partitions}
 
     def no_member(self, group: str) -> object:

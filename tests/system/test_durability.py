@@ -7,12 +7,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import NewTopic
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
-from kstreams_py.errors import Abortable, BrokerUnavailable, LogError
+from kstreams_py.errors import BrokerUnavailable, LogError, Retriable
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.record import Positions, TopicPartition
@@ -74,9 +75,22 @@ def leaders(recorder: Recorder, topic: str) -> dict[int, int]:
     return {p.id: p.leader for p in recorder.admin.list_topics(topic, timeout=10).topics[topic].partitions.values()}
 
 
+def await_other_leaders(recorder: Recorder, topic: str, broker: int) -> None:
+    wait_until(lambda: not {-1, broker} & {*leaders(recorder, topic).values()}, "other leaders")
+
+
 def in_sync(recorder: Recorder, topic: str) -> list[int]:
     """The in-sync replicas of partition 0."""
     return sorted(recorder.admin.list_topics(topic, timeout=10).topics[topic].partitions[0].isrs)
+
+
+def coordinator(recorder: Recorder, group: str) -> int | None:
+    """The broker that coordinates a group, None while nobody says so."""
+    client = AdminClient({"bootstrap.servers": recorder.cluster.bootstrap_servers})
+    with suppress(KafkaException, TimeoutError):
+        described = client.describe_consumer_groups([group], request_timeout=300)[group].result(2)
+        return int(described.coordinator.id)
+    return None
 
 
 def content(recorder: Recorder, topic: str) -> list[Place]:
@@ -86,7 +100,7 @@ def content(recorder: Recorder, topic: str) -> list[Place]:
 def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_each_leader(
     brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
 ) -> None:
-    """Each broker in turn is killed once positions are committed: what they stand for was acknowledged by both.
+    """Each broker in turn is killed in the middle of the work: what is committed by then is there under its successor.
 
     Two replicas, because of three brokers no quorum would outlive the second; and one must do, because below
     min.insync.replicas Kafka shows readers nothing new.
@@ -99,31 +113,31 @@ def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_ea
     read = graph.topic(source)
     for target, guarantee in zip(targets, (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE), strict=True):
         graph.map(read, to=graph.topic(target), id=guarantee, guarantee=guarantee)(lambda value: value)
-    written: set[bytes] = set()
-    before: dict[str, list[Place]] = {target: [] for target in targets}
     led: set[tuple[int, int]] = set()
-    for broker in range(BROKERS):
-        values = [b"%d" % i for i in range(len(written), len(written) + 60)]
+    with recorder.reading(*targets) as reader:
         with running(graph, place()):
-            recorder.write(source, values)
+            with recorder.feeding(lambda i: (source, b"%d" % i, None, 0), at_once=60, per_second=100):
+                for broker in range(BROKERS):
+                    reader.await_more(100)
+                    before = {target: content(recorder, target) for target in targets}
+                    with without(brokers, broker, recorder):
+                        for target in targets:
+                            await_other_leaders(recorder, target, broker)
+                            led |= {*leaders(recorder, target).items()}
+                            found = content(recorder, target)
+                            assert [each for each in found if each in {*before[target]}] == before[target], "in place"
+                        reader.await_more(30)
             for processor in graph.processors:
                 recorder.await_done(f"{name}.{processor.id}", source)
-        written |= {*values}
-        with without(brokers, broker, recorder):
-            for target in targets:
-                wait_until(lambda: not {-1, broker} & {*leaders(recorder, target).values()}, "other leaders")  # noqa: B023
-                recorder.await_no_open_transaction(target)
-                led |= {*leaders(recorder, target).items()}
-                found = content(recorder, target)
-                assert {value for *_, value in found} == written
-                assert [each for each in found if each in {*before[target]}] == before[target], "at the same offsets"
-                before[target] = found
-        assert {target: content(recorder, target) for target in targets} == before
+        recorder.await_no_open_transaction(*targets)
+        reader.finish()
     assert len(led) == 2 * BROKERS, "each replica has led its partition"
     recorder.await_equal_replicas(brokers, source, *targets)
-    anomalies = recorder.anomalies(*(Expected(source, to=target) for target in targets))
-    assert [found for found in anomalies if found.kind is not Kind.DUPLICATE] == []
-    assert len(before[targets[0]]) == len(written), "once under exactly_once"
+    once, at_least_once = (Expected(source, to=target) for target in targets)
+    anomalies = recorder.anomalies(once, at_least_once)
+    assert [each for each in anomalies if each.kind is not Kind.DUPLICATE] == []
+    values = recorder.cluster.values(targets[0])
+    assert len(values) == len({*values}), "once under exactly_once"
 
 
 def test_ends_of_partitions_whose_leader_has_died_are_asked_of_its_successor(
@@ -147,34 +161,90 @@ def test_ends_of_partitions_whose_leader_has_died_are_asked_of_its_successor(
     assert told == [expected]
 
 
+def test_holder_of_a_membership_is_found_when_the_coordinator_has_moved_and_while_it_is_down(
+    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
+) -> None:
+    """A client that has once found a coordinator keeps to it: the group would say no more who holds what."""
+    create(recorder, name, [0, 1, 2], min_in_sync=2)
+    log, group, member = KafkaLog(place()), f"{name}.group", f"{name}.group.0"
+    consumer = log.consumer(group, member)
+    assigned: list[set[TopicPartition]] = []
+    consumer.subscribe([name], assigned.append, lambda: None, lambda: None)
+    wait_until(lambda: not consumer.consume(1, 0.1) and assigned != [], "the member has its partition")
+    holder = log._holder(group, member)
+    assert holder is not None
+    found: list[object] = []
+
+    def find() -> bool:
+        with suppress(LogError, BrokerUnavailable):
+            found.append(log._holder(group, member))
+        return bool(found)
+
+    first = coordinator(recorder, group)
+    with without(brokers, first, recorder):
+        wait_until(lambda: coordinator(recorder, group) not in (first, None), "another coordinator")
+    assert log._holder(group, member) == holder, "it was asked of the first one before"
+    with without(brokers, coordinator(recorder, group) or 0, recorder):
+        wait_until(find, "the next coordinator answers")
+    assert found == [holder]
+    consumer.close()
+
+
 def output(topic: str, value: bytes) -> list[Output]:
     return [(topic, value, None, 0, None, None, 0, None)]
 
 
-def test_levels_with_too_few_replicas_committed_refuses_leader_accepts_none_does_not_ask(
+def test_with_too_few_replicas_committed_waits_and_leader_accepts(
     brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
 ) -> None:
-    """Of two replicas one is down, and of another partition the only one: what a level promises, and no more."""
-    both, one = f"{name}.both", f"{name}.one"
-    create(recorder, both, [0, 1], min_in_sync=2)
-    create(recorder, one, [1])
-    log = KafkaLog(place())
-    unrepeated = PROMISES[Guarantee.AT_MOST_ONCE]  # nothing is sent twice: a refusal is told at once
-    committed, leader, none = [
-        log.producer(unrepeated, durability, f"{name}.{durability}") for durability in Durability
+    create(recorder, name, [0, 1], min_in_sync=2)
+    log = KafkaLog(place(request_timeout_ms=3_000))
+    committed, leader = [
+        log.producer(PROMISES[Guarantee.AT_LEAST_ONCE], durability, f"{name}.{durability}")
+        for durability in (Durability.COMMITTED, Durability.LEADER)
     ]
-    none.write(output(one, b"sent"))
-    none.flush()
     with without(brokers, 1, recorder):
-        none.write(output(one, b"to nobody"))  # returns, and nobody is there
-        wait_until(lambda: in_sync(recorder, both) == [0], "one replica is in sync")
-        committed.write(output(both, b"refused"))
-        with pytest.raises(Abortable, match="Not enough in-sync replicas"):
-            committed.flush()
-        leader.write(output(both, b"accepted"))
+        wait_until(lambda: in_sync(recorder, name) == [0], "one replica is in sync")
+        leader.write(output(name, b"accepted"))
         leader.flush()
-        for producer in (committed, leader, none):
-            producer.drop()
-    assert [value for *_, value in content(recorder, both)] == [b"accepted"]
-    assert [value for *_, value in content(recorder, one)] in ([], [b"sent"])
-    recorder.await_equal_replicas(brokers, both)
+        with pytest.raises(Retriable, match="1 records were not acknowledged"):
+            committed.write(output(name, b"waits"))
+    committed.flush()
+    for producer in (committed, leader):
+        producer.drop()
+    assert [value for *_, value in content(recorder, name)] == [b"accepted", b"waits"]
+    recorder.await_equal_replicas(brokers, name)
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_only_committed_outlives_a_leader_whose_follower_had_not_fetched(
+    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str, durability: Durability
+) -> None:
+    """The follower is frozen, the leader takes records and is killed, the follower wakes up and leads.
+
+    The answer to what the follower fetched last may hold the first of them: it has that when it wakes up.
+    """
+    create(recorder, name, [0, 1], min_in_sync=2)
+    producer = KafkaLog(place()).producer(PROMISES[Guarantee.AT_LEAST_ONCE], durability, name)
+    producer.write(output(name, b"both have it"))
+    producer.flush()
+    wait_until(lambda: len(content(recorder, name)) == 1, "both replicas have it")
+    brokers.pause(1)
+    try:
+        for value in (b"fetched or not", b"not fetched"):
+            producer.write(output(name, value))
+            if durability is not Durability.COMMITTED:
+                producer.flush()  # acknowledged by the leader alone, or by nobody
+        with without(brokers, 0, recorder):
+            brokers.resume(1)
+            wait_until(lambda: leaders(recorder, name) == {0: 1}, "the follower leads")
+    finally:
+        brokers.resume(1)
+    producer.flush()
+    producer.drop()
+    found = [value for *_, value in content(recorder, name)]
+    if durability is Durability.COMMITTED:
+        assert found == [b"both have it", b"fetched or not", b"not fetched"]
+    else:
+        assert found in ([b"both have it"], [b"both have it", b"fetched or not"])
+    recorder.await_equal_replicas(brokers, name)

@@ -17,7 +17,7 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.delivery import PROMISES, Durability, Guarantee
-from kstreams_py.errors import Abortable, Fenced, Replaced
+from kstreams_py.errors import Abortable, Fenced, Refused, Replaced
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.ports.kafka import KafkaLog
@@ -146,13 +146,14 @@ def test_failed_delivery_of_one_record_aborts_the_whole_transaction(
     producer = KafkaLog(settings()).producer(EXACTLY_ONCE, Durability.COMMITTED, f"{name}.tx")
     producer.init_transactions()
     producer.begin_transaction()
-    producer.write([(f"{name}.out", b"fits", None, 0, None, None, 0, None)])
+    for topic in (f"{name}.out", f"{name}.small"):
+        producer.write([(topic, b"fits", None, 0, None, None, 0, None)])
     producer.write([(f"{name}.small", b"x" * 1_000, None, 0, None, None, 0, None)])
-    with pytest.raises(ks.KStreamsError, match="larger than it takes"):
+    with pytest.raises(Refused, match="larger than it takes"):
         producer.commit_transaction()
     producer.abort_transaction()
     producer.drop()
-    assert cluster.values(f"{name}.out") == []
+    assert [cluster.values(f"{name}.{topic}") for topic in ("out", "small")] == [[], []]
 
 
 def test_stale_member_cannot_commit_positions_in_its_transaction(

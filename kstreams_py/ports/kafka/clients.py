@@ -175,10 +175,10 @@ class KafkaProducer:
                 except BufferError:
                     self._await_room()
                 except ck.KafkaException as error:
-                    output = outputs[done]
-                    done += 1
                     self._poll(0)  # serves the reports: a delivery that failed before may be why
-                    raise self._failure() or self._refused(error.args[0], output) from None
+                    refused = self._failure() or self._refused(error.args[0], outputs[done])
+                    done += not isinstance(refused, Retriable)
+                    raise refused from None
         finally:
             del outputs[:done]
 
@@ -198,8 +198,10 @@ class KafkaProducer:
     def _refused(self, error: ck.KafkaError, output: delivery.Output) -> Exception:
         if error.code() in REFUSED:
             return Refused(record_refused(error, output[0]), [output])
-        if error.code() in MISSING and is_missing(self._producer, output[0], self._limit):
-            return TopicError(f"topic {output[0]!r} does not exist: run `kstreams topics create`")
+        if error.code() in MISSING:
+            if is_missing(self._producer, output[0], self._limit):
+                return TopicError(f"topic {output[0]!r} does not exist: run `kstreams topics create`")
+            return Retriable(f"writing to topic {output[0]!r}: a partition of it was not known yet")  # now it is
         return log_error(error, f"writing to topic {output[0]!r}")
 
     def init_transactions(self) -> None:
