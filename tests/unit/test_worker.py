@@ -1191,6 +1191,18 @@ def test_alts_whose_inputs_have_more_partitions_now_goes_on_with_a_journal_that_
     assert plant.log.requests.count("topics") == asked  # it knows
 
 
+def test_alts_whose_inputs_grew_before_its_worker_was_made_lets_its_journal_grow() -> None:
+    plant = Plant("alts")
+    for topic in "ab":
+        plant.log.grow(topic, 3)
+    plant.feed("a", "1", partition=2)
+    worker = plant.started()
+    for _ in range(4):
+        worker.step()
+    assert (plant.out(), plant.saved) == (["1"], {TopicPartition("a", 2): 1})
+    assert [m.partition() for m in plant.log.records(plant.journal or "")] == [2]
+
+
 # The search for what fails a transaction.
 
 
