@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Bounds:
-    """By processor and record, what what has happened so far excuses."""
+    """By processor and record: what the faults of a run excuse."""
 
     def __init__(self) -> None:
         self.repeatable: dict[str, Counter[Place]] = defaultdict(Counter)

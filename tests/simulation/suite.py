@@ -11,10 +11,10 @@ BLOCK = 500
 """Random runs in one test."""
 
 SEEDS = range(1, 2_001, BLOCK)
-"""Where the random runs of each test begin; in order, each half exactly once, a quarter each of the others."""
+"""The first seeds of the tests of scripts/test."""
 
 MORE_SEEDS = range(SEEDS.stop, 10_001, BLOCK)
-"""Those that scripts/test-long tries."""
+"""Those of scripts/test-long."""
 
 ATTEMPTS = (1, 2, 3)
 

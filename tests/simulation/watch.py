@@ -42,7 +42,9 @@ class Watch:
         if seen == self._seen:
             return
         self._seen = seen
-        if any(at > positions[id_].get(tp, 0) for id_, known in self._positions.items() for tp, at in known.items()):
+        if any(
+            at > positions[stage].get(tp, 0) for stage, known in self._positions.items() for tp, at in known.items()
+        ):
             self._sound.clear()
         self._positions = positions
         hidden = self._read_on()
