@@ -359,17 +359,17 @@ class Session:
         if self.state is State.ABORTABLE:
             raise Abortable("partitions were taken away in mid-transaction")
 
-    def end(self) -> None:
-        """Lets the producer go; what is open then was not committed."""
+    def end(self, apart: deque[Output] | None = None) -> None:
+        """Lets the producer go; at most once, delivers what is queued and `apart` first. After Refused, end again."""
         if self._producer is not None:
             if self.promise.saves_first and self.busy:
-                self._deliver_last()
+                self._deliver_last(apart)
             if self.promise.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
                 self._abort()
             self._producer.drop()
             self._producer = None
 
-    def _deliver_last(self) -> None:
+    def _deliver_last(self, apart: deque[Output] | None) -> None:
         """At most once, an output that was not delivered is lost: waits for those that are queued, within a bound."""
         assert self._producer is not None
         deadline = self._clock() + END_SECONDS
@@ -377,12 +377,15 @@ class Session:
             try:
                 self._producer.write(self._outputs)
                 self._producer.flush()
-            except Retriable as error:
-                if self._clock() < deadline:
+                if apart:
+                    self._outputs.append(apart.popleft())
+                    continue
+            except LogError as error:
+                if isinstance(error, Refused):
+                    raise
+                if isinstance(error, Retriable) and self._clock() < deadline:
                     self._sleep(0.1)
                     continue
-                logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
-            except LogError as error:
                 logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
             return
 

@@ -45,7 +45,9 @@ class Worker:
         name = f"{graph.name}.{processor.id}"
         letters = graph.topics[processor.errors] if processor.errors else None
         written = [*processor.outputs, letters] if letters else processor.outputs
-        topics = around.log.topics([topic.name for topic in (*processor.inputs, *written)])
+        journal = graph.journal(processor)
+        names = [topic.name for topic in (*processor.inputs, *written)]
+        topics = around.log.topics([*names, journal] if journal else names)
         self.processor = processor
         self.counters = Counters()
         self.turned_at = around.clock()
@@ -65,7 +67,7 @@ class Worker:
             self.consumer,
             around,
             transactional_id=f"{name}.{slot}",
-            journal=graph.journal(processor),
+            journal=journal,
             batch_bytes=_batch_bytes(topics[topic.name] for topic in written if topic.name in topics),
             counters=self.counters,
         )
@@ -75,7 +77,11 @@ class Worker:
         self._log = around.log
         inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._beginning = Beginning(around, processor, graph.beginnings, inputs)
-        self._counts = {name: info.partitions for name, info in inputs.items()}
+        counts = {name: info.partitions for name, info in inputs.items()}
+        graph.check_partitions(counts)  # one may have grown since the process has looked
+        journaled = topics[journal].partitions if journal in topics else sys.maxsize
+        self._counts = {name: min(count, journaled) for name, count in counts.items()}
+        """What inputs and journal are known to have; with a partition beyond, they are looked at again."""
         self._assigned: set[TopicPartition] = set()
         self._astray = False
         """The committed positions have to be read before the next record is."""
@@ -179,8 +185,14 @@ class Worker:
             raise self._interrupt
 
     def close(self) -> None:
-        """Lets producer and seat go; nothing more is committed."""
-        self.session.end()
+        """Lets producer and seat go; nothing more is committed, but at most once all that was written is delivered."""
+        while True:
+            try:
+                self.session.end(self._apart)
+                break
+            except Refused as refused:
+                logger.warning("%s: %s; writing its step's dead letter before the end", self.processor.id, refused)
+                self._apart += self._written_apart(refused)
         self.consumer.close()
 
     def turn(self) -> None:

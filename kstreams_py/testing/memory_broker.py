@@ -138,7 +138,7 @@ class Partition:
     @property
     def stable(self) -> int:
         """The last stable offset: the first one of the earliest open transaction, else the end."""
-        return min((offsets[0] for offsets in self._open.values()), default=self.end)
+        return min(offsets[0] for offsets in self._open.values()) if self._open else len(self._slots)
 
     def append(self, batch: Sequence[Content], stamp: Stamp | None, *, transactional: bool) -> None:
         """Writes a batch, unless it is a double. Raises Abortable where one is missing before it."""

@@ -89,6 +89,8 @@ class Network:
 
     def outage(self, name: str) -> Outage | None:
         """Why requests of a name find no answer now; None if they do."""
+        if not self._outages:
+            return None
         now = self.clock()
         return next((outage for outage in self._outages if name in outage.requests and now < outage.until), None)
 
@@ -125,11 +127,12 @@ class Network:
     def pass_time(self) -> None:
         """Lets come what time brings: late requests, lingering records, time-outs."""
         now = self.clock()
-        arriving = [action for at, action in self._late if at <= now]
-        self._late = [(at, action) for at, action in self._late if at > now]
-        for action in arriving:
-            with suppress(KStreamsError):
-                action()
+        if self._late:
+            arriving = [action for at, action in self._late if at <= now]
+            self._late = [(at, action) for at, action in self._late if at > now]
+            for action in arriving:
+                with suppress(KStreamsError):
+                    action()
         for producer in list(self.lingering):
             producer.send_if_due()
         if self.outage("heartbeat") is not None:
@@ -137,6 +140,8 @@ class Network:
         self.broker.pass_time(now)
 
     def _due(self, name: str) -> Fault | None:
+        if not self._faults:
+            return None
         due, left = None, []
         for request, nth, fault in self._faults:
             if request not in ("", name):

@@ -9,7 +9,7 @@ from kstreams_py.delivery import PROMISES, Durability
 from kstreams_py.errors import LogError
 from kstreams_py.record import TopicPartition
 from kstreams_py.testing import MemoryLog
-from tests.simulation.plan import EO, FAILS, GHOST, HALTS, PARTITIONS, SKIPS, STOPS, Plan
+from tests.simulation.plan import EO, FAILS, GHOST, HALTS, PARTITIONS, REFUSED, SKIPS, STOPS, Plan
 
 
 class Inputs:
@@ -18,18 +18,28 @@ class Inputs:
     So every partition has gaps: markers, aborted ranges, and open transactions that hold up what is behind them.
     """
 
-    def __init__(self, plan: Plan, log: MemoryLog, random: Random) -> None:
-        self.partitions = [TopicPartition(topic, number) for topic in plan.kind.inputs for number in range(PARTITIONS)]
-        self.places: dict[bytes, tuple[TopicPartition, int]] = {}
-        """Where each record is."""
+    def __init__(self, plan: Plan, log: MemoryLog, random: Random, *, older: bool) -> None:
+        """With `older`, each partition has records already that nobody is to read."""
         self.unsettled: set[bytes] = set()
         """Records of transactions that are still open."""
         self.fed_at = 0.0
         """When something was written last."""
+        self.lives = dict.fromkeys(plan.inputs, 0)
+        """How often each topic was deleted and created again."""
         self._plan = plan
         self._log = log
         self._random = random
-        self._writes = list(self._feeds())
+        self._counts = dict.fromkeys(plan.inputs, PARTITIONS)
+        if older:
+            for tp in self.partitions:
+                self._append(tp, [b"older", b"older"])
+        self.starts = log.ends(self.partitions)
+        """Where what is to be read begins, where that is not the start."""
+        self._writes = list(self._mixed([self._feed_of(tp) for tp in self.partitions]))
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(topic, number) for topic, count in self._counts.items() for number in range(count)]
 
     @property
     def left(self) -> bool:
@@ -40,12 +50,41 @@ class Inputs:
         """Writes a little, or nothing."""
         for _ in range(self._random.choice((9, 0, 0, 1, 1, 2))):
             if self._writes:
-                self._writes.pop(0)()
-                self.fed_at = self._log.clock()
+                self._write(self._writes.pop(0))
 
-    def _feeds(self) -> Iterator[Callable[[], None]]:
-        """Writes to be made, in order: plain records, transactions that end later, or in an abort."""
-        feeds = [self._feed_of(tp) for tp in self.partitions]
+    def _write(self, write: Callable[[], None]) -> None:
+        """Writes, whatever the workers' leaders and coordinators may be up to."""
+        network = self._log._network
+        outages, network._outages = network._outages, []
+        write()
+        network._outages = outages
+        self.fed_at = self._log.clock()
+
+    @property
+    def behind(self) -> list[str]:
+        """Topics that have fewer partitions than others, because only these have grown."""
+        return [topic for topic, count in self._counts.items() if count < max(self._counts.values())]
+
+    def grow(self, topics: Sequence[str]) -> None:
+        """Adds a partition to topics, with records in it before anybody can know; more are to come."""
+        for topic in topics:
+            count = self._counts[topic]
+            self._counts[topic] = count + 1
+            self._log.grow(topic, count + 1)
+            first, *feed = self._feed_of(TopicPartition(topic, count))
+            self._write(first)
+            self._writes = list(self._mixed([self._writes, feed]))
+
+    def remake(self, topic: str) -> None:
+        """Deletes a topic and creates it again; what was still to come is written to the new one."""
+        self._log.delete(topic)
+        self._log.create_topics([(topic, self._counts[topic], -1, {})])
+        self.lives[topic] += 1
+        self.starts = {tp: 0 if tp.topic == topic else start for tp, start in self.starts.items()}
+
+    def _mixed(self, feeds: list[list[Callable[[], None]]]) -> Iterator[Callable[[], None]]:
+        """All writes to be made, those of each feed in order: plain records, transactions that end later, or never."""
+        feeds = [feed for feed in feeds if feed]
         while feeds:
             yield self._random.choice(feeds).pop(0)
             feeds = [feed for feed in feeds if feed]
@@ -67,7 +106,7 @@ class Inputs:
         return feed + held
 
     def _value(self, tp: TopicPartition, index: int) -> bytes:
-        mark = self._random.choices((b"", FAILS, SKIPS, HALTS, STOPS), (20, 3, 2, 1, 1))[0]
+        mark = self._random.choices((b"", FAILS, SKIPS, HALTS, STOPS, REFUSED), (20, 3, 2, 1, 1, 1))[0]
         return f"{tp.topic}{tp.partition}.{index}".encode() + (mark if tp.topic == "a" else b"")
 
     def _written(
@@ -86,7 +125,6 @@ class Inputs:
             stranger.write([(tp.topic, value, self._key(), tp.partition, None, None, 0, None) for value in written])
             stranger.flush()
             self.unsettled.update(written)
-            self._locate(tp)
 
         def end() -> None:
             self.unsettled.difference_update(written)
@@ -104,8 +142,3 @@ class Inputs:
     def _append(self, tp: TopicPartition, values: Sequence[bytes]) -> None:
         for value in values:
             self._log.append(tp.topic, value, self._key(), partition=tp.partition)
-        self._locate(tp)
-
-    def _locate(self, tp: TopicPartition) -> None:
-        for m in self._log.records(tp.topic, "read_uncommitted"):
-            self.places[m.value() or b""] = TopicPartition(m.topic(), m.partition()), m.offset()

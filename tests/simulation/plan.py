@@ -18,14 +18,18 @@ RECORDS: Final = 5
 
 T = TypeVar("T")
 
-FAILS, SKIPS, HALTS, STOPS = b"!", b"~", b"^", b"$"
-"""Ends of a value for which the function raises, returns nothing, or the first time stops its worker: with an
-unhandled exception, or with Stop."""
+FAILS, SKIPS, HALTS, STOPS, REFUSED = b"!", b"~", b"^", b"$", b"%"
+"""Ends of a value for which the function raises, returns nothing, the first time stops its worker (with an unhandled
+exception, or with Stop), or returns outputs without a key, which the compacted topic x refuses."""
 
 GHOST = b"ghost of "
 """How the values of transactions begin that are aborted."""
 
 EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
+
+
+class Halt(Exception):
+    """An unhandled exception of the user's function."""
 
 
 class Kind(StrEnum):
@@ -40,36 +44,58 @@ class Kind(StrEnum):
     GENERATOR = "generator"
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("a", "b") if self in (Kind.JOIN, Kind.ALTS) else ("a",)
-
-    @property
     def outputs(self) -> tuple[str, ...]:
         return () if self is Kind.SINK else ("x", "y") if self is Kind.FORK else ("x",)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A processor of a run, and what must become of its records."""
+
+    id: str
+    kind: Kind
+    guarantee: Guarantee
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        return f"g.{self.id}"
 
     def results(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
         """What the function makes of a step, as (topic, value) pairs; a sink has an effect."""
         value = b"+".join(values)
         if values[0].endswith((SKIPS, FAILS)):
             return []
-        match self:
+        match self.kind:
             case Kind.FORK:
-                return [("x", value + b">x"), ("y", value + b">y")]
+                return [(topic, value + b">" + topic.encode()) for topic in self.outputs]
             case Kind.GENERATOR:
-                return [("x", value + b">1"), ("x", value + b">2")]
+                return [(self.outputs[0], value + b">1"), (self.outputs[0], value + b">2")]
             case Kind.SINK:
                 return [("effect", value)]
             case _:
-                return [("x", value)]
+                return [(self.outputs[0], value)]
 
     def expected(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
         """What a step must come to, dead letters included."""
-        return [("dead", b"+".join(values))] if values[0].endswith(FAILS) else self.results(values)
+        dead = ("dead", b"+".join(values))
+        if values[0].endswith(FAILS):
+            return [dead]
+        if not self.is_refused(values):
+            return self.results(values)
+        accepted = [(topic, value) for topic, value in self.results(values) if topic != self.outputs[0]]
+        return [dead, *accepted] if self.guarantee is AMO else [dead]
 
-    def wanted(self, values: tuple[bytes, ...]) -> tuple[str, ...]:
-        """The topics (or "effect") of what is expected."""
-        end = values[0][-1:]
-        return ("dead",) if end == FAILS else () if end == SKIPS else self.outputs or ("effect",)
+    def allowed(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
+        """What a step may come to beside that: at least once, what was written beside an output that is refused."""
+        if self.guarantee is ALO and self.is_refused(values):
+            return [(topic, value) for topic, value in self.results(values) if topic != self.outputs[0]]
+        return []
+
+    def is_refused(self, values: tuple[bytes, ...]) -> bool:
+        """Whether an output of the step is refused by its topic."""
+        return bool(self.outputs) and values[0].endswith(REFUSED)
 
 
 class Fault(StrEnum):
@@ -99,11 +125,24 @@ class Fault(StrEnum):
     """A worker of another slot joins: a rebalance."""
     STOPPED = "stopped"
     """The process is told to drain and stop (SIGTERM), and starts again."""
+    AWAY = "away"
+    """The coordinator of the groups is away for a while: what is asked of it is lost, or carried out unanswered."""
+    STALLED = "stalled"
+    """The leaders of the outputs are away for a while: the same of what is written to them."""
+    GROWN = "grown"
+    """Every input topic gets one more partition, and records in it at once; of a join at times only one, until a worker
+    has ended by it."""
+    DEPLOYED = "deployed"
+    """All processes stop or die, and others start: an alts without its last input, any other processor as it was."""
+    REMADE = "remade"
+    """All processes stop or die, the last input topic is deleted and created again, and processes start."""
+    EXPIRED = "expired"
+    """All processes stop or die for so long that Kafka forgets the positions of their groups, and processes start."""
 
     @property
-    def overlaps(self) -> bool:
-        """Two senders, or two copies of a request, are about at the same time."""
-        return self not in (Fault.DIES, Fault.DIES_AFTER, Fault.SLOW, Fault.STOPPED)
+    def stops_all(self) -> bool:
+        """All processes end before it."""
+        return self in (Fault.DEPLOYED, Fault.REMADE, Fault.EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +169,13 @@ class Plan:
     strikes: tuple[Strike, ...] = ()
     records: int = RECORDS
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the kind's processor reads; an alts one topic more if it is to be deployed without it."""
+        if self.kind is Kind.ALTS and any(strike.fault is Fault.DEPLOYED for strike in self.strikes):
+            return ("a", "b", "c")
+        return ("a", "b") if self.kind in (Kind.JOIN, Kind.ALTS) else ("a",)
+
     def __str__(self) -> str:
         seed = str(self.seed) if self.records == RECORDS else f"{self.seed}/{self.records}"
         return ":".join([self.kind, self.guarantee, seed, *map(str, self.strikes)])
@@ -150,11 +196,11 @@ class Plan:
         return cls(Kind(kind), Guarantee(guarantee), int(seed), struck, int(records or RECORDS))
 
     @classmethod
-    def random(cls, seed: int) -> Self:
+    def random(cls, seed: int, faults: Sequence[Fault] = tuple(Fault)) -> Self:
         """The random run of a seed: half of them exactly once, a quarter each of the others."""
         random = Random(f"plan {seed}")
         kind = random.choice(list(Kind))
-        strikes = [Strike(random.choice(list(Fault)), random.randint(1, 40)) for _ in range(random.randint(0, 4))]
+        strikes = [Strike(random.choice(faults), random.randint(1, 40)) for _ in range(random.randint(0, 4))]
         return cls(kind, (EO, ALO, EO, AMO)[seed % 4], seed, tuple(strikes))
 
 

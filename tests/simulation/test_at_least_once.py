@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.plan import ALO, Kind
-from tests.simulation.suite import ATTEMPTS, SEEDS, crash_everywhere, run_all
-
-BLOCK = 1_000
+from tests.simulation.suite import ATTEMPTS, MORE_SEEDS, SEEDS, crash_everywhere, run_block
 
 
-@pytest.mark.parametrize("first", SEEDS[::BLOCK])
+@pytest.mark.parametrize("first", [*SEEDS, *(pytest.param(first, marks=pytest.mark.long) for first in MORE_SEEDS)])
 def test_at_least_once_random_faults_loses_nothing(first: int) -> None:
-    run_all(range(first, first + BLOCK), ALO)
+    run_block(first, ALO)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)

@@ -108,13 +108,14 @@ CASES = [
 
 def copies(world: World) -> dict[tuple[str, bytes], int]:
     """How often each expected output or effect is there."""
-    kind = world.plan.kind
-    found = Counter((m.topic(), m.value() or b"") for topic in kind.outputs for m in world.log.records(topic))
-    for digest, times in world.effects.items():
-        found["effect", b"+".join(world.steps[digest])] += times
-    names = [[f"{topic}{number}.0".encode() for topic in kind.inputs] for number in (0, 1)]
-    steps = [(name,) for of_one in names for name in of_one] if kind is Kind.ALTS else [tuple(each) for each in names]
-    return {row: found[row] for step in steps for row in kind.results(step)}
+    (stage,) = world.stages
+    found = Counter((m.topic(), m.value() or b"") for topic in stage.outputs for m in world.log.records(topic))
+    for digest, times in world.functions.effects.items():
+        found["effect", b"+".join(world.functions.steps[digest].values)] += times
+    names = [[f"{topic}{number}.0".encode() for topic in stage.inputs] for number in (0, 1)]
+    alone = stage.kind is Kind.ALTS
+    steps = [(name,) for of_one in names for name in of_one] if alone else [tuple(each) for each in names]
+    return {row: found[row] for step in steps for row in stage.results(step)}
 
 
 @cache
@@ -122,9 +123,9 @@ def undisturbed_attempt(kind: Kind, guarantee: Guarantee, attempt: int) -> tuple
     """What befalls the attempts before the nth, each as it reads its positions; and the points of the nth."""
     before: tuple[Strike, ...] = ()
     for _ in range(attempt - 1):
-        points = run(Plan(kind, guarantee, 0, before, records=1)).points
+        points = run(Plan(kind, guarantee, 0, before, records=1)).strikes.points
         before += (Strike(Fault.DIES, first("committed")(points)),)
-    return before, run(Plan(kind, guarantee, 0, before, records=1)).points
+    return before, run(Plan(kind, guarantee, 0, before, records=1)).strikes.points
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
@@ -133,7 +134,7 @@ def test_copies_are_those_of_the_crash_table(kind: Kind, guarantee: Guarantee, c
     fault, place, expected = (EFFECTS if kind is Kind.SINK else CELLS)[cell]
     before, undisturbed = undisturbed_attempt(kind, guarantee, attempt)
     world = run(Plan(kind, guarantee, 0, (*before, Strike(fault, place(undisturbed))), records=1))
-    assert world.fired == [Fault.DIES] * (attempt - 1) + [fault]
+    assert world.strikes.fired == [Fault.DIES] * (attempt - 1) + [fault]
     assert set(copies(world).values()) == {expected[guarantee]}, world.report()
 
 
@@ -141,4 +142,4 @@ def test_copies_are_those_of_the_crash_table(kind: Kind, guarantee: Guarantee, c
 @pytest.mark.parametrize("kind", Kind)
 def test_undisturbed_run_delivers_once_in_every_guarantee(kind: Kind, guarantee: Guarantee) -> None:
     world = run(Plan(kind, guarantee, 0))
-    assert (world.fired, set(copies(world).values())) == ([], {1})
+    assert (world.strikes.fired, set(copies(world).values())) == ([], {1})

@@ -151,7 +151,7 @@ class Plant:
     def crash(self, worker: Worker | None = None, **run: Any) -> None:
         """Runs a worker into a Crash, and leaves it as a killed process would."""
         worker = worker or self.worker()
-        worker.session.end = worker.consumer.close = lambda: None  # type: ignore[method-assign]
+        worker.session.end = worker.consumer.close = lambda *_: None  # type: ignore[method-assign]
         with pytest.raises(Crash):
             self.run(worker, **run)
 
@@ -1046,6 +1046,22 @@ def test_at_most_once_drain_writes_the_dead_letter_of_an_output_that_is_refused(
     assert (plant.out(), plant.letters) == (["1", "3"], 1)
 
 
+def test_at_most_once_worker_that_is_replaced_delivers_what_was_beside_an_output_that_is_refused() -> None:
+    """A batch is refused as a whole, also once nothing but the producer is left of its worker."""
+    plant = Plant(function=lambda value: value.ljust(2_000) if value == b"2" else value, guarantee=AMO, linger=60.0)
+    plant.log._broker.topics["x"].settings["max.message.bytes"] = "1000"  # type: ignore[index]
+    plant.feed("a", "1", "2", "3")
+    worker = plant.started()
+    worker.step()
+    plant.worker().start()
+    worker.step()
+    with pytest.raises(Replaced):
+        worker.step()
+    assert (plant.out(), plant.letters) == ([], 0)
+    worker.close()
+    assert (plant.out(), plant.letters) == (["1", "3"], 1)
+
+
 @pytest.mark.parametrize("guarantee", [ALO, AMO])
 def test_member_whose_commit_may_come_late_commits_what_is_open_and_joins_again(
     guarantee: Guarantee, caplog: pytest.LogCaptureFixture
@@ -1146,6 +1162,17 @@ def test_join_of_which_one_input_has_more_partitions_now_ends_with_both_counts()
     )
 
 
+def test_join_of_which_one_input_grew_before_its_worker_was_made_ends_with_both_counts() -> None:
+    """Its counts would be those after the growth: no partition is new to it, and one input has none to wait for."""
+    plant = Plant("join")
+    plant.log.grow("b", 3)
+    with pytest.raises(GraphError) as caught:
+        plant.worker()
+    assert str(caught.value) == (
+        "processor 'p' (join) reads 'a' with 2 partitions and 'b' with 3: give both the same number of partitions"
+    )
+
+
 def test_alts_whose_inputs_have_more_partitions_now_goes_on_with_a_journal_that_has_them_too() -> None:
     plant = Plant("alts")
     worker = plant.started()
@@ -1162,6 +1189,18 @@ def test_alts_whose_inputs_have_more_partitions_now_goes_on_with_a_journal_that_
     worker._on_assigned({A0, A1, B0, B1, a2, b2})
     worker.step()
     assert plant.log.requests.count("topics") == asked  # it knows
+
+
+def test_alts_whose_inputs_grew_before_its_worker_was_made_lets_its_journal_grow() -> None:
+    plant = Plant("alts")
+    for topic in "ab":
+        plant.log.grow(topic, 3)
+    plant.feed("a", "1", partition=2)
+    worker = plant.started()
+    for _ in range(4):
+        worker.step()
+    assert (plant.out(), plant.saved) == (["1"], {TopicPartition("a", 2): 1})
+    assert [m.partition() for m in plant.log.records(plant.journal or "")] == [2]
 
 
 # The search for what fails a transaction.

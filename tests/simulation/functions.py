@@ -1,0 +1,140 @@
+"""The user's side of a run: the graph, its functions, and what they were called with."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kstreams_py.errors import Stop
+from kstreams_py.record import Out, Step
+from kstreams_py.topology import Graph
+from tests.simulation.life import Life, Place
+from tests.simulation.plan import FAILS, HALTS, SKIPS, STOPS, Halt, Kind, Stage
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Called(NamedTuple):
+    """What a function was called with."""
+
+    stage: Stage
+    places: tuple[Place, ...]
+    values: tuple[bytes, ...]
+
+
+class Functions:
+    """The functions of all processors of a run, and each of their calls."""
+
+    def __init__(self, world: World) -> None:
+        self.steps: dict[bytes, Called] = {}
+        """By delivery hash, what a function was called with first."""
+        self.hashes: dict[tuple[str, tuple[Place, ...]], bytes] = {}
+        """The other way round, by processor."""
+        self.calls: dict[tuple[Life, int, int], list[tuple[Place, ...]]] = defaultdict(list)
+        """What was read in each call, in order, by attempt and partition."""
+        self.effects: Counter[bytes] = Counter()
+        """Of a sink: delivery hashes."""
+        self._stopped: set[tuple[str, tuple[bytes, ...]]] = set()
+        self._world = world
+
+    def graph(self) -> Graph:
+        """The graph of the processors as they are now."""
+        graph = Graph("g", guarantee=self._world.plan.guarantee, errors="dead", unhandled_exceptions=Halt)
+        for topic in dict.fromkeys(topic for stage in self._world.stages for topic in (*stage.inputs, *stage.outputs)):
+            graph.topic(topic)
+        for stage in self._world.stages:
+            options: dict[str, Any] = {"id": stage.id, "guarantee": stage.guarantee}
+            function = self._function(stage)
+            match stage.kind:
+                case Kind.SINK:
+                    graph.sink(*stage.inputs, **options)(function)
+                case Kind.JOIN:
+                    graph.join(*stage.inputs, to=stage.outputs, **options)(function)
+                case Kind.ALTS:
+                    graph.alts(*stage.inputs, to=stage.outputs, **options)(function)
+                case _:
+                    graph.map(*stage.inputs, to=stage.outputs, batch=stage.kind is Kind.BATCH, **options)(function)
+        return graph
+
+    def _function(self, stage: Stage) -> Callable[..., Any]:
+        """What the user wrote."""
+        match stage.kind:
+            case Kind.FORK:
+                return lambda v, step: dict(self._work(stage, step, v))
+            case Kind.SINK:
+                return lambda v, step: self._work(stage, step, v)
+            case Kind.JOIN:
+                return lambda v, w, step: self._one(stage, step, v, w)
+            case Kind.BATCH:
+                return lambda values, steps: self._batch(stage, values, steps)
+            case Kind.GENERATOR:
+                return self._generator(stage)
+        return lambda v, step: self._one(stage, step, v)
+
+    def _life(self, stage: Stage) -> Life:
+        """The worker of the running process whose function it is."""
+        running = self._world.running
+        assert running is not None
+        return next(life for life in running.lives if life.stage.id == stage.id)
+
+    def _work(self, stage: Stage, step: Step, *values: bytes) -> list[tuple[str, Any]]:
+        """What every kind's function does: what its value's mark says, and its results by topic."""
+        world, life = self._world, self._life(stage)
+        world.strikes.point("function")
+        places = tuple((topic, world.life_of(topic), number, offset) for topic, number, offset in step.positions)
+        life.called(places)
+        self.calls[life, life.attempt, places[0][2]].append(places)
+        called = Called(stage, places, values)
+        if (known := self.steps.setdefault(step.delivery_hash, called))[1:] != called[1:]:
+            world.violate("hash", f"one for {values} and for {known.values}")
+        if self.hashes.setdefault((stage.id, places), step.delivery_hash) != step.delivery_hash:
+            world.violate("hash", f"two for {values}")
+        if early := world.inputs.unsettled & set(values):
+            world.violate("precommitted read", str(early))
+        world.pass_time(world.labour)
+        mark = values[0][-1:]
+        if mark in (HALTS, STOPS) and (stage.id, values) not in self._stopped:
+            self._stopped.add((stage.id, values))
+            if mark == HALTS:
+                world.bounds.losable[stage.id].update(places)
+                raise Halt(values)
+            life.not_done(places)
+            raise Stop(values)
+        if mark == FAILS:
+            raise LookupError(values)
+        if not stage.outputs and mark != SKIPS:
+            self.effects[step.delivery_hash] += 1
+        world.strikes.point("returned")
+        results = stage.results(values)
+        if stage.is_refused(values):
+            return [(topic, Out(value, key=None) if topic == stage.outputs[0] else value) for topic, value in results]
+        return results
+
+    def _one(self, stage: Stage, step: Step, *values: bytes) -> Any:
+        found = self._work(stage, step, *values)
+        return found[0][1] if found else None
+
+    def _generator(self, stage: Stage) -> Callable[[bytes, Step], Iterator[Any]]:
+        def several(value: bytes, step: Step) -> Iterator[Any]:
+            for _, result in self._work(stage, step, value):
+                yield result
+
+        return several
+
+    def _batch(self, stage: Stage, values: list[bytes], steps: list[Step]) -> list[Any]:
+        done: list[Any] = []
+        for value, step in zip(values, steps, strict=True):
+            try:
+                done.append(self._one(stage, step, value))
+            except LookupError as error:
+                done.append(error)
+            except (Halt, Stop) as stop:
+                places = {(t, self._world.life_of(t), p, o) for each in steps for t, p, o in each.positions}
+                if isinstance(stop, Halt):
+                    self._world.bounds.losable[stage.id] |= places
+                else:
+                    self._life(stage).not_done(places)
+                raise
+        return done

@@ -1,0 +1,84 @@
+"""What a mutation of the product is, and the runs in which the simulation looks for it.
+
+A mutation is a patch of one or two methods. Runs are tried by their seeds until an invariant is violated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from kstreams_py.delivery import Guarantee
+from tests.simulation.plan import EO, Fault, Kind, Plan, Strike
+from tests.simulation.world import World
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+SEEDS_MAX = 400
+"""Runs in which a mutation must be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """What is left out, and which invariants may see it.
+
+    It is looked for in random runs: with any faults, with `faults` only, or with faults at requests that are named.
+    """
+
+    apply: Patch
+    seen_as: Collection[str]
+    guarantee: Guarantee = EO
+    kinds: Sequence[Kind] = tuple(Kind)
+    faults: Sequence[Fault] = tuple(Fault)
+    struck: Sequence[tuple[Fault, str]] = ()
+
+
+class Mutations(dict[str, Mutation]):
+    """Mutations by the names of their patches."""
+
+    def add(self, *seen_as: str, **where: Any) -> Callable[[Patch], Patch]:
+        """Adds the decorated patch, which these invariants see."""
+
+        def add(apply: Patch) -> Patch:
+            self[apply.__name__] = Mutation(apply, seen_as, **where)
+            return apply
+
+        return add
+
+
+def candidates(mutation: Mutation) -> Iterator[Plan]:
+    """The runs in which a mutation is looked for."""
+    for seed in range(1, SEEDS_MAX + 1):
+        kind = mutation.kinds[seed % len(mutation.kinds)]
+        if not mutation.struck:
+            yield replace(Plan.random(seed, mutation.faults), kind=kind, guarantee=mutation.guarantee)
+        elif struck := _struck_at(Plan(kind, mutation.guarantee, seed), mutation.struck):
+            yield struck
+
+
+def _struck_at(plan: Plan, struck: Sequence[tuple[Fault, str]]) -> Plan | None:
+    """The plan with these faults, one after the other, each at a request of its name; None if there is none."""
+    for fault, name in struck:
+        points = World(plan).run().strikes.points
+        places = [place for place, point in enumerate(points, 1) if point == name]
+        if not places:
+            return None
+        plan = replace(plan, strikes=(*plan.strikes, Strike(fault, Random(plan.seed).choice(places))))
+    return plan
+
+
+def find(mutation: Mutation) -> tuple[World | None, int]:
+    """The first run in which the mutation is seen, and how many were tried."""
+    tried = 0
+    with pytest.MonkeyPatch.context() as patch:
+        mutation.apply(patch)
+        for plan in candidates(mutation):
+            tried += 1
+            world = World(plan).run()
+            if world.violations:
+                return world, tried
+    return None, tried
