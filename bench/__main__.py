@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from bench import plan, report
 from bench.chaos import chaos
 from bench.loads import Cluster, GaveUp
 from bench.measure import Entry, latency, memory, throughput
+from bench.processes import compare_with
 from kstreams_py.errors import MissingSoftware
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import KAFKA_VERSION, find_java, kafka_classpath
@@ -59,8 +60,11 @@ QUIET = 0.5
 class Bench:
     """One run of the plan, or of the part of it that was asked for."""
 
-    def __init__(self, cluster: Cluster, size: Size, wanted: Callable[[Entry], bool], console: Console) -> None:
+    def __init__(
+        self, cluster: Cluster, size: Size, wanted: Callable[[Entry], bool], console: Console, *, beside_before: bool
+    ) -> None:
         self.results = report.Results()
+        self._rows: Callable[[Iterable[Entry]], Iterable[Entry]] = plan.beside_before if beside_before else tuple
         self._cluster = cluster
         self._size = size
         self._wanted = wanted
@@ -75,8 +79,8 @@ class Bench:
             self._console.print("interrupted: the rest is left out")
 
     def _run(self) -> None:
-        entries = [(entry, self._throughput) for entry in plan.ENTRIES if self._wanted(entry)]
-        entries += [(entry, self._latency) for entry in plan.LATENCY_ENTRIES if self._wanted(entry)]
+        entries = [(entry, self._throughput) for entry in self._rows(plan.ENTRIES) if self._wanted(entry)]
+        entries += [(entry, self._latency) for entry in self._rows(plan.LATENCY_ENTRIES) if self._wanted(entry)]
         if entries:
             self._warm_up()
         for number in range(1, self._size.rounds + 1):
@@ -87,7 +91,7 @@ class Bench:
             self._measure(1, plan.MEMORY_ENTRY, self._memory)
         if self._size.chaos_seconds:
             for number in range(1, self._size.rounds + 1):
-                for entry in filter(self._wanted, plan.CHAOS_ENTRIES):
+                for entry in filter(self._wanted, self._rows(plan.CHAOS_ENTRIES)):
                     self._measure(number, entry, partial(self._chaos, seed=SEED + number - 1))
 
     def _warm_up(self) -> None:
@@ -139,6 +143,9 @@ def main(
     rounds: Annotated[int | None, typer.Option(help="3 unless quick", min=1)] = None,
     records: Annotated[int | None, typer.Option(help="measured in a throughput run", min=1000)] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(help="a cluster, instead of a broker for this run")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="a checkout of another commit: its kstreams_py beside this one, and no others")
+    ] = None,
     out: Annotated[Path, typer.Option(help="directory of results.json and results.svg")] = Path("bench", "results"),
 ) -> None:
     """Throughput, latency, memory and faults of kstreams_py beside its peers."""
@@ -156,12 +163,15 @@ def main(
         named = contestant is None or entry.name.startswith(tuple(contestant))
         return named and (only is None or entry.workload in only)
 
+    if against is not None:
+        compare_with(against)
+    targets = plan.TARGETS_BEFORE if against else plan.TARGETS
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     started, load = time.monotonic(), os.getloadavg()[0]
     if load > QUIET:
         console.print(f"this machine is busy ({load:.1f} processes on average): the figures will be too")
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, broker(bootstrap_servers) as address:
-        bench = Bench(Cluster(address, Path(directory)), size, wanted, console)
+        bench = Bench(Cluster(address, Path(directory)), size, wanted, console, beside_before=against is not None)
         bench.run()
     bench.results.about = {
         "rounds": size.rounds,
@@ -174,8 +184,8 @@ def main(
         "broker and Kafka Streams": KAFKA_VERSION,
         "seconds": round(time.monotonic() - started),
     }
-    report.show(bench.results, plan.TARGETS, console)
-    for file in report.write(bench.results, plan.TARGETS, out):
+    report.show(bench.results, targets, console)
+    for file in report.write(bench.results, targets, out):
         console.print(f"wrote {file}")
 
 

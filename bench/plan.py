@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from bench.measure import Entry
+from bench.processes import BEFORE
 from bench.report import Target
 
 OURS, HAND, QUIX, STREAMS = "kstreams_py", "by hand", "quixstreams", "Kafka Streams"
@@ -63,4 +66,31 @@ TARGETS: Final = (
     Target("chaos, lost (records)", f"{CHAOS}: {OURS}", "lost", at_most=0),
     Target("chaos, duplicated (records)", f"{CHAOS}: {OURS}", "duplicated", at_most=0),
     Target("chaos, out of order (records)", f"{CHAOS}: {OURS}", "out of order", at_most=0),
+)
+
+SAME: Final = 0.97
+"""Of a figure of another commit that is measured beside it: what is less is slower."""
+
+
+def beside_before(entries: Iterable[Entry]) -> list[Entry]:
+    """Each row of kstreams_py, followed by that of the checkout it is compared with; no others."""
+    return [
+        each
+        for entry in entries
+        if entry.program == OURS
+        for each in (entry, replace(entry, name=f"{entry.name}, {BEFORE}", program=BEFORE))
+    ]
+
+
+def _as_before(row: str, measure: str, *, more_is_better: bool = True) -> Target:
+    name, before = f"as before: {row}, {measure}", f"{row}, {BEFORE}"
+    if more_is_better:
+        return Target(name, row, measure, at_least=SAME, of=before)
+    return Target(name, row, measure, at_most=round(1 / SAME, 2), of=before)
+
+
+TARGETS_BEFORE: Final = (
+    *(_as_before(row, RATE) for row in (f"{PASS}: {OURS}", f"{PASS}: {AT_LEAST_ONCE}", f"{BATCH}: {OURS}")),
+    *(_as_before(f"{LATENCY}: {OURS}", measure, more_is_better=False) for measure in ("median ms", "p99 ms")),
+    _as_before(f"{CHAOS}: {OURS}", "longest silence s", more_is_better=False),
 )

@@ -21,9 +21,21 @@ QUIX_PYTHON: Final = ROOT / ".venv-quixstreams" / "bin" / "python"
 END_SECONDS: Final = 15.0
 
 
+BEFORE: Final = "before"
+
+_roots: Final = dict[str, Path]()
+"""Where a contestant runs that is of another checkout."""
+
+
+def compare_with(checkout: Path) -> None:
+    """Makes the kstreams_py of another checkout the contestant BEFORE."""
+    _roots[BEFORE] = checkout.resolve()
+
+
 def _ours(job: Job) -> list[str]:
-    target = str(ROOT / "bench" / "contestants" / "ours.py")
-    return [sys.executable, "-m", "kstreams_py", "run", f"{target}:graph", "--slot", str(job.slot)]
+    # the package and the graph are those of the working directory
+    graph = Path("bench", "contestants", "ours.py")
+    return [sys.executable, "-m", "kstreams_py", "run", f"{graph}:graph", "--slot", str(job.slot)]
 
 
 def _by_hand(_: Job) -> list[str]:
@@ -38,6 +50,7 @@ def _quix(_: Job) -> list[str]:
 
 PROGRAMS: Final[dict[str, Callable[[Job], list[str]]]] = {
     "kstreams_py": _ours,
+    BEFORE: _ours,
     "by hand": _by_hand,
     "quixstreams": _quix,
     "Kafka Streams": streams.command,
@@ -104,6 +117,11 @@ def start(program: str, job: Job) -> Running:
     log = Path(job.directory, f"{job.group}.{job.slot}.log")
     with log.open("ab") as out:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            command,
+            cwd=_roots.get(program, ROOT),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
     return Running(process, log)

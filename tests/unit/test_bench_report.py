@@ -157,6 +157,11 @@ def test_targets_of_the_plan_are_about_rows_that_are_run() -> None:
     assert len(rows) == len(entries)
     assert {entry.workload for entry in entries} == set(plan.WORKLOADS)
     assert not {row for target in plan.TARGETS for row in (target.row, target.of or target.row)} - rows
+    beside = plan.beside_before(entries)
+    assert [entry.program for entry in beside] == ["kstreams_py", "before"] * (len(beside) // 2)
+    assert len({entry.id for entry in beside}) == len(beside)
+    compared = {row for target in plan.TARGETS_BEFORE for row in (target.row, target.of)}
+    assert not compared - {entry.id for entry in beside}
 
 
 # The chaos run.
