@@ -365,7 +365,10 @@ class Session:
             if self.promise.saves_first and self.busy:
                 self._deliver_last()
             if self.promise.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
-                self._abort()
+                try:
+                    self._abort()
+                except KStreamsError as error:  # what the worker ends by is raised already
+                    logger.warning("%s: its transaction is left to its time-out: %s", self._processor.id, error)
             self._producer.drop()
             self._producer = None
 
@@ -382,7 +385,7 @@ class Session:
                     self._sleep(0.1)
                     continue
                 logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
-            except LogError as error:
+            except KStreamsError as error:
                 logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
             return
 
@@ -431,20 +434,24 @@ class Session:
         level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO
         logger.log(level, "%s: %s; %s", self._processor.id, error, then)
         if self._aborts >= ABORTS_MAX and not isinstance(error, Retriable):
-            self._move(State.FATAL)
-            raise Fatal(f"{self._id}: {self._aborts} attempts in a row failed, at last by: {error}")
+            fatal = Fatal(f"{self._id}: {self._aborts} attempts in a row failed, at last by: {error}")
+            self._fail(fatal)
+            raise fatal
         if self._aborts >= ABORTS_WARNED:
             self._sleep(min(0.05 * 2 ** min(self._aborts - ABORTS_WARNED, 10), WAIT_MAX))
 
     def _keep_outputs(self, error: LogError) -> None:
-        """At most once: outputs are still to be delivered, unless their producer is of no further use."""
+        """At most once: outputs are still to be delivered, but for those that a producer of no further use has taken."""
         self.state = State.READY
         if isinstance(error, Retriable | Abortable | Refused) and self._producer is not None:
             return
         if self.busy:
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
+        untouched = self._outputs
         self._forget()
         self._renew()
+        if untouched:
+            self._outputs, self._since = untouched, self._clock()
 
     def _abort(self) -> bool:
         """Whether the producer can be used again."""

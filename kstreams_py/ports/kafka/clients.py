@@ -175,10 +175,12 @@ class KafkaProducer:
                 except BufferError:
                     self._await_room()
                 except ck.KafkaException as error:
-                    output = outputs[done]
-                    done += 1
                     self._poll(0)  # serves the reports: a delivery that failed before may be why
-                    raise self._failure() or self._refused(error.args[0], output) from None
+                    failure = self._failure()
+                    if failure is None:
+                        failure = self._refused(error.args[0], outputs[done])
+                        done += isinstance(failure, Refused)  # it has the output
+                    raise failure from None
         finally:
             del outputs[:done]
 
@@ -258,7 +260,7 @@ class KafkaProducer:
 
     def _await_acknowledgements(self) -> int:
         """Waits until every record was acknowledged or has failed; how many are left once nothing moves any more."""
-        left, before = self._producer.flush(0), 0
+        left, before = self._drain(0.0), 0
         while left and left != before and self._is_whole():
             before, left = left, self._drain(time.monotonic() + self._limit, self._is_whole)
         return left
