@@ -292,9 +292,8 @@ class Session:
         try:
             self._call(lambda producer: producer.flush())
         except Abortable as error:
-            if not self.promise.saves_first:
+            if not self.promise.saves_first or error.outputs:
                 raise
-            logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
 
     def deliver(self, outputs: deque[Output]) -> None:
         """Writes the first of these outputs by itself, without a transaction, and takes it off the queue.
@@ -628,9 +627,17 @@ class Session:
         except LogError as error:
             if isinstance(error, Retriable) and not self.promise.transactional:
                 self.pending = True  # nothing is lost, and the group must be heard meanwhile
-            elif not (self.promise.saves_first and isinstance(error, Refused | Abortable)):
+            elif self.promise.saves_first and isinstance(error, Abortable):
+                self._keep_refused(error)
+            elif not (self.promise.saves_first and isinstance(error, Refused)):
                 self._fail(error)
             raise
+
+    def _keep_refused(self, error: Abortable) -> None:
+        """At most once: what the broker did not take is written again; what it may have taken must not be."""
+        self._outputs[:0] = error.outputs
+        if not error.outputs:
+            logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
 
     def _retrying(self, call: Callable[[], object]) -> None:
         for attempt in range(1, CALLS_MAX):

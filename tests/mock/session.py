@@ -46,7 +46,7 @@ RECORDS: Final = 4
 REPEATED: Final = 5
 """A warning that came so often comes for ever: no bound of the session, as the test sets them, is as high."""
 
-SILENT_TURNS: Final = 40
+SILENT_TURNS: Final = 60
 """Turns in which nothing happens and nothing is said, each a virtual second."""
 
 STARTING: Final = {

@@ -140,7 +140,9 @@ class Member:
         self.held: str | Exception | None = None
         self.client = Client(self.did)
         monkeypatch.setattr(clients, "made", self._made)
-        monkeypatch.setattr(clients, "time", SimpleNamespace(sleep=lambda seconds: self.did.append(("sleep", seconds))))
+        self.now = 0.0
+        sleep = lambda seconds: self.did.append(("sleep", seconds))  # noqa: E731
+        monkeypatch.setattr(clients, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: self.now))
         self.consumer = KafkaConsumer(
             {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, self._holder
         )

@@ -74,6 +74,12 @@ MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITIO
 RETURN_SECONDS: Final = 1.0
 """Between two questions to a group that does not say who holds a lost membership."""
 
+STILL_SECONDS: Final = 30.0
+"""How long nothing comes until it is looked whether something should, and each time after."""
+
+ENDS_SECONDS: Final = 1.0
+"""How long the ends of the partitions are asked for then."""
+
 CONNECT_SECONDS: Final = 1.0
 """How long a new producer waits for its first connection before it goes on all the same."""
 
@@ -298,8 +304,11 @@ class KafkaProducer:
             )
             return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
         if failed:
-            error, topic, _ = failed[0]
-            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})")
+            kept = [each for each in failed if each[2] is not None and not _may_be_written(each[0])]
+            if kept:
+                self._failed = [each for each in failed if each not in kept]
+            error, topic, _ = (kept or failed)[0]
+            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})", [output for *_, output in kept])
         return None
 
     def drop(self) -> None:
@@ -360,6 +369,11 @@ def is_missing(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> b
     return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 
+def _may_be_written(error: ck.KafkaError) -> bool:
+    """Whether a record may be in its topic though its delivery failed; a code below 0 is the client's own."""
+    return error.code() < 0 or error.code() in {E.UNKNOWN, E.NETWORK_EXCEPTION, E.REQUEST_TIMED_OUT} or error.fatal()
+
+
 def _partitions(positions: Positions) -> list[ck.TopicPartition]:
     return [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in positions.items()]
 
@@ -411,6 +425,14 @@ class KafkaConsumer:
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
         self._rebalances = 0
+        self._heard_at = time.monotonic()
+        """When a record or the end of a partition was read last, or it was looked why none came."""
+        self._dealt = False
+        """The group has said which partitions are this member's, be it none."""
+        self._from: Positions = {}
+        """Where the partitions were assigned."""
+        self._complaint = ""
+        """What the client said last of a failure that it goes on with."""
         self._consumer = made(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
@@ -451,6 +473,7 @@ class KafkaConsumer:
             self._lose()
             return
         self._rebalances += 1
+        self._dealt, self._from, self._complaint = True, {}, ""
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
     def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -458,6 +481,7 @@ class KafkaConsumer:
             self._leave_after_loss(client, partitions)
             return
         self._rebalances += 1
+        self._dealt = False
         self._revoked()
         self._paused = frozenset()
 
@@ -471,12 +495,14 @@ class KafkaConsumer:
     def _lose(self) -> None:
         self._rebalances += 1
         self._paused = frozenset()
+        self._dealt = False
         self._lost = True
         self._on_lost()
 
     def assign(self, positions: Positions) -> None:
         self._paused = frozenset()
         self.ends.clear()
+        self._from = dict(positions)
         self._consumer.assign(_partitions(positions))
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
@@ -504,6 +530,11 @@ class KafkaConsumer:
             for m in found:
                 if m.error() is not None:
                     self._event(m)
+        if messages:
+            self._heard_at = time.monotonic()
+        elif time.monotonic() - self._heard_at >= STILL_SECONDS:
+            self._say_why_nothing_comes()
+            self._heard_at = time.monotonic()
         # what was fetched before a rebalance is no longer ours, or will be read again from the committed position
         return messages if self._rebalances == rebalances else []
 
@@ -511,6 +542,7 @@ class KafkaConsumer:
         error: ck.KafkaError = m.error()
         if error.code() == E._PARTITION_EOF:
             self.ends[TopicPartition(m.topic(), m.partition())] = m.offset()
+            self._heard_at = time.monotonic()
         elif error.code() in (E._AUTO_OFFSET_RESET, E.OFFSET_OUT_OF_RANGE):
             raise InputLost(
                 f"{m.topic()}[{m.partition()}]: the records at the committed position were deleted before they were "
@@ -533,7 +565,39 @@ class KafkaConsumer:
             raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
-        logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
+        self._complaint = f": {error.str()} ({error.name()})"
+        logger.info("%s%s; the client retries", doing, self._complaint)
+
+    def _say_why_nothing_comes(self) -> None:
+        """Logs a warning if the group or the brokers hold up this member; librdkafka asks again without a word."""
+        if not self._dealt:
+            logger.warning(
+                "%s: the group %r has dealt it no partitions for %g s%s", self._seat, self.group, STILL_SECONDS,
+                self._complaint,
+            )  # fmt: skip
+            return
+        read = [ck.TopicPartition(*tp, ck.OFFSET_END) for tp in self._from if tp not in self._paused]
+        if not read:
+            return
+        try:
+            ends = self._consumer.offsets_for_times(read, min(self._limit, ENDS_SECONDS))
+            waiting = [p for p in zip(self._consumer.position(read), ends, strict=True) if self._is_behind(*p)]
+        except ck.KafkaException as error:
+            logger.warning(
+                "%s: nothing has been read for %g s, and the brokers do not say where the partitions end: %s",
+                self._seat, STILL_SECONDS, error.args[0].str(),
+            )  # fmt: skip
+            return
+        if waiting:
+            logger.warning(
+                "%s: nothing has been read for %g s, though records wait: %s%s", self._seat, STILL_SECONDS,
+                ", ".join(f"{end.topic}[{end.partition}] up to {end.offset}" for _, end in waiting), self._complaint,
+            )  # fmt: skip
+
+    def _is_behind(self, read: ck.TopicPartition, end: ck.TopicPartition) -> bool:
+        """Whether a partition goes on behind what was read of it, or its end is not known."""
+        tp = TopicPartition(end.topic, end.partition)
+        return end.error is not None or end.offset > max(read.offset, self._from[tp], self.ends.get(tp, 0))
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
         try:
