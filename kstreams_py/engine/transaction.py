@@ -170,6 +170,8 @@ class Session:
         """When the first of what is not committed came."""
         self._opened_at: float | None = None
         self._renewals = 0
+        self._failed_by: LogError | None = None
+        """What went wrong last."""
         self._aborts = 0
         self._journaled = 0
         self._pinned_since: float | None = None
@@ -396,6 +398,7 @@ class Session:
         Raises Replaced if another worker holds the seat, Fatal when there is no way back.
         """
         self.timed_out = False
+        self._failed_by = error
         if not self.promise.transactional and self.pending and isinstance(error, Retriable):
             self._wait_after(error, "asking again")
             return False
@@ -440,7 +443,7 @@ class Session:
             self._sleep(min(0.05 * 2 ** min(self._aborts - ABORTS_WARNED, 10), WAIT_MAX))
 
     def _keep_outputs(self, error: LogError) -> None:
-        """At most once: outputs are still to be delivered, but for those that a producer of no further use has taken."""
+        """At most once: outputs are still to be delivered, but for those that a useless producer has taken."""
         self.state = State.READY
         if isinstance(error, Retriable | Abortable | Refused) and self._producer is not None:
             return
@@ -514,7 +517,9 @@ class Session:
                 self._producer = None
             if self._renewals > RENEWALS_MAX:
                 self._move(State.FATAL)
-                raise Fatal(f"{self._id}: {RENEWALS_MAX} producers in a row could not commit: see the log")
+                raise Fatal(
+                    f"{self._id}: {RENEWALS_MAX} producers in a row could not commit, at last by: {self._failed_by}"
+                )
             if self._renewals:
                 self._sleep(min(0.1 * 2**self._renewals, 5.0))
             self._renewals += 1
@@ -525,6 +530,7 @@ class Session:
                     self._retrying(self._producer.init_transactions)
             except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:
                 logger.warning("%s: %s; trying again", self._id, error)
+                self._failed_by = error
                 continue
             self._close()
             return

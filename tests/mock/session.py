@@ -1,12 +1,12 @@
-"""One worker on a mock cluster that answers one request with an error: what the worker does, told by one of `Outcome`.
+"""One worker on a mock cluster that answers one request with an error, and what became of it.
 
-The worker is driven from outside, turn by turn, in the thread of its cell, so that several hundred cells run side by
-side. Its clock is the real one plus what it has slept, so that it never waits for itself.
+The worker is driven turn by turn in the thread of its cell, so that many cells run side by side. Its clock is the real
+one plus what it has slept, so that it never waits for itself.
 
-A mock cluster neither fences nor hides what is not committed, and forgets positions of a transaction (cluster.py). So
-each output has its transaction in a header, a `Ledger` notes which transactions were committed and with which positions,
-and the worker reads those back. Who holds the membership, and the settings of topics, are answered by a stub: the mock
-cluster knows neither DescribeGroups nor DescribeConfigs.
+A mock cluster neither fences nor hides what is not committed, and forgets the positions of a transaction (cluster.py).
+So each output has its transaction in a header, a ledger keeps which transactions were committed with which positions,
+and the worker is given those back. Who holds its membership, and the settings of topics, are answers of a stub, for the
+mock cluster knows neither DescribeGroups nor DescribeConfigs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -26,28 +25,33 @@ from typing import Any, Final
 import confluent_kafka as ck
 
 from kstreams_py import Graph, Settings
-from kstreams_py.delivery import Durability, Guarantee, Promise, TopicInfo
+from kstreams_py.delivery import PROMISES, Durability, Guarantee, Promise, TopicInfo
 from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import KStreamsError, Retriable
+from kstreams_py.errors import LogError, Retriable
 from kstreams_py.groups import Pending
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.errors import REFUSED
 from kstreams_py.ports.registry import FileRegistry
 from kstreams_py.record import Positions, TopicPartition
-from tests.mock.cluster import Api, MockCluster
+from tests.mock.cluster import ALWAYS, Api, MockCluster
 from tests.mock.plain import BOUND, read_all, write
+
+E = ck.KafkaError
 
 INPUT: Final = "in"
 OUTPUT: Final = "out"
-DEAD: Final = "dead"
+DEAD_LETTERS: Final = "dead"
+FIRST = TopicPartition(INPUT, 0)
+
 RECORDS: Final = 4
 
-REPEATED: Final = 5
+WARNINGS: Final = 5
 """A warning that came so often comes for ever: no bound of the session, as the test sets them, is as high."""
 
 SILENT_TURNS: Final = 60
-"""Turns in which nothing happens and nothing is said, each a virtual second."""
+"""Turns in which nothing is said and nothing gets done, until a session counts as standing still without a word."""
 
 STARTING: Final = {
     Api.InitProducerId,
@@ -58,7 +62,81 @@ STARTING: Final = {
     Api.ListOffsets,
     Api.Metadata,
 }
-"""What a session asks when it starts; the others are answered so once a record was committed."""
+"""What is asked at the start. The other requests are answered with an error once a record has been committed."""
+
+REFUSALS: Final = 100
+"""A topic refuses so often; other topics do not, the dead letters' among them."""
+
+IN_THE_BACKGROUND: Final = {Api.Fetch, Api.Heartbeat}
+"""What the client asks by itself, again and again."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A request that is answered with a code, once or for ever, under a guarantee."""
+
+    api: Api
+    code: int
+    forever: bool
+    guarantee: Guarantee
+    letters: bool = True
+    """The graph has a dead-letter topic."""
+    taken: bool = False
+    """The group says that another worker holds the slot."""
+    topic: str = ""
+    """Of Metadata: whose."""
+
+    def __str__(self) -> str:
+        code = "disconnected" if self.code == E._TRANSPORT else E(self.code).name()
+        of = "".join(f" of {topic}" for topic in [self.topic] if topic)
+        variant = " without dead letters" * (not self.letters) + " taken" * self.taken
+        return f"{self.api.name}{of} {code} {'for ever' if self.forever else 'once'} {self.guarantee}{variant}"
+
+
+@dataclass
+class Seen:
+    """What became of a cell."""
+
+    ended: Exception | None = None
+    done: bool = False
+    """All was committed; where the code came for ever: while it came."""
+    waited: str = ""
+    """The warning that comes again and again."""
+    calls: list[int] = field(default_factory=list)
+    """Of the function."""
+    outputs: list[int] = field(default_factory=list)
+    """What a reader sees of them."""
+    dead: int = 0
+    position: int = 0
+    producers: int = 0
+    asked: int = 0
+    """How often the group was asked who holds the membership."""
+    aborted: int = 0
+    assigned: int = 0
+    recovered: int = 0
+    answers: int = 0
+    """Requests of this kind since the first was answered with the code."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def lost(self) -> list[int]:
+        """Records whose positions are committed and that came to nothing."""
+        return [number for number in range(self.position) if number not in self.outputs][self.dead :]
+
+    @property
+    def doubled(self) -> list[int]:
+        """Outputs that are there more than once."""
+        return [number for number, copies in Counter(self.outputs).items() if copies > 1]
+
+    @property
+    def rejoined(self) -> bool:
+        """The membership was given up for a new one."""
+        return any(is_rejoining(line) for line in self.warnings)
+
+
+def is_rejoining(line: str) -> bool:
+    """Whether a worker says that it takes its membership again."""
+    return "joining again" in line or "taking the seat anew" in line
 
 
 class Ledger:
@@ -110,14 +188,14 @@ class LedgerProducer:
 
 
 class CellLog(KafkaLog):
-    """The log of one cell: its clients are the real ones, counted; `taken`: another worker holds the slot."""
+    """The log of a cell: real clients, which are counted, and stubs for what the mock cluster does not answer."""
 
     def __init__(self, settings: Settings, *, taken: bool) -> None:
         super().__init__(settings)
         self.ledger = Ledger()
         self.producers = 0
         self.asked = 0
-        self.before_producer: Callable[[], None] = lambda: None
+        self.before_first_producer: Callable[[], None] = lambda: None
         self._taken = taken
         self._member: KafkaConsumer | None = None
 
@@ -128,7 +206,7 @@ class CellLog(KafkaLog):
         return None
 
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
-        raise Retriable("the mock cluster does not say")
+        raise Retriable("a mock cluster does not say")
 
     def _forget_old_assignment(self, group: str, seat: str, topics: Collection[str]) -> None:
         pass
@@ -156,230 +234,249 @@ class CellLog(KafkaLog):
     def producer(
         self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None
     ) -> KafkaProducer:
-        self.before_producer()
+        if not self.producers:
+            self.before_first_producer()
         self.producers += 1
         producer = super().producer(promise, durability, transactional_id, batch_bytes)
         producer._producer = LedgerProducer(producer._producer, self.ledger)  # type: ignore[assignment]
         return producer
 
+    def let_go(self) -> None:
+        """Ends the clients that outlive a worker."""
+        self._reading_client = self._admin_client = None
+
 
 class Lines(logging.Handler):
-    """What the product logs, by the thread that logged it: each cell has its own."""
+    """The product's warnings, by the thread that logged them: each cell has its own."""
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.by_thread: dict[int, list[logging.LogRecord]] = {}
+        super().__init__(logging.WARNING)
+        self.of_threads: dict[int, list[str]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (lines := self.by_thread.get(record.thread or 0)) is not None:
-            lines.append(record)
-
-
-@dataclass
-class Seen:
-    """What a cell came to."""
-
-    ended: Exception | None = None
-    done: bool = False
-    waited: bool = False
-    silent: bool = False
-    recovered: bool = False
-    calls: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    dead: int = 0
-    position: int = 0
-    producers: int = 0
-    asked: int = 0
-    aborted: int = 0
-    rejoined: bool = False
-    assigned: int = 0
-    answers: int = 0
-    recoveries: int = 0
-    warnings: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One request, answered so once or for ever, under a guarantee; `topic` is whose Metadata has the error."""
-
-    api: Api
-    code: int
-    forever: bool
-    guarantee: Guarantee
-    errors: bool = True
-    taken: bool = False
-    topic: str = ""
+        if (lines := self.of_threads.get(record.thread or 0)) is not None:
+            lines.append(record.getMessage())
 
 
 class Clock:
-    """The real time, and what was slept and skipped."""
+    """The real time, and what was slept."""
 
     def __init__(self) -> None:
-        self.skipped = 0.0
+        self._slept = 0.0
 
     def __call__(self) -> float:
-        return time.monotonic() + self.skipped
+        return time.monotonic() + self._slept
 
     def sleep(self, seconds: float) -> None:
-        self.skipped += seconds
+        self._slept += seconds
 
 
 class Run:
-    """A cell that runs."""
+    """Carries out a cell."""
 
     def __init__(self, cell: Cell, lines: Lines, directory: Path) -> None:
-        self.cell = cell
-        self.seen = Seen()
+        self._cell = cell
         self._lines = lines
         self._directory = directory
-        self._clock = Clock()
+        self._seen = Seen()
+        self._recovered_at = 0
 
     def run(self) -> Seen:
-        mine = self._lines.by_thread[threading.get_ident()] = []
-        with MockCluster(brokers=1) as self.mock:
-            self._build()
+        """Starts a cluster and a worker, has the request answered with the code, and looks what there is afterwards."""
+        seen = self._seen
+        self._lines.of_threads[threading.get_ident()] = seen.warnings
+        with MockCluster(brokers=1) as self._mock:
+            self._prepare()
             try:
                 self._drive()
             except Exception as error:
-                self.seen.ended = error.with_traceback(None)  # its frames hold the clients
-            self.mock.clear()
-            for topic in (INPUT, OUTPUT):
-                self.mock.set_topic_error(topic, 0)
-            self._look(mine)
-            self.worker.close()
-            self.log._reading_client = None
-        del self._lines.by_thread[threading.get_ident()]
-        return self.seen
+                seen.ended = error.with_traceback(None)  # its frames hold clients
+            self._heal()
+            if self._worker is not None:
+                self._worker.close()
+            self._look()
+            self._log.let_go()
+        del self._lines.of_threads[threading.get_ident()]
+        return seen
 
-    def _build(self) -> None:
-        cell, graph = self.cell, Graph("g", errors=DEAD if self.cell.errors else None)
-        source, target = graph.topic(INPUT), graph.topic(OUTPUT)
+    def _prepare(self) -> None:
+        cell = self._cell
+        graph = self._graph = Graph("g", errors=DEAD_LETTERS if cell.letters else None)
 
-        @graph.map(source, to=target, id="p", guarantee=cell.guarantee)
+        @graph.map(graph.topic(INPUT), to=graph.topic(OUTPUT), id="p", guarantee=cell.guarantee)
         def copy(value: bytes) -> bytes:
-            self.seen.calls.append(int(value))
+            self._seen.calls.append(int(value))
             return value
 
-        self.mock.create(INPUT, OUTPUT, DEAD, graph.beginnings)
-        settings = Settings(
-            bootstrap_servers=self.mock.bootstrap_servers,
-            request_timeout_ms=1_500 if cell.forever else 10_000,
+        self._mock.create(INPUT, OUTPUT, DEAD_LETTERS, graph.beginnings)
+        self._settings = Settings(
+            bootstrap_servers=self._mock.bootstrap_servers,
+            request_timeout_ms=1_500 if cell.forever else 15_000,
             session_timeout_ms=4_000,
             transaction_timeout_ms=4_000,
             kafka={"heartbeat.interval.ms": 200},
         )
-        self.log = CellLog(settings, taken=cell.taken)
-        around = Surroundings(self.log, FileRegistry(self._directory), settings, self._clock, self._clock.sleep)
-        self.worker = Worker(graph, graph.processors[0], 0, around, Event())
-        assign, assigned = self.worker._on_assigned, []
+        self._log = CellLog(self._settings, taken=cell.taken)
+        self._worker: Worker | None = None
 
-        def count(partitions: set[TopicPartition]) -> None:
-            self.seen.assigned += 1
-            assign(partitions)
+    def _make_worker(self) -> Worker:
+        clock = Clock()
+        registry = FileRegistry(self._directory)
+        around = Surroundings(self._log, registry, self._settings, clock, clock.sleep)
+        worker = self._worker = Worker(self._graph, self._graph.processors[0], 0, around, Event())
+        assigned, recover = worker._on_assigned, worker.session.recover
 
-        self.worker._on_assigned = count  # type: ignore[method-assign]
-        recover = self.worker.session.recover
+        def count_assignment(partitions: set[TopicPartition]) -> None:
+            self._seen.assigned += 1
+            assigned(partitions)
 
-        def counted(error: Any) -> bool:
-            self.seen.recoveries += 1
+        def count_recovery(error: LogError) -> bool:
+            self._seen.recovered += 1
+            self._recovered_at = len(self._seen.warnings)
             return recover(error)
 
-        self.worker.session.recover = counted  # type: ignore[method-assign]
-        del assigned
+        worker._on_assigned = count_assignment  # type: ignore[method-assign]
+        worker.session.recover = count_recovery  # type: ignore[method-assign]
+        return worker
 
     def _write(self, numbers: range) -> None:
-        assert set(write(self.mock, INPUT, [b"%d" % number for number in numbers])) == {"ok"}
+        assert set(write(self._mock, INPUT, [b"%d" % number for number in numbers])) == {"ok"}
 
     def _inject(self) -> None:
-        cell = self.cell
-        self.mock.track()
+        cell = self._cell
+        count = ALWAYS if cell.forever else 2 if cell.api is Api.ListOffsets else 1  # both ends are asked at once
+        self._mock.track()
         if cell.topic:
-            self.mock.set_topic_error(cell.topic, cell.code)
-        elif cell.forever:
-            self.mock.answer_always(cell.api, cell.code)
+            self._mock.set_topic_error(cell.topic, cell.code)
+        elif cell.api is Api.Produce and cell.code in REFUSED:
+            self._mock.answer_partition(OUTPUT, 0, cell.api, *[cell.code] * min(count, REFUSALS))
         else:
-            self.mock.answer(cell.api, cell.code)
+            self._mock.answer(cell.api, *[cell.code] * count)
+
+    def _heal(self) -> None:
+        self._mock.clear()
+        for topic in (INPUT, OUTPUT):
+            self._mock.set_topic_error(topic, 0)
 
     def _drive(self) -> None:
-        cell, worker = self.cell, self.worker
+        cell = self._cell
         if cell.api in STARTING:
             self._write(range(RECORDS))
-            self._inject()
-            worker.start()
+            self._start_with_error()
         else:
+            worker = self._make_worker()
             worker.start()
             self._write(range(1))
-            self._until(lambda: self._done(1), "a record is committed before the error")
-            if cell.api in (Api.Fetch, Api.Heartbeat):
+            self._until(lambda: self._is_done(1), "a record is committed before the error")
+            idle = cell.api is Api.Heartbeat and cell.forever
+            if cell.api in IN_THE_BACKGROUND:
                 self._inject()
+            if not idle:
                 self._write(range(1, RECORDS))
-            else:
-                self._write(range(1, RECORDS))
+            if cell.api not in IN_THE_BACKGROUND:
                 self._inject()
-        before = len(self._said())
         if not cell.forever:
-            self._until(lambda: self._done(RECORDS) and self._used_up(), "all is committed")
-            self.seen.done = True
+            self._until(lambda: self._is_done(RECORDS) and self._is_over(), "all is committed after the error")
+            self._seen.done = True
+            self._write(range(RECORDS, RECORDS + 1))  # what the error leaves behind may hold for the next transaction
+            self._until(lambda: self._is_done(RECORDS + 1), "the next record is committed")
             return
-        quiet, requests = 0, 0
+        self._endure()
+        self._heal()
+        if cell.api is Api.Heartbeat:
+            self._write(range(1, RECORDS))
+        self._until(lambda: self._is_done(RECORDS), "all is committed once the error is over")
+
+    def _start_with_error(self) -> None:
+        """Starts a worker. Of FindCoordinator, the group's is answered so if the code is the group's, or the id's."""
+        cell = self._cell
+        if cell.api is not Api.FindCoordinator or not PROMISES[cell.guarantee].transactional:
+            self._inject()
+            self._make_worker().start()
+            return
+        if cell.code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            self._log.before_first_producer = self._inject_for_the_transactional_id
+            self._mock.track()
+            self._make_worker().start()
+            return
+        if cell.code in (E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID):
+            self._log.before_first_producer = self._leave_the_transactional_id_out
+        self._inject()
+        self._make_worker().start()
+        if cell.code in (E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID) and cell.forever:
+            self._inject()
+
+    def _await_coordinator_of_group(self) -> None:
         deadline = time.monotonic() + BOUND
-        while not (self.seen.waited or self.seen.silent or self.seen.done):
-            assert time.monotonic() < deadline, "it neither waits nor ends"
-            worker.step()
-            said = [re.sub(r"\d+", "#", line) for line in self._said()[before:]]
-            self.seen.waited = bool(said) and Counter(said).most_common(1)[0][1] >= REPEATED
-            asked = len(self.mock.requests(cell.api))
-            self._clock.skipped += 1
-            quiet += 1
-            self.seen.silent = not said and quiet >= SILENT_TURNS
-            self.seen.done = self._done(RECORDS) and (asked - requests > 3)
-        self.seen.answers = len(self.mock.requests(cell.api))
-        self.mock.clear()
-        for topic in (INPUT, OUTPUT):
-            self.mock.set_topic_error(topic, 0)
-        self._until(lambda: self._done(RECORDS), "it goes on when the answers are well again")
-        self.seen.recovered = True
+        while not self._mock.requests(Api.FindCoordinator):
+            assert time.monotonic() < deadline, "the group's coordinator is not asked for"
+
+    def _inject_for_the_transactional_id(self) -> None:
+        self._await_coordinator_of_group()
+        self._inject()
+
+    def _leave_the_transactional_id_out(self) -> None:
+        self._await_coordinator_of_group()
+        self._mock.clear(Api.FindCoordinator)
+
+    def _endure(self) -> None:
+        """Goes on under the error until the same warning comes again and again, or all is done all the same."""
+        seen, cell = self._seen, self._cell
+        assert self._worker is not None
+        before, deadline = len(seen.warnings), time.monotonic() + BOUND
+        for turn in range(1_000):
+            assert time.monotonic() < deadline, "it neither ends, nor warns again and again, nor gets anything done"
+            self._worker.step()
+            seen.waited = self._repeated_warning(before)
+            seen.answers = len(self._mock.requests(cell.api))
+            if seen.waited:
+                return
+            if cell.api is Api.Heartbeat:
+                seen.done = seen.answers >= 2 * WARNINGS
+            else:
+                seen.done = self._is_done(RECORDS)
+            silent = turn >= SILENT_TURNS and len(seen.warnings) == before
+            if seen.done or silent:
+                return
+
+    def _repeated_warning(self, before: int) -> str:
+        """What the worker says without end; that nothing comes does not count from before an attempt that failed."""
+        said = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[before:])
+        recent = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[max(before, self._recovered_at) :])
+        for line, count in said.items():
+            if (recent[line] if "nothing has been read" in line or "has dealt it" in line else count) >= WARNINGS:
+                return line
+        return ""
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
+        assert self._worker is not None
         deadline = time.monotonic() + BOUND
         while not condition():
             assert time.monotonic() < deadline, f"after {BOUND:g} s still not: {what}"
-            self.worker.step()
+            self._worker.step()
 
-    def _used_up(self) -> bool:
-        """The error was answered, and what followed from it has happened."""
-        api = self.cell.api
-        if self.cell.topic:
-            return True
-        return len(self.mock.requests(api)) >= (3 if api in (Api.Fetch, Api.Heartbeat) else 1)
+    def _is_over(self) -> bool:
+        """The code was the answer, and what followed from it has happened."""
+        assert self._worker is not None
+        asked = len(self._mock.requests(self._cell.api))
+        settled = not (self._worker.consumer.tainted or self._worker._astray) and bool(self._worker._assigned)
+        return settled and asked >= (3 if self._cell.api in IN_THE_BACKGROUND else 1)
 
-    def _done(self, count: int) -> bool:
-        position = self.log.ledger.positions.get(TopicPartition(INPUT, 0), 0)
-        return position >= count and not self.worker.session.busy and not self.worker._apart
+    def _is_done(self, count: int) -> bool:
+        assert self._worker is not None
+        return self._log.ledger.positions.get(FIRST, 0) >= count and not self._worker.session.busy
 
-    def _said(self) -> list[str]:
-        return [
-            record.getMessage()
-            for record in self._lines.by_thread[threading.get_ident()]
-            if record.levelno >= logging.WARNING
-        ]
-
-    def _look(self, lines: list[logging.LogRecord]) -> None:
-        seen, log = self.seen, self.log
-        promise = self.worker.session.promise
-
-        def visible(topic: str) -> list[Any]:
-            found = read_all(self.mock, topic)
-            if not promise.transactional:
-                return found
-            return [m for m in found if dict(m.headers() or ()).get("transaction") in log.ledger.transactions]
-
-        seen.outputs = [int(m.value()) for m in visible(OUTPUT)]
-        seen.dead = len(visible(DEAD))
-        seen.position = log.ledger.positions.get(TopicPartition(INPUT, 0), 0)
+    def _look(self) -> None:
+        seen, log = self._seen, self._log
+        seen.outputs = [int(message.value()) for message in self._visible(OUTPUT)]
+        seen.dead = len(self._visible(DEAD_LETTERS))
+        seen.position = log.ledger.positions.get(FIRST, 0)
         seen.producers, seen.asked, seen.aborted = log.producers, log.asked, log.ledger.aborted
-        seen.warnings = [r.getMessage() for r in lines if r.levelno >= logging.WARNING]
-        seen.lines = [f"{r.levelname} {r.getMessage()}" for r in lines]
-        seen.rejoined = any("joining again" in line or "taking the seat anew" in line for line in seen.warnings)
-        seen.answers = seen.answers or len(self.mock.requests(self.cell.api))
+        seen.answers = seen.answers or len(self._mock.requests(self._cell.api))
+
+    def _visible(self, topic: str) -> list[Any]:
+        """What a reader of committed records sees."""
+        found = read_all(self._mock, topic)
+        if not PROMISES[self._cell.guarantee].transactional:
+            return found
+        return [m for m in found if dict(m.headers() or ()).get("transaction") in self._log.ledger.transactions]

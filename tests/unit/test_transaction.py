@@ -804,7 +804,7 @@ def test_renewals_are_capped(error: type[LogError]) -> None:
     bench.session.commit()
     for nth in range(1, 1_000):
         bench.log.inject("init_transactions", nth=nth, error=error("no"), applied=False)
-    with pytest.raises(Fatal, match=f"g.p.0: {RENEWALS_MAX} producers in a row could not commit: see the log"):
+    with pytest.raises(Fatal, match=f"g.p.0: {RENEWALS_MAX} producers in a row could not commit, at last by: "):
         bench.session.recover(OutcomeUnknown("no answer"))
     assert bench.session.state is State.FATAL
     calls = CALLS_MAX if error is Retriable else 1

@@ -530,11 +530,7 @@ class KafkaConsumer:
             for m in found:
                 if m.error() is not None:
                     self._event(m)
-        if messages:
-            self._heard_at = time.monotonic()
-        elif time.monotonic() - self._heard_at >= STILL_SECONDS:
-            self._say_why_nothing_comes()
-            self._heard_at = time.monotonic()
+        self._watch(bool(messages))
         # what was fetched before a rebalance is no longer ours, or will be read again from the committed position
         return messages if self._rebalances == rebalances else []
 
@@ -567,6 +563,15 @@ class KafkaConsumer:
             raise missing
         self._complaint = f": {error.str()} ({error.name()})"
         logger.info("%s%s; the client retries", doing, self._complaint)
+
+    def _watch(self, heard: bool) -> None:
+        """Looks now and then why nothing comes."""
+        now = time.monotonic()
+        if not heard and now - self._heard_at < STILL_SECONDS:
+            return
+        if not heard:
+            self._say_why_nothing_comes()
+        self._heard_at = now
 
     def _say_why_nothing_comes(self) -> None:
         """Logs a warning if the group or the brokers hold up this member; librdkafka asks again without a word."""
