@@ -107,11 +107,9 @@ RENEWALS_MAX: Final = 10
 """New producers in a row without a commit between them, until the worker gives up."""
 
 OUTPUTS_HELD: Final = 500
-"""Outputs that wait for their commit, so that a small transaction sends its positions before them.
+"""Outputs that wait for their commit, so that a small transaction sends its positions before them (ARCHITECTURE.md).
 
-While the markers of one transaction are being written, the broker refuses to add anything to the next. librdkafka asks
-again for positions after retry.backoff.ms, and for partitions after 20 ms, whatever is set (measured: at 1,000 records
-a second a transaction took 37 ms, and takes 20 so). A large transaction has work to do meanwhile.
+Measured: at 1,000 records a second a transaction took 37 ms, and takes 20 so. A large one has work to do meanwhile.
 """
 
 HELD_BYTES: Final = 4 << 20
@@ -152,16 +150,10 @@ class Session:
         self.promise = PROMISES[processor.guarantee]
         self.journal = journal
         self.state = State.READY
-        self._log = around.log
-        self._consumer = consumer
-        self._processor = processor
+        self._log, self._consumer, self._processor = around.log, consumer, processor
         self._id = transactional_id
-        self._batch_bytes = batch_bytes
-        self._settings = around.settings
-        self._counters = counters
-        self._clock = around.clock
-        self._sleep = around.sleep
-        self._outputs_held = around.outputs_held
+        self._batch_bytes, self._settings, self._counters = batch_bytes, around.settings, counters
+        self._clock, self._sleep, self._outputs_held = around.clock, around.sleep, around.outputs_held
         self._producer: Producer | None = None
         self._positions: Positions = {}
         self._outputs: list[Output] = []
@@ -170,8 +162,7 @@ class Session:
         """When the first of what is not committed came."""
         self._opened_at: float | None = None
         self._renewals = 0
-        self._failed_by: LogError | None = None
-        """What went wrong last."""
+        self._cause: LogError | None = None
         self._aborts = 0
         self._journaled = 0
         self._pinned_since: float | None = None
@@ -381,12 +372,10 @@ class Session:
             try:
                 self._producer.write(self._outputs)
                 self._producer.flush()
-            except Retriable as error:
-                if self._clock() < deadline:
+            except KStreamsError as error:
+                if isinstance(error, Retriable) and self._clock() < deadline:
                     self._sleep(0.1)
                     continue
-                logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
-            except KStreamsError as error:
                 logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
             return
 
@@ -398,7 +387,7 @@ class Session:
         Raises Replaced if another worker holds the seat, Fatal when there is no way back.
         """
         self.timed_out = False
-        self._failed_by = error
+        self._cause = error
         if not self.promise.transactional and self.pending and isinstance(error, Retriable):
             self._wait_after(error, "asking again")
             return False
@@ -452,8 +441,7 @@ class Session:
         untouched = self._outputs
         self._forget()
         self._renew()
-        if untouched:
-            self._outputs, self._since = untouched, self._clock()
+        self._outputs, self._since = untouched, self._clock() if untouched else None
 
     def _abort(self) -> bool:
         """Whether the producer can be used again."""
@@ -518,7 +506,7 @@ class Session:
             if self._renewals > RENEWALS_MAX:
                 self._move(State.FATAL)
                 raise Fatal(
-                    f"{self._id}: {RENEWALS_MAX} producers in a row could not commit, at last by: {self._failed_by}"
+                    f"{self._id}: {RENEWALS_MAX} producers in a row could not commit, at last by: {self._cause}"
                 )
             if self._renewals:
                 self._sleep(min(0.1 * 2**self._renewals, 5.0))
@@ -530,7 +518,7 @@ class Session:
                     self._retrying(self._producer.init_transactions)
             except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:
                 logger.warning("%s: %s; trying again", self._id, error)
-                self._failed_by = error
+                self._cause = error
                 continue
             self._close()
             return
@@ -585,8 +573,7 @@ class Session:
         self._journaled += 1
         if self._journaled % JOURNAL_TRUNCATED_EVERY == 0:
             for partition in intake.choices:
-                m = self._log.newest(TopicPartition(topic, partition))
-                if m is not None:
+                if (m := self._log.newest(TopicPartition(topic, partition))) is not None:
                     self._log.truncate(TopicPartition(topic, partition), m.offset())
 
     # The state.
@@ -634,16 +621,12 @@ class Session:
             if isinstance(error, Retriable) and not self.promise.transactional:
                 self.pending = True  # nothing is lost, and the group must be heard meanwhile
             elif self.promise.saves_first and isinstance(error, Abortable):
-                self._keep_refused(error)
+                self._outputs[:0] = error.outputs  # the broker did not take them; others it may have taken
+                if not error.outputs:
+                    logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
             elif not (self.promise.saves_first and isinstance(error, Refused)):
                 self._fail(error)
             raise
-
-    def _keep_refused(self, error: Abortable) -> None:
-        """At most once: what the broker did not take is written again; what it may have taken must not be."""
-        self._outputs[:0] = error.outputs
-        if not error.outputs:
-            logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
 
     def _retrying(self, call: Callable[[], object]) -> None:
         for attempt in range(1, CALLS_MAX):

@@ -67,6 +67,9 @@ STARTING: Final = {
 REFUSALS: Final = 100
 """A topic refuses so often; other topics do not, the dead letters' among them."""
 
+SPARING: Final = {"retry.backoff.ms": 100, "reconnect.backoff.ms": 300}
+"""Or a client that is refused for ever costs a whole processor."""
+
 IN_THE_BACKGROUND: Final = {Api.Fetch, Api.Heartbeat}
 """What the client asks by itself, again and again."""
 
@@ -314,7 +317,7 @@ class Run:
             request_timeout_ms=1_500 if cell.forever else 15_000,
             session_timeout_ms=4_000,
             transaction_timeout_ms=4_000,
-            kafka={"heartbeat.interval.ms": 200},
+            kafka={"heartbeat.interval.ms": 200} | (SPARING if cell.forever else {}),
         )
         self._log = CellLog(self._settings, taken=cell.taken)
         self._worker: Worker | None = None
@@ -417,7 +420,8 @@ class Run:
 
     def _leave_the_transactional_id_out(self) -> None:
         self._await_coordinator_of_group()
-        self._mock.clear(Api.FindCoordinator)
+        if self._cell.forever:
+            self._mock.clear(Api.FindCoordinator)
 
     def _endure(self) -> None:
         """Goes on under the error until the same warning comes again and again, or all is done all the same."""

@@ -36,6 +36,7 @@ from kstreams_py.errors import (
     Fatal,
     Fenced,
     LogError,
+    NotAuthorized,
     OutcomeUnknown,
     RecordRefused,
     Refused,
@@ -348,6 +349,45 @@ def test_at_most_once_output_that_fails_is_lost_and_said_so(caplog: pytest.LogCa
     bench.session.commit()
     assert (bench.visible, bench.counters.commits) == ([b"2"], 2)
     assert "p: at most once: an output is lost: writing to x: refused" in caplog.text
+
+
+def test_at_most_once_output_that_the_broker_did_not_take_is_written_again(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(AMO)
+    written = plan(b"1").outputs
+    bench.log.inject("produce", error=Abortable("writing to x: no", written), applied=False)
+    bench.write(b"1", 1)
+    bench.fail(bench.failed_commit())
+    bench.session.commit()
+    assert (bench.visible, bench.counters.commits, bench.counters.aborts) == ([b"1"], 1, 1)
+    assert "lost" not in caplog.text
+
+
+def test_at_most_once_outputs_that_no_client_has_taken_are_written_by_the_next_producer() -> None:
+    bench = Bench(AMO)
+    bench.session._outputs += plan(b"1").outputs
+    bench.session._since = bench.clock()
+    bench.fail(Fatal("the client failed"))
+    bench.session.commit()
+    assert bench.visible == [b"1"]
+
+
+def test_at_most_once_fatal_errors_in_a_row_end_the_worker_with_what_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    bench = Bench(AMO)
+    for _ in range(ABORTS_MAX - 1):
+        bench.session._renewals = 0
+        bench.fail(Fatal("no such group"))
+    with pytest.raises(Fatal) as caught:
+        bench.session.recover(Fatal("no such group"))
+    assert str(caught.value) == "g.p.0: 40 attempts in a row failed, at last by: no such group"
+
+
+def test_abort_that_is_refused_at_the_end_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.write()
+    bench.log.inject("abort_transaction", error=NotAuthorized("no right"), applied=False)
+    bench.session.end()
+    assert "p: its transaction is left to its time-out: no right" in caplog.text
 
 
 def test_at_least_once_output_that_fails_keeps_the_positions_back() -> None:

@@ -43,6 +43,7 @@ from kstreams_py.ports.kafka.errors import (
     naming,
     record_refused,
 )
+from kstreams_py.ports.kafka.silence import Silence
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -73,12 +74,6 @@ MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITIO
 
 RETURN_SECONDS: Final = 1.0
 """Between two questions to a group that does not say who holds a lost membership."""
-
-STILL_SECONDS: Final = 30.0
-"""How long nothing comes until it is looked whether something should, and each time after."""
-
-ENDS_SECONDS: Final = 1.0
-"""How long the ends of the partitions are asked for then."""
 
 CONNECT_SECONDS: Final = 1.0
 """How long a new producer waits for its first connection before it goes on all the same."""
@@ -182,11 +177,11 @@ class KafkaProducer:
                     self._await_room()
                 except ck.KafkaException as error:
                     self._poll(0)  # serves the reports: a delivery that failed before may be why
-                    failure = self._failure()
-                    if failure is None:
-                        failure = self._refused(error.args[0], outputs[done])
-                        done += isinstance(failure, Refused)  # it has the output
-                    raise failure from None
+                    if (failure := self._failure()) is not None:
+                        raise failure from None
+                    refused = self._refused(error.args[0], outputs[done])
+                    done += isinstance(refused, Refused)  # it has the output
+                    raise refused from None
         finally:
             del outputs[:done]
 
@@ -425,14 +420,7 @@ class KafkaConsumer:
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
         self._rebalances = 0
-        self._heard_at = time.monotonic()
-        """When a record or the end of a partition was read last, or it was looked why none came."""
-        self._dealt = False
-        """The group has said which partitions are this member's, be it none."""
-        self._from: Positions = {}
-        """Where the partitions were assigned."""
-        self._complaint = ""
-        """What the client said last of a failure that it goes on with."""
+        self._silence = Silence(self._seat, self.group, self._limit)
         self._consumer = made(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
@@ -473,7 +461,7 @@ class KafkaConsumer:
             self._lose()
             return
         self._rebalances += 1
-        self._dealt, self._from, self._complaint = True, {}, ""
+        self._silence.dealt()
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
     def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -481,7 +469,7 @@ class KafkaConsumer:
             self._leave_after_loss(client, partitions)
             return
         self._rebalances += 1
-        self._dealt = False
+        self._silence.revoked()
         self._revoked()
         self._paused = frozenset()
 
@@ -495,14 +483,14 @@ class KafkaConsumer:
     def _lose(self) -> None:
         self._rebalances += 1
         self._paused = frozenset()
-        self._dealt = False
+        self._silence.revoked()
         self._lost = True
         self._on_lost()
 
     def assign(self, positions: Positions) -> None:
         self._paused = frozenset()
         self.ends.clear()
-        self._from = dict(positions)
+        self._silence.begun = dict(positions)
         self._consumer.assign(_partitions(positions))
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
@@ -530,7 +518,10 @@ class KafkaConsumer:
             for m in found:
                 if m.error() is not None:
                     self._event(m)
-        self._watch(bool(messages))
+        if messages:
+            self._silence.broken()
+        else:
+            self._silence.look(self._consumer, self.ends, self._paused)
         # what was fetched before a rebalance is no longer ours, or will be read again from the committed position
         return messages if self._rebalances == rebalances else []
 
@@ -538,7 +529,7 @@ class KafkaConsumer:
         error: ck.KafkaError = m.error()
         if error.code() == E._PARTITION_EOF:
             self.ends[TopicPartition(m.topic(), m.partition())] = m.offset()
-            self._heard_at = time.monotonic()
+            self._silence.broken()
         elif error.code() in (E._AUTO_OFFSET_RESET, E.OFFSET_OUT_OF_RANGE):
             raise InputLost(
                 f"{m.topic()}[{m.partition()}]: the records at the committed position were deleted before they were "
@@ -561,48 +552,8 @@ class KafkaConsumer:
             raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
-        self._complaint = f": {error.str()} ({error.name()})"
-        logger.info("%s%s; the client retries", doing, self._complaint)
-
-    def _watch(self, heard: bool) -> None:
-        """Looks now and then why nothing comes."""
-        now = time.monotonic()
-        if not heard and now - self._heard_at < STILL_SECONDS:
-            return
-        if not heard:
-            self._say_why_nothing_comes()
-        self._heard_at = now
-
-    def _say_why_nothing_comes(self) -> None:
-        """Logs a warning if the group or the brokers hold up this member; librdkafka asks again without a word."""
-        if not self._dealt:
-            logger.warning(
-                "%s: the group %r has dealt it no partitions for %g s%s", self._seat, self.group, STILL_SECONDS,
-                self._complaint,
-            )  # fmt: skip
-            return
-        read = [ck.TopicPartition(*tp, ck.OFFSET_END) for tp in self._from if tp not in self._paused]
-        if not read:
-            return
-        try:
-            ends = self._consumer.offsets_for_times(read, min(self._limit, ENDS_SECONDS))
-            waiting = [p for p in zip(self._consumer.position(read), ends, strict=True) if self._is_behind(*p)]
-        except ck.KafkaException as error:
-            logger.warning(
-                "%s: nothing has been read for %g s, and the brokers do not say where the partitions end: %s",
-                self._seat, STILL_SECONDS, error.args[0].str(),
-            )  # fmt: skip
-            return
-        if waiting:
-            logger.warning(
-                "%s: nothing has been read for %g s, though records wait: %s%s", self._seat, STILL_SECONDS,
-                ", ".join(f"{end.topic}[{end.partition}] up to {end.offset}" for _, end in waiting), self._complaint,
-            )  # fmt: skip
-
-    def _is_behind(self, read: ck.TopicPartition, end: ck.TopicPartition) -> bool:
-        """Whether a partition goes on behind what was read of it, or its end is not known."""
-        tp = TopicPartition(end.topic, end.partition)
-        return end.error is not None or end.offset > max(read.offset, self._from[tp], self.ends.get(tp, 0))
+        self._silence.complaint = f": {error.str()} ({error.name()})"
+        logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
         try:
