@@ -162,7 +162,7 @@ class Session:
         """When the first of what is not committed came."""
         self._opened_at: float | None = None
         self._renewals = 0
-        self._cause: LogError | None = None
+        self._cause = ""
         self._aborts = 0
         self._journaled = 0
         self._pinned_since: float | None = None
@@ -387,7 +387,7 @@ class Session:
         Raises Replaced if another worker holds the seat, Fatal when there is no way back.
         """
         self.timed_out = False
-        self._cause = error
+        self._cause = str(error)
         if not self.promise.transactional and self.pending and isinstance(error, Retriable):
             self._wait_after(error, "asking again")
             return False
@@ -518,7 +518,7 @@ class Session:
                     self._retrying(self._producer.init_transactions)
             except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:
                 logger.warning("%s: %s; trying again", self._id, error)
-                self._cause = error
+                self._cause = str(error)
                 continue
             self._close()
             return

@@ -392,11 +392,18 @@ TABLE: Final = (
     Row(
         Api.Heartbeat,
         "COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR UNKNOWN GROUP_AUTHORIZATION_FAILED",
-        all_three(AGAIN, PASSES),
+        all_three(AGAIN, None),
         seldom="INVALID_GROUP_ID",
     ),
+    Row(
+        Api.Heartbeat,
+        "NOT_COORDINATOR",
+        all_three(None, KEEPS_JOINING),
+        seldom="COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE UNKNOWN GROUP_AUTHORIZATION_FAILED"
+        " INVALID_GROUP_ID disconnected",
+    ),
     # At most once it may have carried a plain commit: then the member joins again.
-    Row(Api.Heartbeat, "disconnected", each(Once(AGAIN, PASSES), Once(AGAIN, PASSES), Once(None, PASSES))),
+    Row(Api.Heartbeat, "disconnected", each(Once(AGAIN, None), Once(AGAIN, None), None)),
     Row(Api.Heartbeat, "REBALANCE_IN_PROGRESS", all_three(DEALT, WAITS)),
     Row(Api.Heartbeat, "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID", all_three(REJOINS, KEEPS_JOINING)),
     Row(Api.Heartbeat, "FENCED_INSTANCE_ID", all_three(REJOINS, GIVES_UP)),

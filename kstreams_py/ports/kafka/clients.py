@@ -209,7 +209,7 @@ class KafkaProducer:
         with suppress(ck.KafkaException):
             # measured: a client that is not connected yet looks for its coordinator again after 500 ms, not at once
             self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
-        self._call(self._producer.init_transactions, "starting the producer")
+        self._call(lambda client, limit: client.init_transactions(limit), "starting the producer")
 
     def begin_transaction(self) -> None:
         self._failed.clear()
@@ -225,7 +225,7 @@ class KafkaProducer:
         assert isinstance(consumer, KafkaConsumer)
         metadata = consumer.group_metadata()
         self._call(
-            lambda limit: self._producer.send_offsets_to_transaction(_partitions(positions), metadata, limit),
+            lambda client, limit: client.send_offsets_to_transaction(_partitions(positions), metadata, limit),
             "adding positions to the transaction",
             group=consumer.group,
             topics=[tp.topic for tp in positions],
@@ -235,7 +235,7 @@ class KafkaProducer:
         if left := self._await_acknowledgements():
             raise self._failure() or Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
         try:
-            self._call(self._producer.commit_transaction, "committing the transaction")
+            self._call(lambda client, limit: client.commit_transaction(limit), "committing the transaction")
         except Retriable as error:
             raise OutcomeUnknown(str(error)) from None
 
@@ -248,7 +248,7 @@ class KafkaProducer:
         if left:
             raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
         try:
-            self._call(self._producer.abort_transaction, "aborting the transaction")
+            self._call(lambda client, limit: client.abort_transaction(limit), "aborting the transaction")
         except (Retriable, Abortable) as error:
             raise OutcomeUnknown(str(error)) from None
 
@@ -319,21 +319,22 @@ class KafkaProducer:
             raise log_error(error.args[0], doing) from None
 
     def _call(
-        self, call: Callable[[float], object], doing: str, *, group: str = "", topics: Collection[str] = ()
+        self, call: Callable[[Any, float], object], doing: str, *, group: str = "", topics: Collection[str] = ()
     ) -> None:
         """One call of the transactional API, in a thread of its own: not every one keeps its limit.
 
         librdkafka waits without end for positions to be added while it waits for a coordinator that no event announces.
-        Such a thread is left behind with its producer.
+        Such a thread is left behind with its producer. `call` must not hold the client: an error that is raised here
+        holds its frames, in a circle, and with them a client that was dropped.
         """
-        outcome: list[ck.KafkaException | None] = []
+        outcome: list[ck.KafkaError | None] = []
 
         def run() -> None:
             try:
-                call(self._limit)
+                call(self._producer, self._limit)
                 outcome.append(None)
             except ck.KafkaException as error:
-                outcome.append(error)
+                outcome.append(error.args[0])  # the exception holds this frame, and so the client, in a circle
 
         thread = threading.Thread(target=run, name=doing, daemon=True)
         thread.start()
@@ -343,8 +344,7 @@ class KafkaProducer:
         thread.join(max(0.0, deadline - time.monotonic()))
         if not outcome:
             raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {self._limit:g} s")
-        if (failure := outcome[0]) is not None:
-            error = failure.args[0]
+        if (error := outcome[0]) is not None:
             doing = naming(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
             leaf = log_error(error, doing)
             if not isinstance(leaf, Fenced):
