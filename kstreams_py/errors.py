@@ -131,7 +131,14 @@ class Refused(LogError):
 
 
 class Abortable(LogError):
-    """Abort the transaction, go back to the committed positions, go on."""
+    """Abort the transaction, go back to the committed positions, go on.
+
+    `outputs` are those that the broker did not take, as they were written, where the caller may write them again.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.outputs = outputs
 
 
 class OutcomeUnknown(LogError):

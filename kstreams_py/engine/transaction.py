@@ -1,19 +1,7 @@
 """Carries out plans: outputs, dead letters and positions as one transaction, or as the guarantee at hand has it.
 
-::
-
-                     begin                    commit, abort
-            ┌─────── READY ◄──────────────────────────────────────────────┐
-            │          ▲ renewed: a new producer of the same id            │
-            ▼          │                                                   │
-           OPEN ──► RETRIABLE ── the call was repeated in vain: abort ──────┤
-            ├────────► ABORTABLE ── abort ─────────────────────────────────┘
-            ├────────► UNKNOWN ──── never abort: renew, then ask what was committed
-            ├────────► FENCED ───── ask the group: if the seat is ours, renew; if not, FATAL
-            └────────► FATAL ────── this worker ends
-
-Every call of a transactional client may move the state; `TRANSITIONS` is the whole table, and each move is checked.
-After anything but a commit, the caller goes back to the committed positions (`Worker.rewind`).
+Every call of a transactional client may move the state (`engine/states.py`), and each move is checked. After anything
+but a commit, the caller goes back to the committed positions (`Worker.rewind`).
 """
 
 from __future__ import annotations
@@ -23,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from kstreams_py.config import Settings
 from kstreams_py.delivery import PROMISES, Choices, Consumer, Log, Output, Producer
+from kstreams_py.engine.states import FAILURES, STATE_OF, TRANSITIONS, State
 from kstreams_py.errors import (
     Abortable,
     Fatal,
@@ -48,39 +36,6 @@ from kstreams_py.topology import Processor
 
 logger = logging.getLogger(__name__)
 
-
-class State(StrEnum):
-    """Where a session stands; the picture above. What failed is in order of severity."""
-
-    READY = "ready"
-    OPEN = "open"
-    RETRIABLE = "retriable"
-    ABORTABLE = "abortable"
-    UNKNOWN = "unknown"
-    FENCED = "fenced"
-    FATAL = "fatal"
-
-
-_FAILURES: Final = (State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL)
-
-TRANSITIONS: Final = {
-    State.READY: frozenset({State.OPEN, *_FAILURES}),
-    State.OPEN: frozenset({State.READY, *_FAILURES}),
-    State.RETRIABLE: frozenset({State.READY, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL}),
-    State.ABORTABLE: frozenset({State.READY, State.UNKNOWN, State.FENCED, State.FATAL}),
-    State.UNKNOWN: frozenset({State.READY, State.FENCED, State.FATAL}),
-    State.FENCED: frozenset({State.READY, State.FATAL}),
-    State.FATAL: frozenset[State](),
-}
-
-_STATE_OF: Final = {
-    Retriable: State.RETRIABLE,
-    Abortable: State.ABORTABLE,
-    Refused: State.ABORTABLE,
-    OutcomeUnknown: State.UNKNOWN,
-    Fenced: State.FENCED,
-    Fatal: State.FATAL,
-}
 
 ABORTS_WARNED: Final = 3
 """Transactions given up in a row from which on each is a warning, and the next one waits."""
@@ -107,11 +62,9 @@ RENEWALS_MAX: Final = 10
 """New producers in a row without a commit between them, until the worker gives up."""
 
 OUTPUTS_HELD: Final = 500
-"""Outputs that wait for their commit, so that a small transaction sends its positions before them.
+"""Outputs that wait for their commit, so that a small transaction sends its positions before them (ARCHITECTURE.md).
 
-While the markers of one transaction are being written, the broker refuses to add anything to the next. librdkafka asks
-again for positions after retry.backoff.ms, and for partitions after 20 ms, whatever is set (measured: at 1,000 records
-a second a transaction took 37 ms, and takes 20 so). A large transaction has work to do meanwhile.
+Measured: at 1,000 records a second a transaction took 37 ms, and takes 20 so. A large one has work to do meanwhile.
 """
 
 HELD_BYTES: Final = 4 << 20
@@ -152,16 +105,10 @@ class Session:
         self.promise = PROMISES[processor.guarantee]
         self.journal = journal
         self.state = State.READY
-        self._log = around.log
-        self._consumer = consumer
-        self._processor = processor
+        self._log, self._consumer, self._processor = around.log, consumer, processor
         self._id = transactional_id
-        self._batch_bytes = batch_bytes
-        self._settings = around.settings
-        self._counters = counters
-        self._clock = around.clock
-        self._sleep = around.sleep
-        self._outputs_held = around.outputs_held
+        self._batch_bytes, self._settings, self._counters = batch_bytes, around.settings, counters
+        self._clock, self._sleep, self._outputs_held = around.clock, around.sleep, around.outputs_held
         self._producer: Producer | None = None
         self._positions: Positions = {}
         self._outputs: list[Output] = []
@@ -170,6 +117,7 @@ class Session:
         """When the first of what is not committed came."""
         self._opened_at: float | None = None
         self._renewals = 0
+        self._cause = ""
         self._aborts = 0
         self._journaled = 0
         self._pinned_since: float | None = None
@@ -292,9 +240,8 @@ class Session:
         try:
             self._call(lambda producer: producer.flush())
         except Abortable as error:
-            if not self.promise.saves_first:
+            if not self.promise.saves_first or error.outputs:
                 raise
-            logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
 
     def deliver(self, outputs: deque[Output]) -> None:
         """Writes the first of these outputs by itself, without a transaction, and takes it off the queue.
@@ -365,7 +312,10 @@ class Session:
             if self.promise.saves_first and self.busy:
                 self._deliver_last(apart)
             if self.promise.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
-                self._abort()
+                try:
+                    self._abort()
+                except KStreamsError as error:  # what the worker ends by is raised already
+                    logger.warning("%s: its transaction is left to its time-out: %s", self._processor.id, error)
             self._producer.drop()
             self._producer = None
 
@@ -380,7 +330,7 @@ class Session:
                 if apart:
                     self._outputs.append(apart.popleft())
                     continue
-            except LogError as error:
+            except KStreamsError as error:
                 if isinstance(error, Refused):
                     raise
                 if isinstance(error, Retriable) and self._clock() < deadline:
@@ -397,6 +347,7 @@ class Session:
         Raises Replaced if another worker holds the seat, Fatal when there is no way back.
         """
         self.timed_out = False
+        self._cause = str(error)
         if not self.promise.transactional and self.pending and isinstance(error, Retriable):
             self._wait_after(error, "asking again")
             return False
@@ -434,20 +385,23 @@ class Session:
         level = logging.WARNING if self._aborts >= ABORTS_WARNED else logging.INFO
         logger.log(level, "%s: %s; %s", self._processor.id, error, then)
         if self._aborts >= ABORTS_MAX and not isinstance(error, Retriable):
-            self._move(State.FATAL)
-            raise Fatal(f"{self._id}: {self._aborts} attempts in a row failed, at last by: {error}")
+            fatal = Fatal(f"{self._id}: {self._aborts} attempts in a row failed, at last by: {error}")
+            self._fail(fatal)
+            raise fatal
         if self._aborts >= ABORTS_WARNED:
             self._sleep(min(0.05 * 2 ** min(self._aborts - ABORTS_WARNED, 10), WAIT_MAX))
 
     def _keep_outputs(self, error: LogError) -> None:
-        """At most once: outputs are still to be delivered, unless their producer is of no further use."""
+        """At most once: outputs are still to be delivered, but for those that a useless producer has taken."""
         self.state = State.READY
         if isinstance(error, Retriable | Abortable | Refused) and self._producer is not None:
             return
         if self.busy:
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
+        untouched = self._outputs
         self._forget()
         self._renew()
+        self._outputs, self._since = untouched, self._clock() if untouched else None
 
     def _abort(self) -> bool:
         """Whether the producer can be used again."""
@@ -511,7 +465,9 @@ class Session:
                 self._producer = None
             if self._renewals > RENEWALS_MAX:
                 self._move(State.FATAL)
-                raise Fatal(f"{self._id}: {RENEWALS_MAX} producers in a row could not commit: see the log")
+                raise Fatal(
+                    f"{self._id}: {RENEWALS_MAX} producers in a row could not commit, at last by: {self._cause}"
+                )
             if self._renewals:
                 self._sleep(min(0.1 * 2**self._renewals, 5.0))
             self._renewals += 1
@@ -522,6 +478,7 @@ class Session:
                     self._retrying(self._producer.init_transactions)
             except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:
                 logger.warning("%s: %s; trying again", self._id, error)
+                self._cause = str(error)
                 continue
             self._close()
             return
@@ -576,8 +533,7 @@ class Session:
         self._journaled += 1
         if self._journaled % JOURNAL_TRUNCATED_EVERY == 0:
             for partition in intake.choices:
-                m = self._log.newest(TopicPartition(topic, partition))
-                if m is not None:
+                if (m := self._log.newest(TopicPartition(topic, partition))) is not None:
                     self._log.truncate(TopicPartition(topic, partition), m.offset())
 
     # The state.
@@ -624,7 +580,11 @@ class Session:
         except LogError as error:
             if isinstance(error, Retriable) and not self.promise.transactional:
                 self.pending = True  # nothing is lost, and the group must be heard meanwhile
-            elif not (self.promise.saves_first and isinstance(error, Refused | Abortable)):
+            elif self.promise.saves_first and isinstance(error, Abortable):
+                self._outputs[:0] = error.outputs  # the broker did not take them; others it may have taken
+                if not error.outputs:
+                    logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
+            elif not (self.promise.saves_first and isinstance(error, Refused)):
                 self._fail(error)
             raise
 
@@ -641,8 +601,8 @@ class Session:
 
     def _fail(self, error: LogError) -> None:
         """Moves to the error's state, unless something as bad or worse has happened already."""
-        state = _STATE_OF[type(error)]
-        if self.state not in _FAILURES or _FAILURES.index(state) > _FAILURES.index(self.state):
+        state = STATE_OF[type(error)]
+        if self.state not in FAILURES or FAILURES.index(state) > FAILURES.index(self.state):
             self._move(state)
 
     def _move(self, state: State) -> None:

@@ -41,14 +41,19 @@ def write(mock: MockCluster, topic: str, values: Sequence[bytes], changed: Setti
 
 def read(mock: MockCluster, topic: str, changed: Settings = NONE) -> list[bytes | None]:
     """All values of partition 0."""
+    return [message.value() for message in read_all(mock, topic, changed)]
+
+
+def read_all(mock: MockCluster, topic: str, changed: Settings = NONE) -> list[Any]:
+    """All records of partition 0."""
     consumer = ck.Consumer(settings_of(mock, {"group.id": "read", "enable.partition.eof": True, **changed}))
     consumer.assign([ck.TopicPartition(topic, 0, 0)])
-    found: list[bytes | None] = []
+    found: list[Any] = []
     deadline = time.monotonic() + BOUND
     while time.monotonic() < deadline:
         for message in consumer.consume(1_000, 0.1):
             if message.error() is None:
-                found.append(message.value())
+                found.append(message)
             elif message.error().code() == ck.KafkaError._PARTITION_EOF:
                 return found
     raise AssertionError(f"the end of {topic} was not reached")

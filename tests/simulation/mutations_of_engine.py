@@ -10,7 +10,8 @@ import pytest
 from kstreams_py import task
 from kstreams_py.delivery import PROMISES, Durability
 from kstreams_py.engine import transaction
-from kstreams_py.engine.transaction import Session, State
+from kstreams_py.engine.states import State
+from kstreams_py.engine.transaction import Session
 from kstreams_py.engine.worker import Worker
 from kstreams_py.errors import LogError, OutcomeUnknown
 from kstreams_py.record import Positions

@@ -27,7 +27,7 @@ from kstreams_py.errors import (
     Retriable,
     TopicError,
 )
-from kstreams_py.ports.kafka import clients
+from kstreams_py.ports.kafka import clients, silence
 from kstreams_py.ports.kafka.clients import (
     ABORT_FLUSH_SECONDS,
     CHUNK_BYTES,
@@ -39,6 +39,7 @@ from kstreams_py.ports.kafka.clients import (
     KafkaProducer,
 )
 from kstreams_py.ports.kafka.errors import RIGHTS
+from kstreams_py.ports.kafka.silence import STILL_SECONDS
 from kstreams_py.record import TopicPartition
 from tests.unit.fakes import Read
 
@@ -74,6 +75,17 @@ class Client:
         self.topics: dict[str, int | None] = {}
         """Codes of errors in the metadata of topics."""
         self.stored: list[Any] = []
+        self.at: dict[TopicPartition, int] = {}
+        """Where it reads on."""
+        self.ends: dict[TopicPartition, int] | ck.KafkaException = {}
+
+    def position(self, partitions: list[ck.TopicPartition]) -> list[Any]:
+        return [stored(tp, self.at.get(tp, -1001)) for tp in map(place, partitions)]
+
+    def offsets_for_times(self, partitions: list[ck.TopicPartition], limit: float) -> list[Any]:
+        if isinstance(self.ends, Exception):
+            raise self.ends
+        return [stored(tp, self.ends[tp]) for tp in map(place, partitions)]
 
     def subscribe(self, topics: list[str], **callbacks: Callable[[Any, list[Any]], None]) -> None:
         self.on_assign, self.on_revoke, self.on_lost = (
@@ -121,6 +133,10 @@ def metadata(topic: str, code: int | None) -> Any:
     return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={})})
 
 
+def place(partition: ck.TopicPartition) -> TopicPartition:
+    return TopicPartition(partition.topic, partition.partition)
+
+
 def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
     """A partition as the client answers it."""
     error = None if code is None else ck.KafkaError(code)
@@ -140,7 +156,10 @@ class Member:
         self.held: str | Exception | None = None
         self.client = Client(self.did)
         monkeypatch.setattr(clients, "made", self._made)
-        monkeypatch.setattr(clients, "time", SimpleNamespace(sleep=lambda seconds: self.did.append(("sleep", seconds))))
+        self.now = 0.0
+        time = SimpleNamespace(sleep=self._sleep, monotonic=lambda: self.now)
+        monkeypatch.setattr(clients, "time", time)
+        monkeypatch.setattr(silence, "time", time)
         self.consumer = KafkaConsumer(
             {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, self._holder
         )
@@ -155,6 +174,9 @@ class Member:
         self.did.append("made")
         self.on_error = settings["error_cb"]
         return self.client
+
+    def _sleep(self, seconds: float) -> None:
+        self.did.append(("sleep", seconds))
 
     def _holder(self, group: str, member: str) -> Holder | None:
         assert (group, member) == ("g", "g.0")
@@ -320,6 +342,64 @@ def test_error_that_the_client_retries_is_raised_as_what_its_caller_must_do(memb
 
 def raising(error: Exception) -> list[Any]:
     raise error
+
+
+def warnings(member: Member, caplog: pytest.LogCaptureFixture, seconds: float) -> list[str]:
+    """What is warned of when nothing has come for so long."""
+    caplog.clear()
+    member.now += seconds
+    member.consumer.consume(10, 0.1)
+    return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_group_that_deals_no_partitions_is_named_now_and_then_with_what_the_client_said_last(
+    member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warnings(member, caplog, STILL_SECONDS - 0.1) == []
+    assert warnings(member, caplog, 0.1) == ["g.0: the group 'g' has dealt it no partitions for 30 s"]
+    member.client.answers = [lambda: [Event("", 0, CODES.COORDINATOR_NOT_AVAILABLE)]]
+    said = "Broker: Coordinator not available (COORDINATOR_NOT_AVAILABLE)"
+    assert warnings(member, caplog, STILL_SECONDS) == [
+        f"g.0: the group 'g' has dealt it no partitions for 30 s: {said}"
+    ]
+    member.client.answers = [member.assigned]  # none, as there are more members than partitions
+    member.consumer.consume(10, 0.1)
+    assert warnings(member, caplog, STILL_SECONDS) == []
+    member.client.answers = [member.revoked]
+    member.consumer.consume(10, 0.1)
+    assert warnings(member, caplog, STILL_SECONDS) == ["g.0: the group 'g' has dealt it no partitions for 30 s"]
+
+
+def test_records_that_wait_and_do_not_come_are_named(member: Member, caplog: pytest.LogCaptureFixture) -> None:
+    """Not those of partitions that were read out, or are paused."""
+    member.client.answers = [lambda: member.assigned(A0, A1, B0)]
+    member.consumer.consume(10, 0.1)
+    member.consumer.assign({A0: 5, A1: 5, B0: 5})
+    member.client.ends = {A0: 5, A1: 9, B0: 9}
+    member.client.answers = [lambda: [Event("a", 9, CODES._PARTITION_EOF, partition=1)]]
+    member.consumer.consume(10, 0.1)
+    assert warnings(member, caplog, STILL_SECONDS) == [
+        "g.0: nothing has been read for 30 s, though records wait: b[0] up to 9"
+    ]
+    member.consumer.pause([B0])
+    assert warnings(member, caplog, STILL_SECONDS) == []
+    member.consumer.pause([])
+    member.client.at = {B0: 9}
+    assert warnings(member, caplog, STILL_SECONDS) == []
+    member.client.ends = failing(CODES._TIMED_OUT)
+    assert warnings(member, caplog, STILL_SECONDS) == [
+        "g.0: nothing has been read for 30 s, and the brokers do not say where the partitions end: Local: Timed out"
+    ]
+
+
+def test_nothing_is_looked_for_where_records_come(member: Member, caplog: pytest.LogCaptureFixture) -> None:
+    member.client.answers = [lambda: member.assigned(A0)]
+    member.consumer.consume(10, 0.1)
+    member.consumer.assign({A0: 0})
+    member.client.ends = {A0: 9}
+    for offset in range(3):
+        member.client.answers = [lambda offset=offset: [Event("a", offset)]]
+        assert warnings(member, caplog, STILL_SECONDS - 0.1) == []
 
 
 def test_partitions_are_paused_and_resumed_as_they_change(member: Member) -> None:

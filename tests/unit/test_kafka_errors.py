@@ -12,8 +12,8 @@ from kstreams_py.errors import (
     KStreamsError,
     NotAuthorized,
     OutcomeUnknown,
-    Refused,
     Retriable,
+    SettingsError,
 )
 from kstreams_py.ports.kafka.errors import log_error
 
@@ -62,8 +62,8 @@ TABLE: dict[str, tuple[type[KStreamsError], str]] = {
         DELEGATION_TOKEN_EXPIRED INVALID_PRINCIPAL_TYPE UNACCEPTABLE_CREDENTIAL PRINCIPAL_DESERIALIZATION_FAILURE
         """,
     ),
-    "a record is always refused": (
-        Refused,
+    "a record is always refused, as the report of its delivery says": (
+        Fatal,
         """
         INVALID_RECORD INVALID_TIMESTAMP POLICY_VIOLATION UNSUPPORTED_FOR_MESSAGE_FORMAT _INVALID_DIFFERENT_RECORD
         MSG_SIZE_TOO_LARGE INVALID_MSG_SIZE RECORD_LIST_TOO_LARGE
@@ -81,13 +81,14 @@ TABLE: dict[str, tuple[type[KStreamsError], str]] = {
         """
         UNKNOWN_TOPIC_OR_PART UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID _UNKNOWN_TOPIC _UNKNOWN_PARTITION TOPIC_EXCEPTION
         TOPIC_ALREADY_EXISTS TOPIC_DELETION_DISABLED INVALID_PARTITIONS INVALID_REPLICATION_FACTOR
-        INVALID_REPLICA_ASSIGNMENT INVALID_CONFIG INVALID_REQUIRED_ACKS INVALID_TRANSACTION_TIMEOUT
+        INVALID_REPLICA_ASSIGNMENT INVALID_CONFIG INVALID_REQUIRED_ACKS
         UNSUPPORTED_COMPRESSION_TYPE
         INVALID_SESSION_TIMEOUT INVALID_GROUP_ID INCONSISTENT_GROUP_PROTOCOL GROUP_MAX_SIZE_REACHED
         GROUP_SUBSCRIBED_TO_TOPIC OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE _UNKNOWN_GROUP _NOT_CONFIGURED
         _INVALID_ARG
         """,
     ),
+    "the broker takes no transaction of such a time-out": (SettingsError, "INVALID_TRANSACTION_TIMEOUT"),
     "the broker or the client is of another version, or broken": (
         Fatal,
         """
@@ -146,8 +147,8 @@ def test_code_says_what_its_caller_must_do(why: str) -> None:
 def test_flag_of_an_error_comes_before_its_code(
     fatal: bool, retriable: bool, aborts: bool, leaf: type[KStreamsError]
 ) -> None:
-    """But for a new owner, an unknown outcome, a missing right and a refused record."""
-    kept = {Fenced, OutcomeUnknown, NotAuthorized, Refused} | ({Abortable} if retriable else set())
+    """But for a new owner, an unknown outcome, a missing right and a wrong setting."""
+    kept = {Fenced, OutcomeUnknown, NotAuthorized, SettingsError} | ({Abortable} if retriable else set())
     table = {name: own for own, names in TABLE.values() for name in names.split()}
     found = {n: type(log_error(E(c, "why", fatal, retriable, aborts), "committing")) for n, c in codes().items()}
     assert found == {name: own if own in kept else leaf for name, own in table.items()}

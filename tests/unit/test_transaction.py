@@ -17,6 +17,7 @@ from kstreams_py.config import Settings
 from kstreams_py.dead_letter import Failure
 from kstreams_py.delivery import PROMISES, Choices, Durability, Guarantee, Output
 from kstreams_py.engine import transaction
+from kstreams_py.engine.states import TRANSITIONS, State
 from kstreams_py.engine.transaction import (
     ABORTS_MAX,
     ABORTS_WARNED,
@@ -24,10 +25,8 @@ from kstreams_py.engine.transaction import (
     END_SECONDS,
     RENEWALS_MAX,
     SEAT_ASKED_MAX,
-    TRANSITIONS,
     WAIT_MAX,
     Session,
-    State,
     Surroundings,
 )
 from kstreams_py.errors import (
@@ -36,6 +35,7 @@ from kstreams_py.errors import (
     Fatal,
     Fenced,
     LogError,
+    NotAuthorized,
     OutcomeUnknown,
     RecordRefused,
     Refused,
@@ -348,6 +348,45 @@ def test_at_most_once_output_that_fails_is_lost_and_said_so(caplog: pytest.LogCa
     bench.session.commit()
     assert (bench.visible, bench.counters.commits) == ([b"2"], 2)
     assert "p: at most once: an output is lost: writing to x: refused" in caplog.text
+
+
+def test_at_most_once_output_that_the_broker_did_not_take_is_written_again(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(AMO)
+    written = plan(b"1").outputs
+    bench.log.inject("produce", error=Abortable("writing to x: no", written), applied=False)
+    bench.write(b"1", 1)
+    bench.fail(bench.failed_commit())
+    bench.session.commit()
+    assert (bench.visible, bench.counters.commits, bench.counters.aborts) == ([b"1"], 1, 1)
+    assert "lost" not in caplog.text
+
+
+def test_at_most_once_outputs_that_no_client_has_taken_are_written_by_the_next_producer() -> None:
+    bench = Bench(AMO)
+    bench.session._outputs += plan(b"1").outputs
+    bench.session._since = bench.clock()
+    bench.fail(Fatal("the client failed"))
+    bench.session.commit()
+    assert bench.visible == [b"1"]
+
+
+def test_at_most_once_fatal_errors_in_a_row_end_the_worker_with_what_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    bench = Bench(AMO)
+    for _ in range(ABORTS_MAX - 1):
+        bench.session._renewals = 0
+        bench.fail(Fatal("no such group"))
+    with pytest.raises(Fatal) as caught:
+        bench.session.recover(Fatal("no such group"))
+    assert str(caught.value) == "g.p.0: 40 attempts in a row failed, at last by: no such group"
+
+
+def test_abort_that_is_refused_at_the_end_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.write()
+    bench.log.inject("abort_transaction", error=NotAuthorized("no right"), applied=False)
+    bench.session.end()
+    assert "p: its transaction is left to its time-out: no right" in caplog.text
 
 
 def test_at_least_once_output_that_fails_keeps_the_positions_back() -> None:
@@ -804,7 +843,7 @@ def test_renewals_are_capped(error: type[LogError]) -> None:
     bench.session.commit()
     for nth in range(1, 1_000):
         bench.log.inject("init_transactions", nth=nth, error=error("no"), applied=False)
-    with pytest.raises(Fatal, match=f"g.p.0: {RENEWALS_MAX} producers in a row could not commit: see the log"):
+    with pytest.raises(Fatal, match=f"g.p.0: {RENEWALS_MAX} producers in a row could not commit, at last by: "):
         bench.session.recover(OutcomeUnknown("no answer"))
     assert bench.session.state is State.FATAL
     calls = CALLS_MAX if error is Retriable else 1

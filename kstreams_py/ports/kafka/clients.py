@@ -43,6 +43,7 @@ from kstreams_py.ports.kafka.errors import (
     naming,
     record_refused,
 )
+from kstreams_py.ports.kafka.silence import Silence
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -176,8 +177,10 @@ class KafkaProducer:
                     self._await_room()
                 except ck.KafkaException as error:
                     self._poll(0)  # serves the reports: a delivery that failed before may be why
-                    refused = self._failure() or self._refused(error.args[0], outputs[done])
-                    done += not isinstance(refused, Retriable)
+                    if (failure := self._failure()) is not None:
+                        raise failure from None
+                    refused = self._refused(error.args[0], outputs[done])
+                    done += isinstance(refused, Refused)  # it has the output
                     raise refused from None
         finally:
             del outputs[:done]
@@ -208,7 +211,7 @@ class KafkaProducer:
         with suppress(ck.KafkaException):
             # measured: a client that is not connected yet looks for its coordinator again after 500 ms, not at once
             self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
-        self._call(self._producer.init_transactions, "starting the producer")
+        self._call(lambda client, limit: client.init_transactions(limit), "starting the producer")
 
     def begin_transaction(self) -> None:
         self._failed.clear()
@@ -224,7 +227,7 @@ class KafkaProducer:
         assert isinstance(consumer, KafkaConsumer)
         metadata = consumer.group_metadata()
         self._call(
-            lambda limit: self._producer.send_offsets_to_transaction(_partitions(positions), metadata, limit),
+            lambda client, limit: client.send_offsets_to_transaction(_partitions(positions), metadata, limit),
             "adding positions to the transaction",
             group=consumer.group,
             topics=[tp.topic for tp in positions],
@@ -234,7 +237,7 @@ class KafkaProducer:
         if left := self._await_acknowledgements():
             raise self._failure() or Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
         try:
-            self._call(self._producer.commit_transaction, "committing the transaction")
+            self._call(lambda client, limit: client.commit_transaction(limit), "committing the transaction")
         except Retriable as error:
             raise OutcomeUnknown(str(error)) from None
 
@@ -247,7 +250,7 @@ class KafkaProducer:
         if left:
             raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
         try:
-            self._call(self._producer.abort_transaction, "aborting the transaction")
+            self._call(lambda client, limit: client.abort_transaction(limit), "aborting the transaction")
         except (Retriable, Abortable) as error:
             raise OutcomeUnknown(str(error)) from None
 
@@ -260,7 +263,7 @@ class KafkaProducer:
 
     def _await_acknowledgements(self) -> int:
         """Waits until every record was acknowledged or has failed; how many are left once nothing moves any more."""
-        left, before = self._producer.flush(0), 0
+        left, before = self._drain(0.0), 0
         while left and left != before and self._is_whole():
             before, left = left, self._drain(time.monotonic() + self._limit, self._is_whole)
         return left
@@ -298,8 +301,11 @@ class KafkaProducer:
             )
             return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
         if failed:
-            error, topic, _ = failed[0]
-            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})")
+            kept = [each for each in failed if each[2] is not None and not _may_be_written(each[0])]
+            if kept:
+                self._failed = [each for each in failed if each not in kept]
+            error, topic, _ = (kept or failed)[0]
+            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})", [output for *_, output in kept])
         return None
 
     def drop(self) -> None:
@@ -315,21 +321,22 @@ class KafkaProducer:
             raise log_error(error.args[0], doing) from None
 
     def _call(
-        self, call: Callable[[float], object], doing: str, *, group: str = "", topics: Collection[str] = ()
+        self, call: Callable[[Any, float], object], doing: str, *, group: str = "", topics: Collection[str] = ()
     ) -> None:
         """One call of the transactional API, in a thread of its own: not every one keeps its limit.
 
         librdkafka waits without end for positions to be added while it waits for a coordinator that no event announces.
-        Such a thread is left behind with its producer.
+        Such a thread is left behind with its producer. `call` must not hold the client: an error that is raised here
+        holds its frames, in a circle, and with them a client that was dropped.
         """
-        outcome: list[ck.KafkaException | None] = []
+        outcome: list[ck.KafkaError | None] = []
 
         def run() -> None:
             try:
-                call(self._limit)
+                call(self._producer, self._limit)
                 outcome.append(None)
             except ck.KafkaException as error:
-                outcome.append(error)
+                outcome.append(error.args[0])  # the exception holds this frame, and so the client, in a circle
 
         thread = threading.Thread(target=run, name=doing, daemon=True)
         thread.start()
@@ -339,8 +346,7 @@ class KafkaProducer:
         thread.join(max(0.0, deadline - time.monotonic()))
         if not outcome:
             raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {self._limit:g} s")
-        if (failure := outcome[0]) is not None:
-            error = failure.args[0]
+        if (error := outcome[0]) is not None:
             doing = naming(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
             leaf = log_error(error, doing)
             if not isinstance(leaf, Fenced):
@@ -358,6 +364,11 @@ def is_missing(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> b
     except ck.KafkaException:
         return False
     return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
+
+
+def _may_be_written(error: ck.KafkaError) -> bool:
+    """Whether a record may be in its topic though its delivery failed; a code below 0 is the client's own."""
+    return error.code() < 0 or error.code() in {E.UNKNOWN, E.NETWORK_EXCEPTION, E.REQUEST_TIMED_OUT} or error.fatal()
 
 
 def _partitions(positions: Positions) -> list[ck.TopicPartition]:
@@ -411,6 +422,7 @@ class KafkaConsumer:
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
         self._rebalances = 0
+        self._silence = Silence(self._seat, self.group, self._limit)
         self._consumer = made(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
@@ -451,6 +463,7 @@ class KafkaConsumer:
             self._lose()
             return
         self._rebalances += 1
+        self._silence.dealt()
         self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
 
     def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -458,6 +471,7 @@ class KafkaConsumer:
             self._leave_after_loss(client, partitions)
             return
         self._rebalances += 1
+        self._silence.revoked()
         self._revoked()
         self._paused = frozenset()
 
@@ -471,12 +485,14 @@ class KafkaConsumer:
     def _lose(self) -> None:
         self._rebalances += 1
         self._paused = frozenset()
+        self._silence.revoked()
         self._lost = True
         self._on_lost()
 
     def assign(self, positions: Positions) -> None:
         self._paused = frozenset()
         self.ends.clear()
+        self._silence.begun = dict(positions)
         self._consumer.assign(_partitions(positions))
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
@@ -504,6 +520,10 @@ class KafkaConsumer:
             for m in found:
                 if m.error() is not None:
                     self._event(m)
+        if messages:
+            self._silence.broken()
+        else:
+            self._silence.look(self._consumer, self.ends, self._paused)
         # what was fetched before a rebalance is no longer ours, or will be read again from the committed position
         return messages if self._rebalances == rebalances else []
 
@@ -511,6 +531,7 @@ class KafkaConsumer:
         error: ck.KafkaError = m.error()
         if error.code() == E._PARTITION_EOF:
             self.ends[TopicPartition(m.topic(), m.partition())] = m.offset()
+            self._silence.broken()
         elif error.code() in (E._AUTO_OFFSET_RESET, E.OFFSET_OUT_OF_RANGE):
             raise InputLost(
                 f"{m.topic()}[{m.partition()}]: the records at the committed position were deleted before they were "
@@ -533,6 +554,7 @@ class KafkaConsumer:
             raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
+        self._silence.complaint = f": {error.str()} ({error.name()})"
         logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:

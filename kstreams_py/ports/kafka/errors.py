@@ -18,7 +18,6 @@ from kstreams_py.errors import (
     OutcomeUnknown,
     RecordRefused,
     RecordTooLarge,
-    Refused,
     Retriable,
     SettingsError,
 )
@@ -135,13 +134,19 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
     )
 
 
-def log_error(error: ck.KafkaError, doing: str, topic: str = "") -> KStreamsError:
-    """What a failed call's caller must do next: a LogError, or NotAuthorized. `topic` is what was written to."""
+def log_error(error: ck.KafkaError, doing: str) -> KStreamsError:
+    """What a failed call's caller must do next: a LogError, NotAuthorized or SettingsError.
+
+    That a topic refuses a record is said by the report of its delivery (`record_refused`).
+    """
     text = f"{doing}: {error.str()} ({error.name()})"
     if error.code() in RIGHTS:
         return not_authorized(error, doing)
-    if error.code() in REFUSED:
-        return Refused(record_refused(error, topic))
+    if error.code() == E.INVALID_TRANSACTION_TIMEOUT:
+        return SettingsError(
+            f"{doing}: transaction_timeout_ms is above what the broker takes: lower it, or raise the broker's "
+            "transaction.max.timeout.ms"
+        )
     if error.code() in FENCED:
         return Fenced(text)
     if error.code() in _SPENT:

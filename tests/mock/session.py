@@ -1,0 +1,489 @@
+"""One worker on a mock cluster that answers one request with an error, and what became of it.
+
+The worker is driven turn by turn in the thread of its cell, so that many cells run side by side. Its clock is the real
+one plus what it has slept, so that it never waits for itself.
+
+A mock cluster neither fences nor hides what is not committed, and forgets the positions of a transaction (cluster.py).
+So each output has its transaction in a header, a ledger keeps which transactions were committed with which positions,
+and the worker is given those back. Who holds its membership, and the settings of topics, are answers of a stub, for the
+mock cluster knows neither DescribeGroups nor DescribeConfigs.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py import Graph, Settings
+from kstreams_py.delivery import PROMISES, Durability, Guarantee, Promise, TopicInfo
+from kstreams_py.engine.transaction import Surroundings
+from kstreams_py.engine.worker import Worker
+from kstreams_py.errors import LogError, Retriable
+from kstreams_py.groups import Pending
+from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.errors import REFUSED
+from kstreams_py.ports.registry import FileRegistry
+from kstreams_py.record import Positions, TopicPartition
+from tests.mock.cluster import ALWAYS, Api, MockCluster
+from tests.mock.plain import BOUND, read_all, write
+
+E = ck.KafkaError
+
+INPUT: Final = "in"
+OUTPUT: Final = "out"
+DEAD_LETTERS: Final = "dead"
+FIRST = TopicPartition(INPUT, 0)
+
+RECORDS: Final = 4
+
+WARNINGS: Final = 5
+"""A warning that came so often comes for ever: no bound of the session, as the test sets them, is as high."""
+
+SILENT_TURNS: Final = 60
+"""Turns in which nothing is said and nothing gets done, until a session counts as standing still without a word."""
+
+STARTING: Final = {
+    Api.InitProducerId,
+    Api.FindCoordinator,
+    Api.JoinGroup,
+    Api.SyncGroup,
+    Api.OffsetFetch,
+    Api.ListOffsets,
+    Api.Metadata,
+}
+"""What is asked at the start. The other requests are answered with an error once a record has been committed."""
+
+REFUSALS: Final = 100
+"""A topic refuses so often; other topics do not, the dead letters' among them."""
+
+SPARING: Final = {"retry.backoff.ms": 100, "reconnect.backoff.ms": 300}
+"""Or a client that is refused for ever costs a whole processor."""
+
+SETTINGS: Final = [
+    Settings(
+        request_timeout_ms=limit,
+        session_timeout_ms=session,
+        transaction_timeout_ms=4_000,
+        kafka={"heartbeat.interval.ms": 200, **client},  # type: ignore[arg-type]
+    )
+    for limit, session, client in ((15_000, 8_000, {}), (1_500, 4_000, SPARING))
+]
+"""Where the code comes once, and for ever. Made here: pytest changes the environment while cells run."""
+
+IN_THE_BACKGROUND: Final = {Api.Fetch, Api.Heartbeat}
+"""What the client asks by itself, again and again."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A request that is answered with a code, once or for ever, under a guarantee."""
+
+    api: Api
+    code: int
+    forever: bool
+    guarantee: Guarantee
+    letters: bool = True
+    """The graph has a dead-letter topic."""
+    taken: bool = False
+    """The group says that another worker holds the slot."""
+    topic: str = ""
+    """Of Metadata: whose."""
+
+    def __str__(self) -> str:
+        code = "disconnected" if self.code == E._TRANSPORT else E(self.code).name()
+        of = "".join(f" of {topic}" for topic in [self.topic] if topic)
+        variant = " without dead letters" * (not self.letters) + " taken" * self.taken
+        return f"{self.api.name}{of} {code} {'for ever' if self.forever else 'once'} {self.guarantee}{variant}"
+
+
+@dataclass
+class Seen:
+    """What became of a cell."""
+
+    ended: Exception | None = None
+    done: bool = False
+    """All was committed; where the code came for ever: while it came."""
+    waited: str = ""
+    """The warning that comes again and again."""
+    calls: list[int] = field(default_factory=list)
+    """Of the function."""
+    outputs: list[int] = field(default_factory=list)
+    """What a reader sees of them."""
+    dead: int = 0
+    position: int = 0
+    producers: int = 0
+    asked: int = 0
+    """How often the group was asked who holds the membership."""
+    aborted: int = 0
+    assigned: int = 0
+    recovered: int = 0
+    answers: int = 0
+    """Requests of this kind since the first was answered with the code."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def lost(self) -> list[int]:
+        """Records whose positions are committed and that came to nothing."""
+        return [number for number in range(self.position) if number not in self.outputs][self.dead :]
+
+    @property
+    def doubled(self) -> list[int]:
+        """Outputs that are there more than once."""
+        return [number for number, copies in Counter(self.outputs).items() if copies > 1]
+
+    @property
+    def rejoined(self) -> bool:
+        """The membership was given up for a new one."""
+        return any(is_rejoining(line) for line in self.warnings)
+
+
+def is_rejoining(line: str) -> bool:
+    """Whether a worker says that it takes its membership again."""
+    return "joining again" in line or "taking the seat anew" in line
+
+
+class Ledger:
+    """What was committed, as real brokers would have it."""
+
+    def __init__(self) -> None:
+        self.positions: Positions = {}
+        self.transactions: set[bytes] = set()
+        self.begun = 0
+        self.aborted = 0
+
+
+class LedgerProducer:
+    """A client whose transactions go into a ledger."""
+
+    def __init__(self, client: ck.Producer, ledger: Ledger) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._transaction = b"none"
+        self._positions: Positions = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def __len__(self) -> int:
+        return len(self._client)
+
+    def produce(self, *output: Any) -> None:
+        self._client.produce(*output[:7], [*(output[7] or ()), ("transaction", self._transaction)])
+
+    def begin_transaction(self) -> None:
+        self._client.begin_transaction()
+        self._ledger.begun += 1
+        self._transaction = b"%d" % self._ledger.begun
+        self._positions = {}
+
+    def send_offsets_to_transaction(self, partitions: list[ck.TopicPartition], metadata: object, limit: float) -> None:
+        self._client.send_offsets_to_transaction(partitions, metadata, limit)
+        self._positions |= {TopicPartition(p.topic, p.partition): p.offset for p in partitions}
+
+    def commit_transaction(self, limit: float) -> None:
+        self._client.commit_transaction(limit)
+        self._ledger.transactions.add(self._transaction)
+        self._ledger.positions |= self._positions
+
+    def abort_transaction(self, limit: float) -> None:
+        self._ledger.aborted += 1
+        self._client.abort_transaction(limit)
+
+
+class CellLog(KafkaLog):
+    """The log of a cell: real clients, which are counted, and stubs for what the mock cluster does not answer."""
+
+    def __init__(self, settings: Settings, *, taken: bool) -> None:
+        super().__init__(settings)
+        self.ledger = Ledger()
+        self.producers = 0
+        self.asked = 0
+        self.before_first_producer: Callable[[], None] = lambda: None
+        self._taken = taken
+        self._member: KafkaConsumer | None = None
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        return {name: TopicInfo(name=name, topic_id=name, partitions=1, replication=1, settings={}) for name in names}
+
+    def offsets_retention_minutes(self) -> int | None:
+        return None
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        raise Retriable("a mock cluster does not say")
+
+    def _forget_old_assignment(self, group: str, seat: str, topics: Collection[str]) -> None:
+        pass
+
+    def _holder(self, group: str, seat: str) -> Holder | None:
+        self.asked += 1
+        assert self._member is not None
+        return Holder("another" if self._taken else self._member._member, "client", "host")
+
+    def consumer(self, group: str, seat: str, *, commits: bool = False) -> KafkaConsumer:
+        member = self._member = super().consumer(group, seat, commits=commits)
+        committed, commit = member.committed, member.commit
+
+        def read(partitions: Collection[TopicPartition]) -> Positions:
+            found = committed(partitions)
+            return found | {tp: at for tp, at in self.ledger.positions.items() if tp in partitions}
+
+        def save(positions: Positions) -> None:
+            commit(positions)
+            self.ledger.positions |= positions
+
+        member.committed, member.commit = read, save  # type: ignore[method-assign]
+        return member
+
+    def producer(
+        self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None
+    ) -> KafkaProducer:
+        if not self.producers:
+            self.before_first_producer()
+        self.producers += 1
+        producer = super().producer(promise, durability, transactional_id, batch_bytes)
+        producer._producer = LedgerProducer(producer._producer, self.ledger)  # type: ignore[assignment]
+        return producer
+
+    def let_go(self) -> None:
+        """Ends the clients that outlive a worker."""
+        self._reading_client = self._admin_client = None
+
+
+class Lines(logging.Handler):
+    """The product's warnings, by the thread that logged them: each cell has its own."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.of_threads: dict[int, list[str]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (lines := self.of_threads.get(record.thread or 0)) is not None:
+            lines.append(record.getMessage())
+
+
+class Clock:
+    """The real time, and what was slept."""
+
+    def __init__(self) -> None:
+        self._slept = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._slept
+
+    def sleep(self, seconds: float) -> None:
+        self._slept += seconds
+
+
+class Run:
+    """Carries out a cell."""
+
+    def __init__(self, cell: Cell, lines: Lines, directory: Path) -> None:
+        self._cell = cell
+        self._lines = lines
+        self._directory = directory
+        self._seen = Seen()
+        self._recovered_at = 0
+
+    def run(self) -> Seen:
+        """Starts a cluster and a worker, has the request answered with the code, and looks what there is afterwards."""
+        seen = self._seen
+        self._lines.of_threads[threading.get_ident()] = seen.warnings
+        with MockCluster(brokers=1) as self._mock:
+            self._prepare()
+            try:
+                self._drive()
+            except Exception as error:
+                seen.ended = error.with_traceback(None)  # its frames hold clients
+            self._heal()
+            if self._worker is not None:
+                self._worker.close()
+            self._look()
+            self._log.let_go()
+        del self._lines.of_threads[threading.get_ident()]
+        return seen
+
+    def _prepare(self) -> None:
+        cell = self._cell
+        graph = self._graph = Graph("g", errors=DEAD_LETTERS if cell.letters else None)
+
+        @graph.map(graph.topic(INPUT), to=graph.topic(OUTPUT), id="p", guarantee=cell.guarantee)
+        def copy(value: bytes) -> bytes:
+            self._seen.calls.append(int(value))
+            return value
+
+        self._mock.create(INPUT, OUTPUT, DEAD_LETTERS, graph.beginnings)
+        self._settings = SETTINGS[cell.forever].model_copy(update={"bootstrap_servers": self._mock.bootstrap_servers})
+        self._log = CellLog(self._settings, taken=cell.taken)
+        self._worker: Worker | None = None
+
+    def _make_worker(self) -> Worker:
+        clock = Clock()
+        registry = FileRegistry(self._directory)
+        around = Surroundings(self._log, registry, self._settings, clock, clock.sleep)
+        worker = self._worker = Worker(self._graph, self._graph.processors[0], 0, around, Event())
+        assigned, recover = worker._on_assigned, worker.session.recover
+
+        def count_assignment(partitions: set[TopicPartition]) -> None:
+            self._seen.assigned += 1
+            assigned(partitions)
+
+        def count_recovery(error: LogError) -> bool:
+            self._seen.recovered += 1
+            self._recovered_at = len(self._seen.warnings)
+            return recover(error)
+
+        worker._on_assigned = count_assignment  # type: ignore[method-assign]
+        worker.session.recover = count_recovery  # type: ignore[method-assign]
+        return worker
+
+    def _write(self, numbers: range) -> None:
+        assert set(write(self._mock, INPUT, [b"%d" % number for number in numbers])) == {"ok"}
+
+    def _inject(self) -> None:
+        cell = self._cell
+        count = ALWAYS if cell.forever else 2 if cell.api is Api.ListOffsets else 1  # both ends are asked at once
+        self._mock.track()
+        if cell.topic:
+            self._mock.set_topic_error(cell.topic, cell.code)
+        elif cell.api is Api.Produce and cell.code in REFUSED:
+            self._mock.answer_partition(OUTPUT, 0, cell.api, *[cell.code] * min(count, REFUSALS))
+        else:
+            self._mock.answer(cell.api, *[cell.code] * count)
+
+    def _heal(self) -> None:
+        self._mock.clear()
+        for topic in (INPUT, OUTPUT):
+            self._mock.set_topic_error(topic, 0)
+
+    def _drive(self) -> None:
+        cell = self._cell
+        if cell.api in STARTING:
+            self._write(range(RECORDS))
+            self._start_with_error()
+        else:
+            worker = self._make_worker()
+            worker.start()
+            self._write(range(1))
+            self._until(lambda: self._is_done(1), "a record is committed before the error")
+            idle = cell.api is Api.Heartbeat and cell.forever
+            if cell.api in IN_THE_BACKGROUND:
+                self._inject()
+            if not idle:
+                self._write(range(1, RECORDS))
+            if cell.api not in IN_THE_BACKGROUND:
+                self._inject()
+        if not cell.forever:
+            self._until(lambda: self._is_done(RECORDS) and self._is_over(), "all is committed after the error")
+            self._seen.done = True
+            self._write(range(RECORDS, RECORDS + 1))  # what the error leaves behind may hold for the next transaction
+            self._until(lambda: self._is_done(RECORDS + 1), "the next record is committed")
+            return
+        self._endure()
+        self._heal()
+        if cell.api is Api.Heartbeat:
+            self._write(range(1, RECORDS))
+        self._until(lambda: self._is_done(RECORDS), "all is committed once the error is over")
+
+    def _start_with_error(self) -> None:
+        """Starts a worker. Of FindCoordinator, the group's is answered so if the code is the group's, or the id's."""
+        cell = self._cell
+        if cell.api is not Api.FindCoordinator or not PROMISES[cell.guarantee].transactional:
+            self._inject()
+            self._make_worker().start()
+            return
+        if cell.code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            self._log.before_first_producer = self._inject_for_the_transactional_id
+            self._mock.track()
+            self._make_worker().start()
+            return
+        if cell.code in (E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID):
+            self._log.before_first_producer = self._leave_the_transactional_id_out
+        self._inject()
+        self._make_worker().start()
+        if cell.code in (E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID) and cell.forever:
+            self._inject()
+
+    def _await_coordinator_of_group(self) -> None:
+        deadline = time.monotonic() + BOUND
+        while not self._mock.requests(Api.FindCoordinator):
+            assert time.monotonic() < deadline, "the group's coordinator is not asked for"
+
+    def _inject_for_the_transactional_id(self) -> None:
+        self._await_coordinator_of_group()
+        self._inject()
+
+    def _leave_the_transactional_id_out(self) -> None:
+        self._await_coordinator_of_group()
+        if self._cell.forever:
+            self._mock.clear(Api.FindCoordinator)
+
+    def _endure(self) -> None:
+        """Goes on under the error until the same warning comes again and again, or all is done all the same."""
+        seen, cell = self._seen, self._cell
+        assert self._worker is not None
+        before, deadline = len(seen.warnings), time.monotonic() + BOUND
+        for turn in range(1_000):
+            assert time.monotonic() < deadline, "it neither ends, nor warns again and again, nor gets anything done"
+            self._worker.step()
+            seen.waited = self._repeated_warning(before)
+            seen.answers = len(self._mock.requests(cell.api))
+            if seen.waited:
+                return
+            # an idle member that is refused for ever, and says nothing of it, was not in want of an answer
+            seen.done = cell.api is not Api.Heartbeat and self._is_done(RECORDS)
+            silent = turn >= SILENT_TURNS and len(seen.warnings) == before
+            if seen.done or silent:
+                return
+
+    def _repeated_warning(self, before: int) -> str:
+        """What the worker says without end; that nothing comes does not count from before an attempt that failed."""
+        said = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[before:])
+        recent = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[max(before, self._recovered_at) :])
+        for line, count in said.items():
+            if (recent[line] if "nothing has been read" in line or "has dealt it" in line else count) >= WARNINGS:
+                return line
+        return ""
+
+    def _until(self, condition: Callable[[], object], what: str) -> None:
+        assert self._worker is not None
+        deadline = time.monotonic() + BOUND
+        while not condition():
+            assert time.monotonic() < deadline, f"after {BOUND:g} s still not: {what}"
+            self._worker.step()
+
+    def _is_over(self) -> bool:
+        """The code was the answer, and what followed from it has happened."""
+        assert self._worker is not None
+        asked = len(self._mock.requests(self._cell.api))
+        settled = not (self._worker.consumer.tainted or self._worker._astray) and bool(self._worker._assigned)
+        return settled and asked >= (3 if self._cell.api in IN_THE_BACKGROUND else 1)
+
+    def _is_done(self, count: int) -> bool:
+        assert self._worker is not None
+        return self._log.ledger.positions.get(FIRST, 0) >= count and not self._worker.session.busy
+
+    def _look(self) -> None:
+        seen, log = self._seen, self._log
+        seen.outputs = [int(message.value()) for message in self._visible(OUTPUT)]
+        seen.dead = len(self._visible(DEAD_LETTERS))
+        seen.position = log.ledger.positions.get(FIRST, 0)
+        seen.producers, seen.asked, seen.aborted = log.producers, log.asked, log.ledger.aborted
+        seen.answers = seen.answers or len(self._mock.requests(self._cell.api))
+
+    def _visible(self, topic: str) -> list[Any]:
+        """What a reader of committed records sees."""
+        found = read_all(self._mock, topic)
+        if not PROMISES[self._cell.guarantee].transactional:
+            return found
+        return [m for m in found if dict(m.headers() or ()).get("transaction") in self._log.ledger.transactions]
