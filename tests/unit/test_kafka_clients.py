@@ -1005,6 +1005,8 @@ def test_client_that_has_failed_for_good_says_so_whatever_is_asked_of_it(monkeyp
     with pytest.raises(Fatal, match=r"^serving the producer: "):
         producer._poll(0)
     with pytest.raises(Fatal, match=r"^sending what is queued: "):
+        producer.flush()
+    with pytest.raises(Fatal, match=r"^sending what is queued: "):
         producer._drain(0.0)
     assert producer.tainted
 
