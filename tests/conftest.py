@@ -6,13 +6,17 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
+
+ROOT: Final = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,12 @@ class OneClusterAtATime(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return "three brokers" if file.endswith(("test_broker.py", "test_copier.py", "test_durability.py")) else file
+        return "three brokers" if starts_three_brokers(file) else file
+
+
+@cache
+def starts_three_brokers(file: str) -> bool:
+    return "three_brokers" in (ROOT / file).read_text("utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)

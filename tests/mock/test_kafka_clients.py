@@ -100,6 +100,15 @@ def test_at_least_once_with_durability_leader_keeps_the_order_when_a_batch_is_re
     assert [int(value or b"") for value in read(mock, "a")] == list(range(400))
 
 
+def test_order_that_is_not_kept_with_durability_leader_is_seen(
+    mock: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutation: a batch is sent while the one before it may still fail, as max.in.flight=1 alone has it."""
+    monkeypatch.setattr(KafkaProducer, "_acknowledge", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_at_least_once_with_durability_leader_keeps_the_order_when_a_batch_is_refused_once(False, mock)
+
+
 def leader_of_a(producer: KafkaProducer) -> int:
     """As the client knows it; -1 where the broker that it asks does not answer yet."""
     with suppress(ck.KafkaException):

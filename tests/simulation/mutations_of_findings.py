@@ -90,6 +90,18 @@ def outputs_beside_a_refused_one_dropped_at_the_end(patch: pytest.MonkeyPatch) -
     patch.setattr(Session, "_deliver_last", deliver_once)
 
 
+# 4: a group whose positions have expired.
+
+
+@MUTATIONS.add("positions lost", "duplicate", faults=[Fault.EXPIRED])
+def group_that_began_before_starts_over(patch: pytest.MonkeyPatch) -> None:
+    def nothing_begun(self: Beginning) -> dict[Any, int]:
+        self._begun = self._begun or {}
+        return self._begun
+
+    patch.setattr(Beginning, "_read", nothing_begun)
+
+
 # 5: partitions that grow.
 
 

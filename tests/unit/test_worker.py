@@ -24,8 +24,8 @@ from kstreams_py.delivery import (
     hash_prefix,
     pack_offset,
 )
-from kstreams_py.engine.topics import BEGINNINGS_SETTINGS, JOURNAL_SETTINGS
 from kstreams_py.engine.states import State
+from kstreams_py.engine.topics import BEGINNINGS_SETTINGS, JOURNAL_SETTINGS
 from kstreams_py.engine.transaction import CALLS_MAX, Surroundings
 from kstreams_py.engine.worker import IDLE_WAIT, Pace, Search, Worker
 from kstreams_py.errors import (

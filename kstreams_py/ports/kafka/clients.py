@@ -202,9 +202,11 @@ class KafkaProducer:
         if error.code() in REFUSED:
             return Refused(record_refused(error, output[0]), [output])
         if error.code() in MISSING:
+            found = described(self._producer, output[0], self._limit)
+            if found is not None and found.error is None and output[3] in found.partitions:
+                return Retriable(f"writing to {output[0]}[{output[3]}]: it was not known yet")  # now it is
             if is_missing(self._producer, output[0], self._limit):
                 return TopicError(f"topic {output[0]!r} does not exist: run `kstreams topics create`")
-            return Retriable(f"writing to topic {output[0]!r}: a partition of it was not known yet")  # now it is
         return log_error(error, f"writing to topic {output[0]!r}")
 
     def init_transactions(self) -> None:
@@ -357,13 +359,18 @@ class KafkaProducer:
             raise leaf from None
 
 
+def described(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> Any:
+    """What the cluster says of a topic, which the client knows then; None if it does not answer."""
+    try:
+        return client.list_topics(topic, limit).topics[topic]
+    except ck.KafkaException:
+        return None
+
+
 def is_missing(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> bool:
     """Whether the cluster has no such topic: a client may go on for long with one that was deleted."""
-    try:
-        found = client.list_topics(topic, limit).topics[topic]
-    except ck.KafkaException:
-        return False
-    return found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
+    found = described(client, topic, limit)
+    return found is not None and found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 
 def _may_be_written(error: ck.KafkaError) -> bool:
