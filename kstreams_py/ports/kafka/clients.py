@@ -40,6 +40,7 @@ from kstreams_py.ports.kafka.errors import (
     E,
     log_error,
     made,
+    may_be_written,
     naming,
     record_refused,
 )
@@ -303,7 +304,7 @@ class KafkaProducer:
             )
             return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
         if failed:
-            kept = [each for each in failed if each[2] is not None and not _may_be_written(each[0])]
+            kept = [each for each in failed if each[2] is not None and not may_be_written(each[0])]
             if kept:
                 self._failed = [each for each in failed if each not in kept]
             error, topic, _ = (kept or failed)[0]
@@ -328,8 +329,7 @@ class KafkaProducer:
         """One call of the transactional API, in a thread of its own: not every one keeps its limit.
 
         librdkafka waits without end for positions to be added while it waits for a coordinator that no event announces.
-        Such a thread is left behind with its producer. `call` must not hold the client: an error that is raised here
-        holds its frames, in a circle, and with them a client that was dropped.
+        Such a thread is left behind. `call` must not hold the client: an error holds its frames, in a circle.
         """
         outcome: list[ck.KafkaError | None] = []
 
@@ -371,11 +371,6 @@ def is_missing(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> b
     """Whether the cluster has no such topic: a client may go on for long with one that was deleted."""
     found = described(client, topic, limit)
     return found is not None and found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
-
-
-def _may_be_written(error: ck.KafkaError) -> bool:
-    """Whether a record may be in its topic though its delivery failed; a code below 0 is the client's own."""
-    return error.code() < 0 or error.code() in {E.UNKNOWN, E.NETWORK_EXCEPTION, E.REQUEST_TIMED_OUT} or error.fatal()
 
 
 def _partitions(positions: Positions) -> list[ck.TopicPartition]:

@@ -134,6 +134,11 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
     )
 
 
+def may_be_written(error: ck.KafkaError) -> bool:
+    """Whether a record may be in its topic though its delivery failed; a code below 0 is the client's own."""
+    return error.code() < 0 or error.code() in {E.UNKNOWN, E.NETWORK_EXCEPTION, E.REQUEST_TIMED_OUT} or error.fatal()
+
+
 def log_error(error: ck.KafkaError, doing: str) -> KStreamsError:
     """What a failed call's caller must do next: a LogError, NotAuthorized or SettingsError.
 
