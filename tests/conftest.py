@@ -58,4 +58,10 @@ def starts_three_brokers(file: str) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAtATime:
+    config.option.loadscopereorder = False
     return OneClusterAtATime(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, beside all the others."""
+    items.sort(key=lambda item: not starts_three_brokers(item.nodeid.split("::", 1)[0]))

@@ -9,7 +9,7 @@ import pytest
 
 from kstreams_py import task
 from kstreams_py.delivery import PROMISES, Durability
-from kstreams_py.engine import transaction
+from kstreams_py.engine import states
 from kstreams_py.engine.states import State
 from kstreams_py.engine.transaction import Session
 from kstreams_py.engine.worker import Worker
@@ -50,7 +50,7 @@ def no_rewind_after_an_abort(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("torn", "duplicate", struck=[(Fault.LATE, "commit_transaction")])
 def abort_on_unknown(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(transaction._STATE_OF, OutcomeUnknown, State.ABORTABLE)
+    patch.setitem(states.STATE_OF, OutcomeUnknown, State.ABORTABLE)
 
 
 @MUTATIONS.add("torn", "duplicate", struck=[(Fault.DOUBLED, "commit_transaction")])

@@ -78,7 +78,7 @@ def test_requests_that_timed_out_make_a_new_producer_before_the_next_transaction
             cluster.write(f"{name}.in", numbered(first, first + 100))
             cluster.await_committed(f"{name}.copy", f"{name}.in", {0: first + 100})
     assert cluster.values(f"{name}.out") == numbered(0, 300)
-    assert "a new producer before going on" in caplog.text or "going back to the committed positions" in caplog.text
+    assert "a new producer is needed" in caplog.text or "going back to the committed positions" in caplog.text
 
 
 def test_idle_beyond_the_expiration_of_transactional_ids_goes_on_unnoticed(

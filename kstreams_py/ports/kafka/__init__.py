@@ -94,7 +94,7 @@ class KafkaLog:
                 # partitions with an idle input and records of 1 MB took 233 MB with the default of 50 MiB, 166 so)
                 "fetch.max.bytes": 16 << 20,
                 "queued.min.messages": 500_000,
-                "queued.max.messages.kbytes": 64 << 10,
+                "queued.max.messages.kbytes": 48 << 10,
                 # a topic that was deleted, or that got more partitions, is seen so soon; the default, five minutes,
                 # is left to other clients: where brokers create topics by themselves, their asking brings one back
                 "topic.metadata.refresh.interval.ms": 10_000,
