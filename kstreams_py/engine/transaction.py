@@ -105,10 +105,16 @@ class Session:
         self.promise = PROMISES[processor.guarantee]
         self.journal = journal
         self.state = State.READY
-        self._log, self._consumer, self._processor = around.log, consumer, processor
+        self._log = around.log
+        self._consumer = consumer
+        self._processor = processor
         self._id = transactional_id
-        self._batch_bytes, self._settings, self._counters = batch_bytes, around.settings, counters
-        self._clock, self._sleep, self._outputs_held = around.clock, around.sleep, around.outputs_held
+        self._batch_bytes = batch_bytes
+        self._settings = around.settings
+        self._counters = counters
+        self._clock = around.clock
+        self._sleep = around.sleep
+        self._outputs_held = around.outputs_held
         self._producer: Producer | None = None
         self._positions: Positions = {}
         self._outputs: list[Output] = []
@@ -118,6 +124,7 @@ class Session:
         self._opened_at: float | None = None
         self._renewals = 0
         self._cause = ""
+        """What the last attempt failed by."""
         self._aborts = 0
         self._journaled = 0
         self._pinned_since: float | None = None
@@ -330,9 +337,9 @@ class Session:
                 if apart:
                     self._outputs.append(apart.popleft())
                     continue
+            except Refused:
+                raise
             except KStreamsError as error:
-                if isinstance(error, Refused):
-                    raise
                 if isinstance(error, Retriable) and self._clock() < deadline:
                     self._sleep(0.1)
                     continue
