@@ -104,7 +104,9 @@ def start(program: str, job: Job) -> Running:
     command = PROGRAMS[program](job)
     if tie := shutil.which("setpriv"):  # it dies with the bench, whatever ends that
         command = [tie, "--pdeathsig", "KILL", *command]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")}
+    # an installed package has its bytecode: a checkout must be allowed to keep it, or each start compiles everything
+    left_out = ("KSTREAMS_", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     environment |= job.environment() | {
         "KSTREAMS_BOOTSTRAP_SERVERS": job.bootstrap,
         "KSTREAMS_SCHEMA_DIRECTORY": str(Path(job.directory, "schemas")),

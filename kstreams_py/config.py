@@ -6,15 +6,25 @@ through (`[kafka]` in the file, `KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS=2000` in the 
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-import pydantic_settings
 from platformdirs import user_data_path
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from kstreams_py.errors import SettingsError
 
@@ -127,13 +137,10 @@ STUCK_TIMEOUT_MIN_MS: Final = 1_000
 """How often a worker looks whether its loops turn."""
 
 
-class Settings(BaseSettings):
-    """Everything that is set from outside. Times are in milliseconds."""
+class Settings(BaseModel):
+    """Everything that is set from outside. Times are in milliseconds. What is not given is of the environment."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="KSTREAMS_", env_nested_delimiter="__", frozen=True, extra="forbid", hide_input_in_errors=True,
-        arbitrary_types_allowed=True,
-    )  # fmt: skip
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
     bootstrap_servers: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9092"
     schema_registry_url: (
@@ -152,6 +159,11 @@ class Settings(BaseSettings):
     kafka: Annotated[ClientSettings, BeforeValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
         ClientSettings({})
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return _merged(_environment(cls.model_fields), given)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -183,40 +195,55 @@ class Settings(BaseSettings):
         return {name: str(value) for name, value in values.items() if value is not None}
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then environment, then the file that `load` was given."""
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
-
-    @classmethod
     def load(cls, file: Path | None = None, **arguments: Any) -> Settings:
         """Settings from all sources; arguments that are None count as not given.
 
         Raises SettingsError naming the setting, where it came from if known, and the remedy.
         """
-        if file is not None and not file.is_file():
-            raise SettingsError(f"settings file {file} does not exist: correct --config")
-        source = type(
-            "Settings", (cls,), {"model_config": SettingsConfigDict(**{**cls.model_config, "toml_file": file})}
-        )
+        given = {name: value for name, value in arguments.items() if value is not None}
         try:
-            settings: Settings = source(**{name: value for name, value in arguments.items() if value is not None})
+            return cls(**_merged(_of_file(file), _environment(cls.model_fields), given))
         except ValidationError as error:
             found = "; ".join(
                 f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"
                 for e in error.errors(include_input=False, include_url=False)
             )
             raise SettingsError(f"{found} (set by argument, KSTREAMS_* or {file or 'a settings file'})") from None
-        except pydantic_settings.SettingsError as error:
-            field = re.search(r'field "(\w+)"', str(error))
-            variable = f"KSTREAMS_{field[1].upper()}" if field else "a KSTREAMS_* variable"
-            raise SettingsError(f"{variable} does not parse as JSON: correct it, or use {variable}__<NAME>") from None
-        except ValueError as error:
-            raise SettingsError(f"settings file {file} does not parse: {error}") from None
-        return settings
+
+
+def _of_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise SettingsError(f"settings file {file} does not exist: correct --config") from None
+    except ValueError as error:
+        raise SettingsError(f"settings file {file} does not parse: {error}") from None
+
+
+def _environment(fields: Collection[str]) -> dict[str, Any]:
+    """What KSTREAMS_* variables say. Those of the client are one each, or all one of JSON."""
+    variables = {name.lower(): value for name, value in os.environ.items()}
+    found: dict[str, Any] = {field: variables[name] for field in fields if (name := f"kstreams_{field}") in variables}
+    if "kafka" in found:
+        try:
+            found["kafka"] = json.loads(found["kafka"])
+        except ValueError:
+            raise SettingsError(
+                "KSTREAMS_KAFKA does not parse as JSON: correct it, or use KSTREAMS_KAFKA__<NAME>"
+            ) from None
+    prefix = "kstreams_kafka__"
+    single = {name.removeprefix(prefix): value for name, value in variables.items() if name.startswith(prefix)}
+    return _merged(found, {"kafka": single}) if single else found
+
+
+def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """One setting each: of the last source that has it. Client settings of all sources come together."""
+    merged: dict[str, Any] = {}
+    for source in sources:
+        before = merged.get("kafka")
+        merged |= source
+        if isinstance(before, Mapping) and isinstance(after := merged["kafka"], Mapping) and after is not before:
+            merged["kafka"] = {**ClientSettings(before), **ClientSettings(after)}
+    return merged

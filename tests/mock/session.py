@@ -252,7 +252,17 @@ class CellLog(KafkaLog):
             self.before_first_producer()
         self.producers += 1
         producer = super().producer(promise, durability, transactional_id, batch_bytes)
-        producer._producer = LedgerProducer(producer._producer, self.ledger)  # type: ignore[assignment]
+        connect = producer._connect
+
+        def keep_ledger() -> None:
+            producer._producer = LedgerProducer(producer._producer, self.ledger)  # type: ignore[assignment]
+
+        def reconnect() -> None:
+            connect()
+            keep_ledger()
+
+        producer._connect = reconnect  # type: ignore[method-assign]
+        keep_ledger()
         return producer
 
     def let_go(self) -> None:

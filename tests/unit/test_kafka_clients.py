@@ -258,9 +258,28 @@ def test_consume_takes_a_first_record_then_what_is_there(member: Member) -> None
         return [Event("a", len(asked))]
 
     member.client.consume = consume  # type: ignore[method-assign]
+    member.assigned(A0)
     for limit, timeout in ((10, 0.25), (1, 0.25), (10, 0.0)):
         member.consumer.consume(limit, timeout)
     assert asked == [(1, 0.25), (9, 0), (1, 0.25), (10, 0)]
+
+
+def test_consume_returns_soon_while_the_group_deals(member: Member) -> None:
+    """librdkafka serves an assignment in the middle of a consume, and goes on waiting for a record."""
+    asked = []
+
+    def consume(limit: int, timeout: float) -> list[Any]:
+        asked.append((limit, timeout))
+        return []
+
+    member.client.consume = consume  # type: ignore[method-assign]
+    member.consumer.consume(10, 0.25)
+    member.assigned()
+    member.consumer.consume(10, 0.25)
+    member.revoked()
+    member.consumer.consume(10, 0.25)
+    member.consumer.consume(10, 0.0)
+    assert asked == [(1, 0.02), (1, 0.25), (1, 0.02), (10, 0)]
 
 
 def test_ends_of_partitions_are_kept_until_the_next_assign(member: Member) -> None:
@@ -1052,6 +1071,57 @@ class Transactions(Queue):
 
     def abort_transaction(self, _: float) -> None:
         self._call("abort")
+
+
+class Starting(Queue):
+    """Producers' clients, one after the other; the first attempts to start one raise what they were given."""
+
+    def __init__(self, *codes: int) -> None:
+        super().__init__()
+        self.codes = list(codes)
+        self.did: list[str] = []
+
+    def made(self, *_: object) -> Starting:
+        self.did.append("made")
+        return self
+
+    def init_transactions(self, seconds: float) -> None:
+        self.did.append(f"started, within {seconds:g} s")
+        if self.codes:
+            raise failing(self.codes.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([], ["made", "started, within 0.05 s"]),
+        (
+            [ck.KafkaError.CONCURRENT_TRANSACTIONS],
+            ["made", "started, within 0.05 s", "made", "started, within 0.1 s"],
+        ),
+        ([ck.KafkaError._TIMED_OUT], ["made", "started, within 0.05 s", "started, within 0.1 s"]),
+        (
+            [ck.KafkaError._TIMED_OUT, ck.KafkaError.CONCURRENT_TRANSACTIONS, ck.KafkaError.CONCURRENT_TRANSACTIONS],
+            [
+                "made",
+                "started, within 0.05 s",
+                "started, within 0.1 s",
+                "made",
+                "started, within 0.2 s",
+                "made",
+                "started, within 10 s",
+            ],
+        ),
+    ],
+)
+def test_producer_that_is_started_while_its_old_transaction_is_settled_asks_with_a_new_client(
+    codes: list[int], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka itself asks again after 500 ms."""
+    client = Starting(*codes)
+    monkeypatch.setattr(clients, "made", client.made)
+    KafkaProducer(TRANSACTIONAL, 10.0).init_transactions()
+    assert client.did == expected
 
 
 def add_positions(producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,12 @@ RETURN_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 1.0
 """How long a new producer waits for its first connection before it goes on all the same."""
 
+SETTLING_SECONDS: Final = (0.05, 0.1, 0.2)
+"""How long the coordinator is given to settle the transaction of a producer that was fenced."""
+
+DEAL_SECONDS: Final = 0.02
+"""How long one call waits while the group deals: it goes on waiting for a record when the partitions have come."""
+
 
 class KafkaProducer:
     """delivery.Producer on a real cluster."""
@@ -97,8 +103,11 @@ class KafkaProducer:
         self._keeps_failed = keeps_failed
         self._limit = limit
         self._cold = ColdPartitions(self._partitions_of)
-        configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
-        self._producer = made(ck.Producer, configuration, self._log)
+        self._configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
+        self._connect()
+
+    def _connect(self) -> None:
+        self._producer = made(ck.Producer, self._configuration, self._log)
 
     def _delivered(self, error: ck.KafkaError | None, message: Any) -> None:
         self._has_failed |= error is not None
@@ -211,9 +220,17 @@ class KafkaProducer:
         return log_error(error, f"writing to topic {output[0]!r}")
 
     def init_transactions(self) -> None:
-        with suppress(ck.KafkaException):
-            # measured: a client that is not connected yet looks for its coordinator again after 500 ms, not at once
-            self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
+        # measured: librdkafka asks again only after 500 ms, while it has no coordinator yet and while the coordinator
+        # settles the transaction of whoever it has just fenced, which takes it 10; a new client asks at once
+        for seconds in SETTLING_SECONDS:
+            with suppress(ck.KafkaException):
+                self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
+            try:
+                self._producer.init_transactions(seconds)
+                return
+            except ck.KafkaException as error:
+                if error.args[0].code() == E.CONCURRENT_TRANSACTIONS:
+                    self._connect()
         self._call(lambda client, limit: client.init_transactions(limit), "starting the producer")
 
     def begin_transaction(self) -> None:
@@ -503,6 +520,7 @@ class KafkaConsumer:
             return []
         rebalances = self._rebalances
         committed, self._committed_since = self._committed_since, False  # what a callback commits counts next time too
+        timeout = timeout if self._silence.is_dealt else min(timeout, DEAL_SECONDS)
         try:
             found = self._consumer.consume(1, timeout) if timeout else []
             if (found or not timeout) and len(found) < limit:

@@ -31,16 +31,17 @@ class Silence:
         self._member = member
         self._group = group
         self._limit = min(limit, ENDS_SECONDS)
-        self._dealt = False
+        self.is_dealt = False
+        """Whether the group has said which partitions are this member's, be it none."""
         self.broken()
 
     def dealt(self) -> None:
-        """The group has said which partitions are this member's, be it none."""
-        self._dealt, self.begun, self.complaint = True, {}, ""
+        """The group has dealt its partitions."""
+        self.is_dealt, self.begun, self.complaint = True, {}, ""
 
     def revoked(self) -> None:
         """The partitions were taken away."""
-        self._dealt = False
+        self.is_dealt = False
 
     def broken(self) -> None:
         """A record has come, or the end of a partition."""
@@ -51,7 +52,7 @@ class Silence:
         if time.monotonic() - self._since < STILL_SECONDS:
             return
         self.broken()
-        if not self._dealt:
+        if not self.is_dealt:
             self._warn(f"the group {self._group!r} has dealt it no partitions for {STILL_SECONDS:g} s{self.complaint}")
             return
         wanted = [ck.TopicPartition(*tp, ck.OFFSET_END) for tp in self.begun if tp not in paused]
