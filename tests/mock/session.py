@@ -51,7 +51,8 @@ WARNINGS: Final = 5
 """A warning that came so often comes for ever: no bound of the session, as the test sets them, is as high."""
 
 SILENT_TURNS: Final = 60
-"""Turns in which nothing is said and nothing gets done, until a session counts as standing still without a word."""
+SILENT_SECONDS: Final = 15.0
+"""How long nothing is said and nothing gets done, until a session counts as standing still without a word."""
 
 STARTING: Final = {
     Api.InitProducerId,
@@ -442,9 +443,9 @@ class Run:
         """Goes on under the error until the same warning comes again and again, or all is done all the same."""
         seen, cell = self._seen, self._cell
         assert self._worker is not None
-        before, deadline = len(seen.warnings), time.monotonic() + BOUND
-        for turn in range(1_000):
-            assert time.monotonic() < deadline, "it neither ends, nor warns again and again, nor gets anything done"
+        before, begun, turns = len(seen.warnings), time.monotonic(), 0
+        while (seconds := time.monotonic() - begun) < BOUND:
+            turns += 1
             self._worker.step()
             seen.waited = self._repeated_warning(before)
             seen.answers = len(self._mock.requests(cell.api))
@@ -452,9 +453,10 @@ class Run:
                 return
             # an idle member that is refused for ever, and says nothing of it, was not in want of an answer
             seen.done = cell.api is not Api.Heartbeat and self._is_done(RECORDS)
-            silent = turn >= SILENT_TURNS and len(seen.warnings) == before
+            silent = turns > SILENT_TURNS and seconds >= SILENT_SECONDS and len(seen.warnings) == before
             if seen.done or silent:
                 return
+        raise AssertionError("it neither ends, nor warns again and again, nor gets anything done")
 
     def _repeated_warning(self, before: int) -> str:
         """What the worker says without end; that nothing comes does not count from before an attempt that failed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -42,6 +42,7 @@ from kstreams_py.errors import (
     Replaced,
     Retriable,
 )
+from kstreams_py.groups import Pending
 from kstreams_py.metrics import Counters
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Intake, Plan
@@ -52,6 +53,15 @@ from tests.unit.fakes import Read
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
 EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 ERRORS: list[type[LogError]] = [Retriable, Abortable, OutcomeUnknown, Fenced, Fatal]
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """A function that raises."""
+
+    def function(*_: object) -> None:
+        raise error
+
+    return function
 
 
 class Bench:
@@ -1417,6 +1427,30 @@ def test_end_before_the_start_does_nothing() -> None:
 def test_committed_positions_of_no_partition_ask_nobody() -> None:
     bench = Bench()
     assert (bench.session.committed([]), bench.did()) == ({}, [])
+
+
+def test_positions_that_stay_pending_are_named_every_30_seconds_with_what_holds_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    pending = Pending("g.p", (A0,), TopicPartition("__consumer_offsets", 7), (), "no rights")
+    monkeypatch.setattr(bench.log, "pending", lambda group, partitions: pending)
+
+    def warned_after(seconds: float) -> list[str]:
+        caplog.clear()
+        bench.clock.advance(seconds)
+        bench.log.inject("committed", error=Retriable("pending in a transaction"), applied=False)
+        with pytest.raises(Retriable, match="pending in a transaction"):
+            bench.session.committed([A0, B0])
+        return caplog.messages[:]
+
+    named = [f"g.p.0: committed positions have not been readable for 30 s: {pending.describe(0)}"]
+    assert [warned_after(seconds) for seconds in (0, 29.9, 0.1, 29.9, 0.1)] == [[], [], named, [], named]
+    assert bench.session.committed([A0, B0]) == {}, "they are readable"
+    assert [warned_after(seconds) for seconds in (29.9, 0.2)] == [[], []], "it counts from here"
+    monkeypatch.setattr(bench.log, "pending", raising(BrokerUnavailable("no broker")))
+    unknown = "which transaction holds them is not known: no broker"
+    assert warned_after(30) == [f"g.p.0: committed positions have not been readable for 30 s: {unknown}"]
 
 
 def test_start_fences_the_worker_before_and_waits_for_its_positions(caplog: pytest.LogCaptureFixture) -> None:
