@@ -150,7 +150,7 @@ OF_ALL = {
     "delivery.report.only.error": True,
 }  # fmt: skip
 IDEMPOTENT = {"acks": -1, "enable.idempotence": True}
-NEVER_EXPIRES = {"message.timeout.ms": 0}
+ONE_BY_ONE = {"message.timeout.ms": 0, "max.in.flight": 1}
 
 
 def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> dict[str, Any]:
@@ -167,22 +167,22 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: An
             Durability.COMMITTED,
             IDEMPOTENT | {"transactional.id": "g.p.0", "transaction.timeout.ms": 10_000},
         ),
-        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | NEVER_EXPIRES),
-        (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | NEVER_EXPIRES),
+        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | ONE_BY_ONE),
+        (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | ONE_BY_ONE),
         (
             Guarantee.AT_LEAST_ONCE,
             Durability.LEADER,
-            NEVER_EXPIRES | {"acks": 1, "enable.idempotence": False, "max.in.flight": 1},
+            ONE_BY_ONE | {"acks": 1, "enable.idempotence": False},
         ),
         (
             Guarantee.AT_LEAST_ONCE,
             Durability.NONE,
-            NEVER_EXPIRES | {"acks": 0, "enable.idempotence": False, "max.in.flight": 1},
+            ONE_BY_ONE | {"acks": 0, "enable.idempotence": False},
         ),
         (
             Guarantee.AT_MOST_ONCE,
             Durability.NONE,
-            NEVER_EXPIRES | {"acks": 0, "enable.idempotence": False, "max.in.flight": 1, "retries": 0},
+            ONE_BY_ONE | {"acks": 0, "enable.idempotence": False, "retries": 0},
         ),
     ],
 )
@@ -204,7 +204,7 @@ def test_batches_are_no_larger_than_their_topics_take(
 def test_settings_of_ones_own_win_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     promise, own = PROMISES[Guarantee.AT_LEAST_ONCE], {"linger.ms": "7"}
     found = settings_of(monkeypatch, promise, Durability.COMMITTED, "g.p.0", kafka=own)
-    assert found == OF_ALL | IDEMPOTENT | NEVER_EXPIRES | {"linger.ms": "7", "limit": 15.0}
+    assert found == OF_ALL | IDEMPOTENT | ONE_BY_ONE | {"linger.ms": "7", "limit": 15.0}
 
 
 # What the cluster is asked.

@@ -207,7 +207,9 @@ def test_counts_of_a_slot_do_not_go_away_while_it_is_restarted(tmp_path: Path, m
     script = """
 if slot == 0 and born == 1: report(1, 10); die()
 if slot == 1:
-    for records in range(1, 20): report(0, records); signal.sigtimedwait({signal.SIGTERM}, 0.02)
+    for records in range(1, 20):
+        report(0, records)
+        if signal.sigtimedwait({signal.SIGTERM}, 0.02): report(1, 1); sys.exit()
 report(1, 1); drained()
 """
     workers = Workers(tmp_path, script, [0, 1])

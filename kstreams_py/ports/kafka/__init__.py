@@ -195,9 +195,10 @@ class KafkaLog:
             settings["transaction.timeout.ms"] = self._settings.transaction_timeout_ms
         else:
             settings["message.timeout.ms"] = 0  # what expires would be lost, or written again behind later records
-        if durability is not Durability.COMMITTED:
+            # librdkafka #4953: a batch that is refused because one before it was makes an idempotent producer begin a
+            # new epoch, in which batches of other partitions are doubled if they were written and wait to be sent again
             settings["max.in.flight"] = 1
-            if not promise.may_repeat:
+            if durability is not Durability.COMMITTED and not promise.may_repeat:
                 settings["retries"] = 0
         return KafkaProducer(settings, self._limit, keeps_failed=not promise.may_repeat)
 
