@@ -64,7 +64,7 @@ RENEWALS_MAX: Final = 10
 OUTPUTS_HELD: Final = 500
 """Outputs that wait for their commit, so that a small transaction sends its positions before them (ARCHITECTURE.md).
 
-Measured: at 1,000 records a second a transaction took 37 ms, and takes 20 so. A large one has work to do meanwhile.
+Measured at 1,000 records a second: a transaction takes 20 ms, and 37 without. A large one sends them as they come.
 """
 
 HELD_BYTES: Final = 4 << 20
@@ -316,7 +316,7 @@ class Session:
     def end(self, apart: deque[Output] | None = None) -> None:
         """Lets the producer go; at most once, delivers what is queued and `apart` first. After Refused, end again."""
         if self._producer is not None:
-            if self.promise.saves_first and self.busy:
+            if self.promise.saves_first and (self.busy or apart):
                 self._deliver_last(apart)
             if self.promise.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
                 try:

@@ -31,8 +31,9 @@ from kstreams_py.engine.worker import Worker
 from kstreams_py.errors import LogError, Retriable
 from kstreams_py.groups import Pending
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.consumer import Holder, KafkaConsumer
 from kstreams_py.ports.kafka.errors import REFUSED
+from kstreams_py.ports.kafka.producer import KafkaProducer
 from kstreams_py.ports.registry import FileRegistry
 from kstreams_py.record import Positions, TopicPartition
 from tests.mock.cluster import ALWAYS, Api, MockCluster

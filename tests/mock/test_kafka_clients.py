@@ -1,4 +1,4 @@
-"""ports/kafka/clients.py on the mock cluster: under answers that no real broker gives on request."""
+"""ports/kafka/consumer.py and producer.py on the mock cluster: under answers that no real broker gives on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kstreams_py import Settings
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
 from kstreams_py.errors import Retriable
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.consumer import KafkaConsumer
+from kstreams_py.ports.kafka.producer import KafkaProducer
 from kstreams_py.record import TopicPartition
 from tests.mock.cluster import Api, MockCluster
 from tests.mock.plain import read, wait_until, write

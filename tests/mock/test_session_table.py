@@ -42,7 +42,7 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.ports import kafka
-from kstreams_py.ports.kafka import clients, silence
+from kstreams_py.ports.kafka import consumer, producer, silence
 from tests.mock.cluster import Api
 from tests.mock.session import INPUT, OUTPUT, Cell, Lines, Run, Seen, is_rejoining
 
@@ -582,8 +582,8 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
         worker: {"IDLE_WAIT": 0.1},
         kafka: {"ENDS_SECONDS": 1.5},
         silence: {"STILL_SECONDS": 2.0},
-        clients: {
-            "RETURN_SECONDS": 0.05,
+        consumer: {"RETURN_SECONDS": 0.05},
+        producer: {
             "NEW_TOPIC_SECONDS": 0.1,
             "ABORT_FLUSH_SECONDS": 0.5,
             "CALL_GRACE_SECONDS": 0.5,

@@ -26,7 +26,7 @@ GRAPH = """
 import random
 import kstreams_py as ks
 from kstreams_py.errors import Abortable
-from kstreams_py.ports.kafka.clients import KafkaProducer
+from kstreams_py.ports.kafka.producer import KafkaProducer
 
 graph = ks.Graph({name!r}, guarantee={guarantee!r}, errors="{name}.errors")
 

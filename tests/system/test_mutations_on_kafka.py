@@ -9,7 +9,8 @@ import pytest
 
 from kstreams_py.delivery import Durability
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.consumer import KafkaConsumer
+from kstreams_py.ports.kafka.producer import KafkaProducer
 from tests.contract import test_log as contract
 from tests.contract.rig import KafkaRig
 

@@ -21,7 +21,7 @@ from kstreams_py.errors import Abortable, Fenced, Refused, Replaced
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.clients import KafkaConsumer
+from kstreams_py.ports.kafka.consumer import KafkaConsumer
 from kstreams_py.record import TopicPartition
 from tests.system.harness import FORGETFUL, Cluster, RunningSlot, running, transactional_ids, wait_until
 

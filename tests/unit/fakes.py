@@ -1,6 +1,11 @@
-"""What the unit tests share: a record as a client hands it out."""
+"""What the unit tests share: a record as a client hands it out, and what a client says of failures."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka as ck
 
 from kstreams_py.record import Headers
 
@@ -47,3 +52,17 @@ class Read:
     def timestamp(self) -> tuple[int, int]:
         """As the client has it: type 0 and -1 where the record has none."""
         return (0, -1) if self._timestamp is None else (1, self._timestamp)
+
+
+def failing(code: int, **flags: bool) -> ck.KafkaException:
+    return ck.KafkaException(ck.KafkaError(code, None, **flags))
+
+
+def metadata(topic: str, code: int | None) -> Any:
+    """The cluster's metadata of one topic."""
+    error = None if code is None else ck.KafkaError(code)
+    return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={})})
+
+
+def raising(error: Exception) -> list[Any]:
+    raise error

@@ -1,4 +1,4 @@
-"""The callbacks of ports/kafka/clients.py with a client that refuses, and a loop that its client ends."""
+"""The callbacks of ports/kafka/consumer.py with a client that refuses, and a loop that its client ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py.engine.slot import Slot
-from kstreams_py.errors import Fatal
-from kstreams_py.ports.kafka import clients
-from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer
+from kstreams_py.errors import Fatal, Replaced
+from kstreams_py.ports.kafka import consumer as module
+from kstreams_py.ports.kafka.consumer import Holder, KafkaConsumer
 
 WAIT = 60.0
 
@@ -41,7 +41,7 @@ def test_client_that_was_fenced_before_its_callback_is_served_has_lost_its_membe
     monkeypatch: pytest.MonkeyPatch, callback: str
 ) -> None:
     made: list[Fenced] = []
-    monkeypatch.setattr(clients, "made", lambda client, settings, log: made.append(Fenced(settings)) or made[-1])
+    monkeypatch.setattr(module, "made", lambda client, settings, log: made.append(Fenced(settings)) or made[-1])
     settings = {"group.id": "g.p", "group.instance.id": "g.p.0", "client.id": "g.p.0@here-1"}
     consumer = KafkaConsumer(settings, 1.0, lambda group, seat: Holder("new", "g.p.0@there-2", "192.0.2.1"))
     lost: list[str] = []
@@ -49,7 +49,7 @@ def test_client_that_was_fenced_before_its_callback_is_served_has_lost_its_membe
     consumer._member = "old"
     made[0].callbacks[callback](made[0], [])
     assert lost == ["lost"]
-    with pytest.raises(clients.Replaced) as raised:
+    with pytest.raises(Replaced) as raised:
         consumer.consume(1, 0.0)
     assert str(raised.value) == (
         "another worker has taken the slot of g.p.0 over (member new; g.p.0@there-2 on 192.0.2.1); this one ends"

@@ -19,7 +19,7 @@ from kstreams_py.errors import BrokerUnavailable, NotAuthorized, RecordRefused, 
 from kstreams_py.groups import Pending
 from kstreams_py.ports import kafka
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.clients import Holder
+from kstreams_py.ports.kafka.consumer import Holder
 from kstreams_py.ports.kafka.errors import (
     REFUSED,
     RIGHTS,

@@ -20,20 +20,22 @@ from kstreams_py.engine.supervisor import Supervisor
 from kstreams_py.engine.transaction import Session
 from kstreams_py.engine.watch import Watch
 from kstreams_py.errors import Replaced, WorkersFailed
-from kstreams_py.ports.kafka import errors
-from kstreams_py.ports.kafka.clients import KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka import errors, producer
+from kstreams_py.ports.kafka.consumer import KafkaConsumer
+from kstreams_py.ports.kafka.producer import KafkaProducer
 from tests.unit import (
     test_buffers,
     test_dead_letter,
-    test_kafka_clients,
+    test_kafka_consumer,
     test_kafka_log,
+    test_kafka_producer,
     test_leaving,
     test_supervisor,
     test_task,
     test_transaction,
     test_watch,
 )
-from tests.unit.test_kafka_clients import Member, member  # noqa: F401, a fixture
+from tests.unit.test_kafka_consumer import Member, member  # noqa: F401, a fixture
 from tests.unit.test_supervisor import at_once, full  # noqa: F401, fixtures
 from tests.unit.test_watch import Said, said  # noqa: F401, a fixture
 
@@ -46,7 +48,7 @@ def test_9_missing_right_that_looks_like_idleness_is_seen(
 ) -> None:
     monkeypatch.setattr(KafkaConsumer, "_raise_if_serious", lambda *_: None)
     with pytest.raises(Red, match="DID NOT RAISE"):
-        test_kafka_clients.test_right_that_is_missing_is_named(
+        test_kafka_consumer.test_right_that_is_missing_is_named(
             ck.KafkaError.GROUP_AUTHORIZATION_FAILED, "", "joining the group 'g'", "READ", "event", member
         )
 
@@ -133,11 +135,11 @@ def test_15_outputs_of_a_generator_that_are_bounded_by_count_only_are_seen(monke
 
 def test_16_plan_that_gets_no_more_than_the_time_of_one_request_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(self: KafkaProducer) -> int:
-        return self._drain(test_kafka_clients.clients.time.monotonic() + self._limit)
+        return self._drain(producer.time.monotonic() + self._limit)
 
     monkeypatch.setattr(KafkaProducer, "_await_acknowledgements", give_up)
-    with pytest.raises(test_kafka_clients.Retriable, match="records wait for their acknowledgement"):
-        test_kafka_clients.test_flush_goes_on_while_the_broker_makes_progress(monkeypatch)
+    with pytest.raises(test_kafka_producer.Retriable, match="records wait for their acknowledgement"):
+        test_kafka_producer.test_flush_goes_on_while_the_broker_makes_progress(monkeypatch)
 
 
 def test_17_dead_letter_that_is_not_cut_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1396,6 +1396,14 @@ def test_at_most_once_end_writes_what_is_held_too() -> None:
     assert (end(bench), bench.visible) == (["produce"], [b"1"])
 
 
+def test_at_most_once_end_delivers_what_is_to_be_delivered_apart_though_nothing_else_is() -> None:
+    """As after a new producer, which has taken nothing yet."""
+    bench = Bench(AMO)
+    apart = deque([*plan(b"1").outputs, *plan(b"2").outputs])
+    bench.session.end(apart)
+    assert (list(apart), bench.visible) == ([], [b"1", b"2"])
+
+
 @pytest.mark.parametrize(
     ("error", "slept"),
     [(Retriable("the broker is away"), END_SECONDS), (Abortable("refused"), 0.0), (Fatal("of no use"), 0.0)],

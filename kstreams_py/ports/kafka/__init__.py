@@ -18,7 +18,7 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
 from kstreams_py.groups import Pending
-from kstreams_py.ports.kafka.clients import Holder, KafkaConsumer, KafkaProducer
+from kstreams_py.ports.kafka.consumer import Holder, KafkaConsumer
 from kstreams_py.ports.kafka.errors import (
     STALE,
     UNAUTHENTICATED,
@@ -32,6 +32,7 @@ from kstreams_py.ports.kafka.errors import (
 )
 from kstreams_py.ports.kafka.groups import GroupAdmin, connection
 from kstreams_py.ports.kafka.members import GroupReader
+from kstreams_py.ports.kafka.producer import KafkaProducer
 from kstreams_py.record import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)

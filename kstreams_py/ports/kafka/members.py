@@ -11,7 +11,8 @@ from typing import Any, Final
 import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
-from kstreams_py.ports.kafka.errors import ClientLog, E, made
+from kstreams_py.errors import Retriable
+from kstreams_py.ports.kafka.errors import ClientLog, log_error, made
 
 COORDINATOR_SECONDS: Final = 300.0
 """Longer than a coordinator is ever away: librdkafka ends the process if it answers such a request after its limit."""
@@ -21,15 +22,6 @@ ASK_SECONDS: Final = 2.0
 
 PAUSE_SECONDS: Final = 0.1
 """Between an answer that the coordinator has moved or is loading, and the next question."""
-
-MOVING: Final = {
-    E.COORDINATOR_LOAD_IN_PROGRESS,
-    E.COORDINATOR_NOT_AVAILABLE,
-    E.NOT_COORDINATOR,
-    E._DESTROY_BROKER,
-    E._TIMED_OUT,
-    E._TRANSPORT,
-}
 
 
 class GroupReader:
@@ -72,7 +64,7 @@ class GroupReader:
                     try:
                         return future.result()
                     except ck.KafkaException as error:
-                        if over or error.args[0].code() not in MOVING:
+                        if over or not isinstance(log_error(error.args[0], ""), Retriable):
                             raise
                 if over:
                     raise TimeoutError
