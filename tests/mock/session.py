@@ -360,7 +360,9 @@ class Run:
         return worker
 
     def _write(self, numbers: range) -> None:
-        assert set(write(self._mock, INPUT, [b"%d" % number for number in numbers])) == {"ok"}
+        values = [b"%d" % number for number in numbers]
+        together = {"linger.ms": 100}  # or the worker may read them one by one, and an output is refused alone
+        assert set(write(self._mock, INPUT, values, together)) == {"ok"}
 
     def _inject(self) -> None:
         cell = self._cell
@@ -411,6 +413,8 @@ class Run:
         """Starts a worker. Of FindCoordinator, the group's is answered so if the code is the group's, or the id's."""
         cell = self._cell
         if cell.api is not Api.FindCoordinator or not PROMISES[cell.guarantee].transactional:
+            if cell.api is Api.Metadata and not cell.forever:
+                self._log.before_first_producer = lambda: self._await_asked(Api.Metadata)  # the consumer's it is to be
             self._inject()
             self._make_worker().start()
             return
@@ -426,17 +430,17 @@ class Run:
         if cell.code in (E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID) and cell.forever:
             self._inject()
 
-    def _await_coordinator_of_group(self) -> None:
+    def _await_asked(self, api: Api) -> None:
         deadline = time.monotonic() + BOUND
-        while not self._mock.requests(Api.FindCoordinator):
-            assert time.monotonic() < deadline, "the group's coordinator is not asked for"
+        while not self._mock.requests(api):
+            assert time.monotonic() < deadline, f"{api.name} is not asked"
 
     def _inject_for_the_transactional_id(self) -> None:
-        self._await_coordinator_of_group()
+        self._await_asked(Api.FindCoordinator)
         self._inject()
 
     def _leave_the_transactional_id_out(self) -> None:
-        self._await_coordinator_of_group()
+        self._await_asked(Api.FindCoordinator)
         if self._cell.forever:
             self._mock.clear(Api.FindCoordinator)
 

@@ -85,7 +85,7 @@ def test_alts_whose_input_was_deleted_and_created_again_reads_it_from_its_start(
 ) -> None:
     caplog.set_level(logging.WARNING)
     merge.write("a", 7)
-    merge.await_all("ab", [lambda: merge.write("b", 9)])
+    merge.await_all("ab", [lambda: None, lambda: merge.write("b", 9)])  # the last choices are of b
     merge.recreate("b")
     merge.write("a", 6)
     merge.write("b", 5)
