@@ -23,6 +23,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -162,8 +163,9 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return _merged(_environment(cls.model_fields), given)
+    def _from_all_sources(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """With the environment beneath what is given, and beneath that what `load` read from a file."""
+        return _merged(info.context or {}, _environment(cls.model_fields), given)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -202,7 +204,7 @@ class Settings(BaseModel):
         """
         given = {name: value for name, value in arguments.items() if value is not None}
         try:
-            return cls(**_merged(_of_file(file), _environment(cls.model_fields), given))
+            return cls.model_validate(given, context=_of_file(file))
         except ValidationError as error:
             found = "; ".join(
                 f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"
@@ -214,10 +216,12 @@ class Settings(BaseModel):
 def _of_file(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
+    if not file.is_file():
+        raise SettingsError(f"settings file {file} does not exist: correct --config")
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError:
-        raise SettingsError(f"settings file {file} does not exist: correct --config") from None
+    except OSError as error:
+        raise SettingsError(f"settings file {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise SettingsError(f"settings file {file} does not parse: {error}") from None
 
@@ -242,8 +246,8 @@ def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """One setting each: of the last source that has it. Client settings of all sources come together."""
     merged: dict[str, Any] = {}
     for source in sources:
-        before = merged.get("kafka")
+        before, after = merged.get("kafka"), source.get("kafka")
         merged |= source
-        if isinstance(before, Mapping) and isinstance(after := merged["kafka"], Mapping) and after is not before:
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
             merged["kafka"] = {**ClientSettings(before), **ClientSettings(after)}
     return merged

@@ -37,7 +37,7 @@ from kstreams_py.ports.kafka.producer import KafkaProducer
 from kstreams_py.ports.registry import FileRegistry
 from kstreams_py.record import Positions, TopicPartition
 from tests.mock.cluster import ALWAYS, Api, MockCluster
-from tests.mock.plain import BOUND, read_all, write
+from tests.mock.plain import BOUND, read_all, wait_until, write
 
 E = ck.KafkaError
 
@@ -431,9 +431,7 @@ class Run:
             self._inject()
 
     def _await_asked(self, api: Api) -> None:
-        deadline = time.monotonic() + BOUND
-        while not self._mock.requests(api):
-            assert time.monotonic() < deadline, f"{api.name} is not asked"
+        wait_until(lambda: self._mock.requests(api), f"{api.name} is asked")
 
     def _inject_for_the_transactional_id(self) -> None:
         self._await_asked(Api.FindCoordinator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from kstreams_py.config import OWNED, ClientSettings, SecretUrl, Settings, redact_url
 from kstreams_py.errors import SettingsError
+from tests.unit.fakes import raising
 
 SECRETS = {
     "sasl.username": "alice",
@@ -238,6 +240,13 @@ def test_file_that_is_missing_or_not_toml_is_refused_by_name(file: Path) -> None
     assert refused(file) == f"settings file {file} does not parse: Invalid value (at line 1, column 18)"
     file.write_bytes(b"\xff")
     assert refused(file).startswith(f"settings file {file} does not parse: 'utf-8' codec can't decode byte 0xff")
+
+
+def test_file_that_cannot_be_read_is_refused_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.touch()
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: raising(denied))
+    assert refused(file) == f"settings file {file} cannot be read: Permission denied"
 
 
 def test_file_is_named_when_one_of_its_settings_is_refused(file: Path) -> None:

@@ -443,6 +443,9 @@ class Starting(Queue):
         self.did.append("made")
         return self
 
+    def list_topics(self, topic: str, limit: float) -> Any:
+        self.did.append("connected")
+
     def init_transactions(self, seconds: float) -> None:
         self.did.append(f"started, within {seconds:g} s")
         if self.codes:
@@ -452,21 +455,24 @@ class Starting(Queue):
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([], ["made", "started, within 0.05 s"]),
+        ([], ["made", "connected", "started, within 0.05 s"]),
         (
             [ck.KafkaError.CONCURRENT_TRANSACTIONS],
-            ["made", "started, within 0.05 s", "made", "started, within 0.1 s"],
+            ["made", "connected", "started, within 0.05 s", "made", "connected", "started, within 0.1 s"],
         ),
-        ([ck.KafkaError._TIMED_OUT], ["made", "started, within 0.05 s", "started, within 0.1 s"]),
+        ([ck.KafkaError._TIMED_OUT], ["made", "connected", "started, within 0.05 s", "started, within 0.1 s"]),
         (
             [ck.KafkaError._TIMED_OUT, ck.KafkaError.CONCURRENT_TRANSACTIONS, ck.KafkaError.CONCURRENT_TRANSACTIONS],
             [
                 "made",
+                "connected",
                 "started, within 0.05 s",
                 "started, within 0.1 s",
                 "made",
+                "connected",
                 "started, within 0.2 s",
                 "made",
+                "connected",
                 "started, within 10 s",
             ],
         ),

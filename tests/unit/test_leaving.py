@@ -14,6 +14,7 @@ from kstreams_py.errors import BrokerUnavailable, Replaced
 from kstreams_py.ports.registry import FileRegistry
 from kstreams_py.record import TopicPartition
 from kstreams_py.testing import MemoryLog
+from tests.unit.fakes import raising
 
 
 def run(log: MemoryLog, directory: Path, *, leaves: bool, last: Exception) -> None:
@@ -65,16 +66,12 @@ def test_worker_that_stops_keeps_its_membership_unless_it_is_to_leave(tmp_path: 
 @pytest.mark.parametrize("last", [SystemError("a crash"), Replaced("by another worker")], ids=["crash", "replaced"])
 def test_worker_that_crashes_or_was_replaced_does_not_leave(tmp_path: Path, last: Exception) -> None:
     log = MemoryLog()
-    log.watch(lambda request, _: _raise(last) if request == "send_offsets" else None)
+    log.watch(lambda request, _: raising(last) if request == "send_offsets" else None)
     with pytest.raises(type(last)):
         run(log, tmp_path, leaves=True, last=ks.Stop())
     log.watch(lambda *_: None)
     assert "leave" not in log.requests
     assert not left(log)
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def test_worker_that_cannot_leave_says_so_and_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,15 +35,16 @@ from tests.unit import (
     test_transaction,
     test_watch,
 )
-from tests.unit.test_kafka_consumer import Member, member  # noqa: F401, a fixture
-from tests.unit.test_supervisor import at_once, full  # noqa: F401, fixtures
-from tests.unit.test_watch import Said, said  # noqa: F401, a fixture
+
+# The fixtures of those tests.
+member, said = test_kafka_consumer.member, test_watch.said
+at_once, full = test_supervisor.at_once, test_supervisor.full
 
 Red = (AssertionError, pytest.fail.Exception)
 
 
 def test_9_missing_right_that_looks_like_idleness_is_seen(
-    member: Member,  # noqa: F811
+    member: test_kafka_consumer.Member,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(KafkaConsumer, "_raise_if_serious", lambda *_: None)
@@ -64,7 +65,7 @@ def test_10_pinned_positions_without_a_word_are_seen(
 
 
 def test_11_function_that_never_returns_and_is_not_replaced_is_seen(
-    said: Said,  # noqa: F811
+    said: test_watch.Said,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judge = Watch._judge
@@ -74,7 +75,7 @@ def test_11_function_that_never_returns_and_is_not_replaced_is_seen(
 
 
 def test_11_function_that_never_returns_without_a_word_is_seen(
-    said: Said,  # noqa: F811
+    said: test_watch.Said,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Watch, "_judge", lambda *_: None)
@@ -101,7 +102,7 @@ def test_13_slot_that_is_taken_and_ends_the_others_is_seen(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    at_once: None,  # noqa: F811
+    at_once: None,
 ) -> None:
     def end_all(self: Supervisor, child: Any, why: str) -> None:
         raise WorkersFailed(f"slot {child.slot} ended by {why}", Replaced.exit_status)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -48,20 +48,11 @@ from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.task import Intake, Plan
 from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
 from kstreams_py.topology import Graph
-from tests.unit.fakes import Read
+from tests.unit.fakes import Read, raising
 
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
 EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 ERRORS: list[type[LogError]] = [Retriable, Abortable, OutcomeUnknown, Fenced, Fatal]
-
-
-def raising(error: Exception) -> Callable[..., Any]:
-    """A function that raises."""
-
-    def function(*_: object) -> None:
-        raise error
-
-    return function
 
 
 class Bench:
@@ -1456,7 +1447,7 @@ def test_positions_that_stay_pending_are_named_every_30_seconds_with_what_holds_
     assert [warned_after(seconds) for seconds in (0, 29.9, 0.1, 29.9, 0.1)] == [[], [], named, [], named]
     assert bench.session.committed([A0, B0]) == {}, "they are readable"
     assert [warned_after(seconds) for seconds in (29.9, 0.2)] == [[], []], "it counts from here"
-    monkeypatch.setattr(bench.log, "pending", raising(BrokerUnavailable("no broker")))
+    monkeypatch.setattr(bench.log, "pending", lambda *_: raising(BrokerUnavailable("no broker")))
     unknown = "which transaction holds them is not known: no broker"
     assert warned_after(30) == [f"g.p.0: committed positions have not been readable for 30 s: {unknown}"]
 

@@ -202,16 +202,20 @@ class KafkaProducer:
     def init_transactions(self) -> None:
         # measured: librdkafka asks again only after 500 ms, while it has no coordinator yet and while the coordinator
         # settles the transaction of whoever it has just fenced, which takes it 10; a new client asks at once
+        self._await_connection()
         for seconds in SETTLING_SECONDS:
-            with suppress(ck.KafkaException):
-                self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
             try:
                 self._producer.init_transactions(seconds)
                 return
             except ck.KafkaException as error:
                 if error.args[0].code() == E.CONCURRENT_TRANSACTIONS:
                     self._connect()
+                    self._await_connection()
         self._call(lambda client, limit: client.init_transactions(limit), "starting the producer")
+
+    def _await_connection(self) -> None:
+        with suppress(ck.KafkaException):
+            self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
 
     def begin_transaction(self) -> None:
         self._failed.clear()
