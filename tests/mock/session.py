@@ -83,6 +83,9 @@ SETTINGS: Final = [
 ]
 """Where the code comes once, and for ever. Made here: pytest changes the environment while cells run."""
 
+OF_THE_GROUP: Final = {E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID}
+"""Of FindCoordinator: the codes that only a group is answered with."""
+
 IN_THE_BACKGROUND: Final = {Api.Fetch, Api.Heartbeat}
 """What the client asks by itself, again and again."""
 
@@ -366,7 +369,8 @@ class Run:
 
     def _inject(self) -> None:
         cell = self._cell
-        count = ALWAYS if cell.forever else 2 if cell.api is Api.ListOffsets else 1  # both ends are asked at once
+        # of ListOffsets, both ends are asked for at once
+        count = ALWAYS if cell.forever else 2 if self._is_of_the_group or cell.api is Api.ListOffsets else 1
         self._mock.track()
         if cell.topic:
             self._mock.set_topic_error(cell.topic, cell.code)
@@ -374,6 +378,11 @@ class Run:
             self._mock.answer_partition(OUTPUT, 0, cell.api, *[cell.code] * min(count, REFUSALS))
         else:
             self._mock.answer(cell.api, *[cell.code] * count)
+
+    @property
+    def _is_of_the_group(self) -> bool:
+        """FindCoordinator's code is the group's: the first answer may go to the bootstrap broker's handle, which ends."""
+        return self._cell.api is Api.FindCoordinator and self._cell.code in OF_THE_GROUP
 
     def _heal(self) -> None:
         self._mock.clear()
@@ -390,12 +399,16 @@ class Run:
             worker.start()
             self._write(range(1))
             self._until(lambda: self._is_done(1), "a record is committed before the error")
-            idle = cell.api is Api.Heartbeat and cell.forever
-            if cell.api in IN_THE_BACKGROUND:
+            if cell.api is Api.Heartbeat:
                 self._inject()
-            if not idle:
+                if not cell.forever:
+                    self._until(self._is_over, "the idle member has heard of the error")
+                    self._write(range(1, RECORDS))
+            elif cell.api is Api.Fetch:
+                self._inject()
                 self._write(range(1, RECORDS))
-            if cell.api not in IN_THE_BACKGROUND:
+            else:
+                self._write(range(1, RECORDS))
                 self._inject()
         if not cell.forever:
             self._until(lambda: self._is_done(RECORDS) and self._is_over(), "all is committed after the error")
@@ -423,22 +436,22 @@ class Run:
             self._mock.track()
             self._make_worker().start()
             return
-        if cell.code in (E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID):
+        if self._is_of_the_group:
             self._log.before_first_producer = self._leave_the_transactional_id_out
         self._inject()
         self._make_worker().start()
-        if cell.code in (E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID) and cell.forever:
+        if self._is_of_the_group and cell.forever:
             self._inject()
 
-    def _await_asked(self, api: Api) -> None:
-        wait_until(lambda: self._mock.requests(api), f"{api.name} is asked")
+    def _await_asked(self, api: Api, times: int = 1) -> None:
+        wait_until(lambda: len(self._mock.requests(api)) >= times, f"{api.name} is asked")
 
     def _inject_for_the_transactional_id(self) -> None:
         self._await_asked(Api.FindCoordinator)
         self._inject()
 
     def _leave_the_transactional_id_out(self) -> None:
-        self._await_asked(Api.FindCoordinator)
+        self._await_asked(Api.FindCoordinator, 2)
         if self._cell.forever:
             self._mock.clear(Api.FindCoordinator)
 
