@@ -520,8 +520,7 @@ def told(cell: Cell, seen: Seen) -> Outcome:
 
 def told_forever(seen: Seen) -> Outcome:
     if seen.waited:
-        joins = sum(map(is_rejoining, seen.warnings)) > 1 and "has dealt it" in seen.waited
-        return KEEPS_JOINING if joins or is_rejoining(seen.waited) else WAITS
+        return KEEPS_JOINING if sum(map(is_rejoining, seen.warnings)) > 1 else WAITS
     if not seen.done:
         return "stands still without a word"
     if seen.dead:
