@@ -227,9 +227,10 @@ def graph(
 
 @app.command("jars")
 def jars_command() -> None:
-    """Fetch the broker's and Spark's jars into the cache."""
-    jars.kafka_classpath(print)
+    """Fetch the broker's and Spark's jars into the cache, and archive the broker's classes: it starts faster then."""
+    kafka = jars.kafka_classpath(print)
     jars.spark_jars(print)
+    embedded.archive_classes(kafka, jars.find_java())
     print(f"jars are in {jars.cache_directory()}")
 
 

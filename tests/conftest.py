@@ -6,7 +6,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from kstreams_py.ports.jars import find_java, kafka_classpath
 
 ROOT: Final = Path(__file__).parents[1]
 
+THREE_BROKERS: Final = "tests/system/three_brokers/"
 
 ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 
@@ -55,16 +55,10 @@ def topic_name() -> str:
 
 
 class OneClusterAtATime(LoadScopeScheduling):
-    """Each file is one worker's; those that start three brokers are together, or six would share two processors."""
+    """Each file is one worker's; those of three brokers are together, for they share them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return "three brokers" if starts_three_brokers(file) else file
-
-
-@cache
-def starts_three_brokers(file: str) -> bool:
-    return "three_brokers" in (ROOT / file).read_text("utf-8")
+        return THREE_BROKERS if nodeid.startswith(THREE_BROKERS) else nodeid.split("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -75,4 +69,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAt
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, beside all the others."""
-    items.sort(key=lambda item: not starts_three_brokers(item.nodeid.split("::", 1)[0]))
+    items.sort(key=lambda item: not item.nodeid.startswith(THREE_BROKERS))

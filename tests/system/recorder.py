@@ -9,13 +9,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
 from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
 from kstreams_py.record import TopicPartition
 from kstreams_py.testing import Anomaly, Expected, History, check, explain
 from tests.system.harness import Cluster, first_offset, wait_until
@@ -42,21 +41,8 @@ LEADER_MOVES = {
     ck.KafkaError.OFFSET_NOT_AVAILABLE,
 }
 
-FIRST: Final = 100
-"""Records that are acknowledged one by one: librdkafka may report the first batch of a partition as delivered though it
-was lost, if its leader has only just been elected and the second batch is on its way."""
-
 Record = tuple[str, bytes, bytes | None, int]
 """Topic, value, key, partition (-1: by key)."""
-
-
-@contextmanager
-def three_brokers() -> Iterator[EmbeddedKafka]:
-    """Three brokers that soon miss one that was killed."""
-    with EmbeddedKafka(
-        kafka_classpath(), find_java(), brokers=3, settings={"broker.session.timeout.ms": "3000"}
-    ) as kafka:
-        yield kafka
 
 
 class Recorder:
@@ -242,8 +228,6 @@ class Feeder:
     def _write(self, count: int) -> None:
         for number in range(self.written, self.written + count):
             self._send(self._record(number))
-            if number < FIRST:
-                assert self._producer.flush(60) == 0, "not all records were acknowledged"
         self.written += count
         self._producer.poll(0)
 

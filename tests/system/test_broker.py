@@ -86,11 +86,6 @@ def answers(servers: str) -> bool:
     return True
 
 
-def in_sync(servers: str, topic: str) -> list[int]:
-    metadata = AdminClient({"bootstrap.servers": servers, **QUIET}).list_topics(topic, timeout=10.0)
-    return sorted(metadata.topics[topic].partitions[0].isrs)
-
-
 def test_broker_started_takes_and_gives_back_a_record(one: EmbeddedKafka, topic_name: str) -> None:
     create(one.bootstrap_servers, topic_name)
     produce(one.bootstrap_servers, topic_name, b"first")
@@ -134,6 +129,30 @@ def test_port_in_use_is_refused(one: EmbeddedKafka, classpath: list[Path], java:
     assert str(refused.value) == f"port {port} of 127.0.0.1 is taken: choose another"
 
 
+def test_archive_of_classes_is_written_once_and_mapped_by_the_brokers_that_follow(
+    classpath: list[Path], java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_: str(tmp_path))
+    embedded.archive_classes(classpath, java)
+    (archive,) = (tmp_path / "classes").iterdir()
+    written = archive.stat()
+
+    embedded.archive_classes(classpath, java)
+    assert archive.stat() == written
+    with EmbeddedKafka(classpath, java) as kafka:
+        assert str(archive) in Path(f"/proc/{kafka.pids[0]}/maps").read_text()
+
+
+def test_archive_of_classes_that_is_not_written_leaves_nothing_and_says_so(
+    classpath: list[Path], java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_: str(tmp_path))
+    monkeypatch.setattr(embedded, "ARCHIVE_SECONDS", 0.0)
+    embedded.archive_classes(classpath, java)
+    assert list((tmp_path / "classes").iterdir()) == []
+    assert "did not archive the broker's classes in 0 s" in caplog.text
+
+
 def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
     classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
 ) -> None:
@@ -149,24 +168,6 @@ def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
         assert kafka.bootstrap_servers == first
         assert values(first, topic_name, 1) == [b"kept"]
     assert (tmp_path / "kept" / "cluster.json").read_text() == cluster
-
-
-def test_three_brokers_take_records_while_one_is_down_and_again_in_sync(
-    classpath: list[Path], java: Path, topic_name: str
-) -> None:
-    with EmbeddedKafka(classpath, java, brokers=3) as kafka:
-        servers = kafka.bootstrap_servers
-        create(servers, topic_name, replicas=3)
-        produce(servers, topic_name, b"all up")
-        kafka.kill(2)
-        produce(servers, topic_name, b"one killed")
-        kafka.restart(2)
-        wait_until(lambda: in_sync(servers, topic_name) == [0, 1, 2])
-        kafka.terminate(0)
-        produce(servers, topic_name, b"one stopped")
-        kafka.restart(0)
-        wait_until(lambda: in_sync(servers, topic_name) == [0, 1, 2])
-        assert values(servers, topic_name, 3) == [b"all up", b"one killed", b"one stopped"]
 
 
 def test_broker_of_an_owner_that_is_killed_ends_and_leaves_no_data() -> None:

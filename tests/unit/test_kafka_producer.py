@@ -25,7 +25,7 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.ports.kafka import producer as module
-from kstreams_py.ports.kafka.consumer import KafkaConsumer
+from kstreams_py.ports.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
 from kstreams_py.ports.kafka.errors import RIGHTS
 from kstreams_py.ports.kafka.producer import (
     ABORT_FLUSH_SECONDS,
@@ -488,11 +488,46 @@ def test_producer_that_is_started_while_its_old_transaction_is_settled_asks_with
     assert client.did == expected
 
 
-def add_positions(producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch) -> None:
+def add_positions(
+    producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch, member: KafkaConsumer | None = None
+) -> None:
+    producer.send_offsets({A0: 1}, member or a_member(monkeypatch))
+
+
+def a_member(monkeypatch: pytest.MonkeyPatch) -> KafkaConsumer:
     monkeypatch.setattr(KafkaConsumer, "__init__", lambda self: None)
     monkeypatch.setattr(KafkaConsumer, "group", "g", raising=False)
     monkeypatch.setattr(KafkaConsumer, "group_metadata", lambda self: None)
-    producer.send_offsets({A0: 1}, KafkaConsumer())  # type: ignore[call-arg]
+    member = KafkaConsumer()  # type: ignore[call-arg]
+    member.patience = PATIENCE_SECONDS
+    return member
+
+
+def test_coordinator_that_does_not_answer_is_waited_for_longer_each_time_and_one_that_does_twice_as_long_as_it_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[float] = []
+    member = a_member(monkeypatch)
+
+    class Coordinator(Queue):
+        """Answers the fourth request, after 3 s, and the fifth at once."""
+
+        def send_offsets_to_transaction(self, *given: Any) -> None:
+            limits.append(given[-1])
+            if len(limits) < 4:
+                raise failing(CODES._TIMED_OUT, retriable=True)
+            if len(limits) == 4:
+                self.now += 3.0
+
+    client = Coordinator()
+    client.seconds = 0.0
+    producer = producer_of(client, monkeypatch, limit=15.0)
+    for _ in range(3):
+        with pytest.raises(Retriable):
+            add_positions(producer, monkeypatch, member)
+    for _ in range(3):
+        add_positions(producer, monkeypatch, member)
+    assert limits == [2.0, 4.0, 8.0, 15.0, 6.0, 2.0]
 
 
 def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from typing import Any, Final, Self
 import platformdirs
 
 from kstreams_py.errors import BrokerUnavailable, SettingsError
+from kstreams_py.ports.broker import class_archive
 from kstreams_py.ports.broker.post_mortem import check_room, error_in, full_disks, mark_start, why_ended
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 HOST: Final = "127.0.0.1"
 READY_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 10.0
+ARCHIVE_SECONDS: Final = 120.0
 
 # Below the range from which systems take ports for outgoing connections, so that a node that is down keeps its port.
 _PORTS: Final = range(20_000, 32_000)
@@ -112,7 +114,9 @@ class EmbeddedKafka:
     ) -> None:
         if brokers < 1:
             raise SettingsError(f"there is no cluster of {brokers} brokers: ask for 1 or more")
-        self._java = [str(java), "-cp", os.pathsep.join(map(str, classpath)), *_JVM]
+        archived = class_archive.to_use(class_archive.path_of(classpath, java))
+        self._java = [str(java), "-cp", os.pathsep.join(map(str, classpath)), *_JVM, *archived]
+        self._to_archive: list[str] = []
         self._brokers = brokers
         self._outlives = outlives
         self._data_dir = data_dir
@@ -172,9 +176,15 @@ class EmbeddedKafka:
         """End one broker at once (SIGKILL), as a crash would."""
         self._end(broker, signal.SIGKILL)
 
-    def terminate(self, broker: int) -> None:
-        """Stop one broker in order (SIGTERM): it hands its partitions over first."""
-        self._end(broker, signal.SIGTERM)
+    def terminate(self, broker: int, within: float = STOP_SECONDS) -> bool:
+        """Stop one broker in order (SIGTERM): it hands its partitions over first. False if it had to be killed."""
+        return self._end(broker, signal.SIGTERM, within)
+
+    def run_for_classes(self, archive: Path) -> bool:
+        """Start one broker and stop it in order, so that Java archives its classes; False if that took too long."""
+        self._to_archive = class_archive.to_write(archive)
+        with self:
+            return self.terminate(0, ARCHIVE_SECONDS) and archive.exists()
 
     def restart(self, broker: int) -> None:
         """Start one broker again on its old port and data; stops it in order first if it runs."""
@@ -230,19 +240,20 @@ class EmbeddedKafka:
     def _spawn(self, node: Node) -> None:
         log4j = f"-Dlog4j2.configurationFile={node.directory / 'log4j2.xml'}"
         mark_start(node.directory)
-        command = [*self._java, log4j, "kafka.Kafka", str(node.directory / "server.properties")]
+        command = [*self._java, *self._to_archive, log4j, "kafka.Kafka", str(node.directory / "server.properties")]
         null, both = subprocess.DEVNULL, subprocess.STDOUT
         with (node.directory / "console.log").open("wb") as console:
             process = subprocess.Popen(command, stdin=null, stdout=console, stderr=both, start_new_session=True)
         self._running[node.index] = process
         self._tell_guard()
 
-    def _end(self, broker: int, how: signal.Signals) -> None:
+    def _end(self, broker: int, how: signal.Signals, within: float = STOP_SECONDS) -> bool:
         process = self._running.pop(broker)
         process.send_signal(signal.SIGCONT)
         process.send_signal(how)
-        _await_end(process, time.monotonic() + STOP_SECONDS)
+        _await_end(process, time.monotonic() + within)
         self._tell_guard()
+        return process.returncode != -signal.SIGKILL
 
     def _tell_guard(self) -> None:
         if self._guard and self._guard.stdin:
@@ -258,6 +269,25 @@ class EmbeddedKafka:
                     what = "ended while it started" if ended else f"was not ready within {READY_SECONDS:.0f} s"
                     raise BrokerUnavailable(f"the embedded broker {node.index} {what}: {why_ended(node.directory)}")
                 time.sleep(0.02)
+
+
+def archive_classes(classpath: Sequence[Path], java: Path) -> None:
+    """Run a broker once for an archive of its classes, with which all others start faster; nothing if it is there."""
+    archive = class_archive.path_of(classpath, java)
+    if archive.exists():
+        return
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
+        written = Path(directory, archive.name)
+        try:
+            whole = EmbeddedKafka(classpath, java).run_for_classes(written)
+        except BrokerUnavailable as error:
+            logger.warning("the broker's classes are not archived, so it starts slower: %s", error)
+            return
+        if whole:
+            written.replace(archive)
+        else:
+            logger.warning("Java did not archive the broker's classes in %.0f s, so it starts slower", ARCHIVE_SECONDS)
 
 
 def start_detached(

@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 RETURN_SECONDS: Final = 1.0
 """Between two questions to a group that does not say who holds a lost membership."""
 
+PATIENCE_SECONDS: Final = 2.0
+"""How long a transaction waits for the group's coordinator, at least: twice as long as it took the time before."""
+
 DEAL_SECONDS: Final = 0.02
 """How long one call waits while the group deals: it goes on waiting for a record when the partitions have come."""
 
@@ -75,6 +78,7 @@ class KafkaConsumer:
         """`prepare` is called with group, membership and topics before the first join."""
         self.ends: Positions = {}
         self.tainted = False
+        self.patience = PATIENCE_SECONDS
         self._settings = settings
         self._limit = limit
         self._holder = holder

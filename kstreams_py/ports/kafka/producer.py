@@ -23,7 +23,7 @@ from kstreams_py.errors import (
     Retriable,
 )
 from kstreams_py.partitioner import ColdPartitions
-from kstreams_py.ports.kafka.consumer import KafkaConsumer, partitions_of
+from kstreams_py.ports.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
 from kstreams_py.ports.kafka.errors import (
     REFUSED,
     ClientLog,
@@ -229,13 +229,17 @@ class KafkaProducer:
 
     def send_offsets(self, positions: Positions, consumer: delivery.Consumer) -> None:
         assert isinstance(consumer, KafkaConsumer)
-        metadata = consumer.group_metadata()
+        metadata, limit, begun = consumer.group_metadata(), min(consumer.patience, self._limit), time.monotonic()
+        consumer.patience = 2 * limit
+        # the client would wait without end for a coordinator that is down, though the group has another by then
         self._call(
             lambda client, limit: client.send_offsets_to_transaction(partitions_of(positions), metadata, limit),
             "adding positions to the transaction",
+            limit=limit,
             group=consumer.group,
             topics=[tp.topic for tp in positions],
         )
+        consumer.patience = max(PATIENCE_SECONDS, 2 * (time.monotonic() - begun))
 
     def commit_transaction(self) -> None:
         if left := self._await_acknowledgements():
@@ -326,30 +330,37 @@ class KafkaProducer:
             raise log_error(error.args[0], doing) from None
 
     def _call(
-        self, call: Callable[[Any, float], object], doing: str, *, group: str = "", topics: Collection[str] = ()
+        self,
+        call: Callable[[Any, float], object],
+        doing: str,
+        *,
+        limit: float | None = None,
+        group: str = "",
+        topics: Collection[str] = (),
     ) -> None:
         """One call of the transactional API, in a thread of its own: not every one keeps its limit.
 
         librdkafka waits without end for positions to be added while it waits for a coordinator that no event announces.
         Such a thread is left behind. `call` must not hold the client: an error holds its frames, in a circle.
         """
+        limit = self._limit if limit is None else limit
         outcome: list[ck.KafkaError | None] = []
 
         def run() -> None:
             try:
-                call(self._producer, self._limit)
+                call(self._producer, limit)
                 outcome.append(None)
             except ck.KafkaException as error:
                 outcome.append(error.args[0])  # the exception holds this frame, and so the client, in a circle
 
         thread = threading.Thread(target=run, name=doing, daemon=True)
         thread.start()
-        deadline = time.monotonic() + self._limit + CALL_GRACE_SECONDS
+        deadline = time.monotonic() + limit + CALL_GRACE_SECONDS
         with suppress(LogError):  # the call itself will say so
             self._drain(deadline, thread.is_alive)  # while positions are added, what is queued is sent
         thread.join(max(0.0, deadline - time.monotonic()))
         if not outcome:
-            raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {self._limit:g} s")
+            raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {limit:g} s")
         if (error := outcome[0]) is not None:
             doing = naming(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
             leaf = log_error(error, doing)

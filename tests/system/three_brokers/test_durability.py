@@ -19,15 +19,9 @@ from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.testing import Expected, Kind
 from tests.system.harness import running, wait_until
-from tests.system.recorder import Recorder, three_brokers
+from tests.system.recorder import Recorder
 
 BROKERS = 3
-
-
-@pytest.fixture(scope="module")
-def brokers() -> Iterator[EmbeddedKafka]:
-    with three_brokers() as kafka:
-        yield kafka
 
 
 @pytest.fixture
@@ -95,6 +89,20 @@ def coordinator(recorder: Recorder, group: str) -> int | None:
 
 def content(recorder: Recorder, topic: str) -> list[Place]:
     return [(m.partition(), m.offset(), m.key(), m.value()) for m in recorder.cluster.read(topic)]
+
+
+def test_cluster_takes_records_while_a_broker_is_away_and_has_it_in_sync_again(
+    brokers: EmbeddedKafka, recorder: Recorder, name: str
+) -> None:
+    create(recorder, name, [0, 1, 2], min_in_sync=2)
+    recorder.write(name, [b"all up"])
+    with without(brokers, 2, recorder):
+        recorder.write(name, [b"one killed"])
+    brokers.terminate(0)
+    recorder.write(name, [b"one stopped"])
+    brokers.restart(0)
+    recorder.await_in_sync()
+    assert recorder.cluster.values(name) == [b"all up", b"one killed", b"one stopped"]
 
 
 def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_each_leader(
