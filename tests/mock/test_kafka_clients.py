@@ -9,9 +9,9 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
-from kstreams_py.errors import Retriable
+from kstreams_py.errors import OutcomeUnknown, Retriable
 from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.consumer import KafkaConsumer
+from kstreams_py.ports.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
 from kstreams_py.ports.kafka.producer import KafkaProducer
 from kstreams_py.record import TopicPartition
 from tests.mock.cluster import Api, MockCluster
@@ -71,6 +71,35 @@ def test_commit_that_fails_as_retriable_drops_no_record_that_was_fetched(times: 
     assert values == [b"%d" % i for i in range(20)]
     consumer.commit({PARTITION: 20})
     assert consumer.committed([PARTITION]) == {PARTITION: 20}
+    consumer.close()
+
+
+def test_coordinator_that_has_gone_is_given_up_and_a_new_producer_finds_its_successor(mock: MockCluster) -> None:
+    """The client waits for the broker that it has once found: ten seconds, its limit, would pass."""
+    mock.create("a")
+    mock.set_coordinator("group", "group", 2)
+    mock.set_coordinator("transaction", "id", 1)
+    consumer, log = joined(mock), log_of(mock)
+
+    def started() -> KafkaProducer:
+        producer = log.producer(PROMISES[Guarantee.EXACTLY_ONCE], Durability.COMMITTED, "id")
+        producer.init_transactions()
+        producer.begin_transaction()
+        return producer
+
+    first = started()
+    first.send_offsets({PARTITION: 1}, consumer)
+    first.commit_transaction()
+    mock.set_down(2)
+    mock.set_coordinator("group", "group", 1)
+    first.begin_transaction()
+    with pytest.raises(OutcomeUnknown, match=rf"its own limit of {PATIENCE_SECONDS:g} s"):
+        first.send_offsets({PARTITION: 2}, consumer)
+    first.drop()
+    second = started()
+    second.send_offsets({PARTITION: 2}, consumer)
+    second.commit_transaction()
+    second.drop()
     consumer.close()
 
 

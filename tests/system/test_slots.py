@@ -233,10 +233,10 @@ def test_release_of_a_slot_that_still_runs_lets_its_worker_join_again(deployment
 
 
 def test_slots_without_a_broker_are_one_message(deployment: Deployment) -> None:
-    deployment.environment |= {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "1500"}
+    deployment.environment |= {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "6000"}
     message = (
         f"error: BrokerUnavailable: describing groups '{deployment.name}.first', '{deployment.name}.second' "
-        "(KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1']): no broker at 127.0.0.1:1 answers within 1.5 s: "
+        "(KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1']): no broker at 127.0.0.1:1 answers within 6 s: "
         "start one, correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or correct the credentials (sasl.*, "
         "ssl.*)\n"
     )
