@@ -230,7 +230,10 @@ def jars_command() -> None:
     """Fetch the broker's and Spark's jars into the cache, and archive the broker's classes: it starts faster then."""
     kafka = jars.kafka_classpath(print)
     jars.spark_jars(print)
-    embedded.archive_classes(kafka, jars.find_java())
+    try:
+        embedded.archive_classes(kafka, jars.find_java())
+    except (KStreamsError, OSError) as error:
+        _to_stderr(f"the broker's classes are not archived, so it starts slower: {error}")
     print(f"jars are in {jars.cache_directory()}")
 
 

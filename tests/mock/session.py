@@ -381,7 +381,7 @@ class Run:
 
     @property
     def _is_of_the_group(self) -> bool:
-        """FindCoordinator's code is the group's: the first answer may go to a bootstrap handle, which ends."""
+        """About the group; the client drops the first answer if its bootstrap connection has ended by then."""
         return self._cell.api is Api.FindCoordinator and self._cell.code in OF_THE_GROUP
 
     def _heal(self) -> None:

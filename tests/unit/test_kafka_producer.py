@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -503,31 +504,43 @@ def a_member(monkeypatch: pytest.MonkeyPatch) -> KafkaConsumer:
     return member
 
 
-def test_coordinator_that_does_not_answer_is_waited_for_longer_each_time_and_one_that_does_twice_as_long_as_it_took(
+def test_coordinator_is_waited_for_twice_as_long_as_it_took_and_no_longer_after_many_answers_that_came_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []
     member = a_member(monkeypatch)
+    takes = iter([2.0, 4.0, 8.0, 3.0, 0.0, 3.0, *[0.0] * 20])
 
     class Coordinator(Queue):
-        """Answers the fourth request, after 3 s, and the fifth at once."""
+        """Answers after so many seconds, if it is waited for so long."""
 
         def send_offsets_to_transaction(self, *given: Any) -> None:
-            limits.append(given[-1])
-            if len(limits) < 4:
+            limits.append(round(given[-1], 2))
+            taken = next(takes)
+            self.now += min(taken, given[-1])
+            if taken >= given[-1]:
                 raise failing(CODES._TIMED_OUT, retriable=True)
-            if len(limits) == 4:
-                self.now += 3.0
 
     client = Coordinator()
     client.seconds = 0.0
     producer = producer_of(client, monkeypatch, limit=15.0)
-    for _ in range(3):
-        with pytest.raises(Retriable):
+    for fails in [True, True, True, *[False] * 23]:
+        with pytest.raises(Retriable) if fails else nullcontext():
             add_positions(producer, monkeypatch, member)
+    assert limits[:7] == [2.0, 4.0, 8.0, 15.0, 13.5, 12.15, 10.94]
+    assert limits[-1] == 2.0
+
+
+def test_refusals_that_come_at_once_do_not_make_it_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = a_member(monkeypatch)
+    client = Queue()
+    client.seconds = 0.0
+    client.send_offsets_to_transaction = lambda *_: raising(failing(CODES.ILLEGAL_GENERATION))  # type: ignore[attr-defined]
+    producer = producer_of(client, monkeypatch, limit=15.0)
     for _ in range(3):
-        add_positions(producer, monkeypatch, member)
-    assert limits == [2.0, 4.0, 8.0, 15.0, 6.0, 2.0]
+        with pytest.raises(Abortable):
+            add_positions(producer, monkeypatch, member)
+    assert member.patience == PATIENCE_SECONDS
 
 
 def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:

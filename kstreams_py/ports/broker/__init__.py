@@ -50,6 +50,9 @@ _PORTS: Final = range(20_000, 32_000)
 
 _JVM: Final = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
 
+_STOPPED: Final = 128 + signal.SIGTERM
+"""The exit status of a JVM that a SIGTERM has ended in order."""
+
 _LOG4J2: Final = """\
 <Configuration status="error">
   <Appenders>
@@ -177,11 +180,11 @@ class EmbeddedKafka:
         self._end(broker, signal.SIGKILL)
 
     def terminate(self, broker: int, within: float = STOP_SECONDS) -> bool:
-        """Stop one broker in order (SIGTERM): it hands its partitions over first. False if it had to be killed."""
+        """Stop one broker in order (SIGTERM): it hands its partitions over first. False if it was killed after all."""
         return self._end(broker, signal.SIGTERM, within)
 
     def run_for_classes(self, archive: Path) -> bool:
-        """Start one broker and stop it in order, so that Java archives its classes; False if that took too long."""
+        """Start one broker and stop it in order, so that Java archives its classes; False if it did not."""
         self._to_archive = class_archive.to_write(archive)
         with self:
             return self.terminate(0, ARCHIVE_SECONDS) and archive.exists()
@@ -253,7 +256,7 @@ class EmbeddedKafka:
         process.send_signal(how)
         _await_end(process, time.monotonic() + within)
         self._tell_guard()
-        return process.returncode != -signal.SIGKILL
+        return process.returncode == _STOPPED
 
     def _tell_guard(self) -> None:
         if self._guard and self._guard.stdin:
@@ -272,22 +275,20 @@ class EmbeddedKafka:
 
 
 def archive_classes(classpath: Sequence[Path], java: Path) -> None:
-    """Run a broker once for an archive of its classes, with which all others start faster; nothing if it is there."""
+    """Run a broker once for an archive of its classes, with which all others start faster; nothing if it is there.
+
+    Raises as EmbeddedKafka does, BrokerUnavailable if Java does not write the archive, OSError if the cache does not
+    take it.
+    """
     archive = class_archive.path_of(classpath, java)
     if archive.exists():
         return
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
         written = Path(directory, archive.name)
-        try:
-            whole = EmbeddedKafka(classpath, java).run_for_classes(written)
-        except BrokerUnavailable as error:
-            logger.warning("the broker's classes are not archived, so it starts slower: %s", error)
-            return
-        if whole:
-            written.replace(archive)
-        else:
-            logger.warning("Java did not archive the broker's classes in %.0f s, so it starts slower", ARCHIVE_SECONDS)
+        if not EmbeddedKafka(classpath, java).run_for_classes(written):
+            raise BrokerUnavailable(f"Java did not write {archive} within {ARCHIVE_SECONDS:g} s")
+        written.replace(archive)
 
 
 def start_detached(

@@ -17,8 +17,8 @@ _SILENT: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")  # or a JVM says so 
 
 def path_of(classpath: Sequence[Path], java: Path) -> Path:
     """The archive for these jars and this Java, whether it is there or not; a JVM that it does not fit ignores it."""
-    program = java.resolve()
-    of = "\n".join(map(str, [program, program.stat().st_mtime_ns, *classpath]))
+    files = [(path, path.stat()) for path in (java.resolve(), *classpath)]  # an archive fits no other time or size
+    of = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in files)
     return Path(platformdirs.user_cache_dir("kstreams_py"), "classes", f"{sha256(of.encode()).hexdigest()[:16]}.jsa")
 
 

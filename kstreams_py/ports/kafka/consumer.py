@@ -43,7 +43,7 @@ RETURN_SECONDS: Final = 1.0
 """Between two questions to a group that does not say who holds a lost membership."""
 
 PATIENCE_SECONDS: Final = 2.0
-"""How long a transaction waits for the group's coordinator, at least: twice as long as it took the time before."""
+"""How long a producer waits, to begin with, until the group's coordinator has taken positions into a transaction."""
 
 DEAL_SECONDS: Final = 0.02
 """How long one call waits while the group deals: it goes on waiting for a record when the partitions have come."""
@@ -79,6 +79,7 @@ class KafkaConsumer:
         self.ends: Positions = {}
         self.tainted = False
         self.patience = PATIENCE_SECONDS
+        """As producers have learnt it: of each the next one goes on with it."""
         self._settings = settings
         self._limit = limit
         self._holder = holder

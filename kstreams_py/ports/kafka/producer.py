@@ -46,6 +46,9 @@ FAILED_FLUSH_SECONDS: Final = 0.1
 FLUSH_SECONDS: Final = 0.001
 """Of one flush, after which it is looked whether all has been acknowledged."""
 
+PATIENCE_KEPT: Final = 0.9
+"""How much of the patience with a coordinator is left after an answer that came soon."""
+
 CALL_GRACE_SECONDS: Final = 1.0
 """How long a call may outlast the limit it was given."""
 
@@ -229,17 +232,21 @@ class KafkaProducer:
 
     def send_offsets(self, positions: Positions, consumer: delivery.Consumer) -> None:
         assert isinstance(consumer, KafkaConsumer)
-        metadata, limit, begun = consumer.group_metadata(), min(consumer.patience, self._limit), time.monotonic()
-        consumer.patience = 2 * limit
-        # the client would wait without end for a coordinator that is down, though the group has another by then
-        self._call(
-            lambda client, limit: client.send_offsets_to_transaction(partitions_of(positions), metadata, limit),
-            "adding positions to the transaction",
-            limit=limit,
-            group=consumer.group,
-            topics=[tp.topic for tp in positions],
-        )
-        consumer.patience = max(PATIENCE_SECONDS, 2 * (time.monotonic() - begun))
+        metadata = consumer.group_metadata()
+        patience, begun = min(consumer.patience, self._limit), time.monotonic()
+        try:
+            # the client would wait without end for a coordinator that is down, though the group has another by then
+            self._call(
+                lambda client, limit: client.send_offsets_to_transaction(partitions_of(positions), metadata, limit),
+                "adding positions to the transaction",
+                limit=patience,
+                group=consumer.group,
+                topics=[tp.topic for tp in positions],
+            )
+        finally:
+            # small transactions between large ones must not bring it down, or those would be given up each time
+            taken = time.monotonic() - begun
+            consumer.patience = max(PATIENCE_SECONDS, 2 * taken, PATIENCE_KEPT * patience)
 
     def commit_transaction(self) -> None:
         if left := self._await_acknowledgements():

@@ -98,7 +98,7 @@ def test_cluster_takes_records_while_a_broker_is_away_and_has_it_in_sync_again(
     recorder.write(name, [b"all up"])
     with without(brokers, 2, recorder):
         recorder.write(name, [b"one killed"])
-    brokers.terminate(0)
+    assert brokers.terminate(0, 60)
     recorder.write(name, [b"one stopped"])
     brokers.restart(0)
     recorder.await_in_sync()

@@ -19,6 +19,7 @@ from tests.system.harness import wait_until
 from tests.system.recorder import Reader, Record, Recorder
 
 BROKERS = 3
+STOP_SECONDS = 60.0
 PARTITIONS = 4
 TOPICS = ("in", "even", "odd", "merged", "out")
 
@@ -60,7 +61,7 @@ class Size:
 
 
 class Chains:
-    """A fork, an alts and a map in a row, once under each guarantee; a worker, and what goes in and comes out."""
+    """A fork, an alts and a map in a row, once under each guarantee; two workers, and what goes in and comes out."""
 
     def __init__(self, directory: Path, name: str, brokers: EmbeddedKafka) -> None:
         self.directory = directory
@@ -87,7 +88,7 @@ class Chains:
 
     @contextmanager
     def workers(self) -> Iterator[RunningCommand]:
-        options = ("run", f"{self.file}:graph", "--workers", 1)
+        options = ("run", f"{self.file}:graph", "--workers", 2)
         with command(self.directory, *options, environment=self.environment) as running:
             yield running
             running.send(signal.SIGTERM)
@@ -97,7 +98,7 @@ class Chains:
         for broker in range(BROKERS):
             reader.await_more(30)
             self.recorder.history.fault(f"broker {broker} is stopped")
-            self.brokers.terminate(broker)
+            assert self.brokers.terminate(broker, STOP_SECONDS), "it was stopped in order"
             reader.await_more(30)
             self.brokers.restart(broker)
             self.recorder.history.fault(f"broker {broker} is there again")
@@ -142,7 +143,7 @@ def expected_of(chain: dict[str, str]) -> list[Expected]:
 def test_rolling_restart_of_brokers_loses_doubles_and_reorders_nothing(
     tmp_path: Path, name: str, brokers: EmbeddedKafka
 ) -> None:
-    """Under each guarantee, nine processors in a worker, which does not die: at most once there is no excuse."""
+    """Under each guarantee, nine processors a worker: none dies, so that at most once there is no excuse."""
     Chains(tmp_path, name, brokers).run(Size(records=300, per_second=60, rounds=1))
 
 
