@@ -42,11 +42,11 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT
 
 
 def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
-    """Where a partition begins; the leader of one that was just created may not know yet that it is."""
-    deadline = time.monotonic() + 10
+    """Where a partition begins; the brokers may not know yet of one that was just created."""
+    deadline = time.monotonic() + WAIT
     while True:
         try:
-            return int(consumer.get_watermark_offsets(partition, 10)[0])
+            return int(consumer.get_watermark_offsets(partition, 2)[0])
         except ck.KafkaException:
             if time.monotonic() > deadline:
                 raise
