@@ -6,7 +6,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -14,8 +13,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
-
-ROOT: Final = Path(__file__).parents[1]
 
 THREE_BROKERS: Final = "tests/system/three_brokers/"
 

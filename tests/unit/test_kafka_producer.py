@@ -496,11 +496,11 @@ def add_positions(
 
 
 def a_member(monkeypatch: pytest.MonkeyPatch) -> KafkaConsumer:
-    monkeypatch.setattr(KafkaConsumer, "__init__", lambda self: None)
-    monkeypatch.setattr(KafkaConsumer, "group", "g", raising=False)
-    monkeypatch.setattr(KafkaConsumer, "group_metadata", lambda self: None)
-    member = KafkaConsumer()  # type: ignore[call-arg]
+    """A consumer without a client."""
+    member = KafkaConsumer.__new__(KafkaConsumer)
+    member.group = "g"
     member.patience = PATIENCE_SECONDS
+    monkeypatch.setattr(member, "group_metadata", lambda: None)
     return member
 
 
@@ -532,10 +532,13 @@ def test_coordinator_is_waited_for_twice_as_long_as_it_took_and_no_longer_after_
 
 
 def test_refusals_that_come_at_once_do_not_make_it_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Queue):
+        def send_offsets_to_transaction(self, *_: object) -> None:
+            raise failing(CODES.ILLEGAL_GENERATION)
+
     member = a_member(monkeypatch)
-    client = Queue()
+    client = Refusing()
     client.seconds = 0.0
-    client.send_offsets_to_transaction = lambda *_: raising(failing(CODES.ILLEGAL_GENERATION))  # type: ignore[attr-defined]
     producer = producer_of(client, monkeypatch, limit=15.0)
     for _ in range(3):
         with pytest.raises(Abortable):

@@ -79,7 +79,7 @@ class KafkaConsumer:
         self.ends: Positions = {}
         self.tainted = False
         self.patience = PATIENCE_SECONDS
-        """As producers have learnt it: of each the next one goes on with it."""
+        """How long the next producer waits for the group's coordinator: each one sets it by what it has seen."""
         self._settings = settings
         self._limit = limit
         self._holder = holder

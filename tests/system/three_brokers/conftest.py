@@ -8,8 +8,7 @@ import pytest
 
 from kstreams_py.ports.broker import EmbeddedKafka
 from kstreams_py.ports.jars import find_java, kafka_classpath
-
-BROKERS = 3
+from tests.system.three_brokers.brokers import BROKERS
 
 
 @pytest.fixture(scope="package")

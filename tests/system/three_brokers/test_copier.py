@@ -18,9 +18,8 @@ from tests.system.command import command
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept
 from tests.system.recorder import Reader, Record, Recorder
+from tests.system.three_brokers.brokers import BROKERS, stop
 
-BROKERS = 3
-STOP_SECONDS = 60.0
 WORKERS = 2
 
 GRAPH = """
@@ -115,7 +114,7 @@ class Copier:
                 if hard:
                     self.brokers.kill(broker)
                 else:
-                    assert self.brokers.terminate(broker, STOP_SECONDS), "it was stopped in order"
+                    stop(self.brokers, broker)
                 self.brokers.restart(broker)
                 self.recorder.history.fault(f"broker {broker} is there again")
                 self.recorder.await_in_sync()

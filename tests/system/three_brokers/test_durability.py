@@ -20,8 +20,7 @@ from kstreams_py.record import Positions, TopicPartition
 from kstreams_py.testing import Expected, Kind
 from tests.system.harness import running, wait_until
 from tests.system.recorder import Recorder
-
-BROKERS = 3
+from tests.system.three_brokers.brokers import BROKERS, stop
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def test_cluster_takes_records_while_a_broker_is_away_and_has_it_in_sync_again(
     recorder.write(name, [b"all up"])
     with without(brokers, 2, recorder):
         recorder.write(name, [b"one killed"])
-    assert brokers.terminate(0, 60)
+    stop(brokers, 0)
     recorder.write(name, [b"one stopped"])
     brokers.restart(0)
     recorder.await_in_sync()

@@ -17,9 +17,8 @@ from kstreams_py.testing import Expected
 from tests.system.command import RunningCommand, command
 from tests.system.harness import wait_until
 from tests.system.recorder import Reader, Record, Recorder
+from tests.system.three_brokers.brokers import BROKERS, stop
 
-BROKERS = 3
-STOP_SECONDS = 60.0
 PARTITIONS = 4
 TOPICS = ("in", "even", "odd", "merged", "out")
 
@@ -74,9 +73,7 @@ class Chains:
         self.file = directory / "chains.py"
         self.file.write_text(GRAPH.format(name=name))
         self.environment = Settings.load(
-            bootstrap_servers=brokers.bootstrap_servers,
-            schema_directory=directory / "schemas",
-            commit_interval_ms=400,  # eighteen commit
+            bootstrap_servers=brokers.bootstrap_servers, schema_directory=directory / "schemas"
         ).as_environment()
         self.sent = [0 for _ in self.chains]
 
@@ -98,7 +95,7 @@ class Chains:
         for broker in range(BROKERS):
             reader.await_more(30)
             self.recorder.history.fault(f"broker {broker} is stopped")
-            assert self.brokers.terminate(broker, STOP_SECONDS), "it was stopped in order"
+            stop(self.brokers, broker)
             reader.await_more(30)
             self.brokers.restart(broker)
             self.recorder.history.fault(f"broker {broker} is there again")
@@ -144,7 +141,7 @@ def test_rolling_restart_of_brokers_loses_doubles_and_reorders_nothing(
     tmp_path: Path, name: str, brokers: EmbeddedKafka
 ) -> None:
     """Under each guarantee, nine processors a worker: none dies, so that at most once there is no excuse."""
-    Chains(tmp_path, name, brokers).run(Size(records=300, per_second=60, rounds=1))
+    Chains(tmp_path, name, brokers).run(Size(records=500, per_second=150, rounds=1))
 
 
 @pytest.mark.long
