@@ -157,7 +157,7 @@ class Rig:
         producer.flush()
 
     def transaction(self, topic: str, *values: bytes, commits: bool = True) -> None:
-        """A whole transaction on partition 0."""
+        """A whole transaction on partition 0, with its marker."""
         producer = self.producer()
         producer.begin_transaction()
         producer.write([output(topic, value) for value in values])
@@ -166,6 +166,7 @@ class Rig:
             producer.commit_transaction()
         else:
             producer.abort_transaction()
+        self.settle(topic)
 
     def messages(self, topic: str, start: int = 0) -> list[Message]:
         """What a read_committed reader gets from every partition now, up to its end."""

@@ -583,7 +583,6 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
         silence: {"STILL_SECONDS": 2.0},
         consumer: {"RETURN_SECONDS": 0.05},
         producer: {
-            "NEW_TOPIC_SECONDS": 0.1,
             "ABORT_FLUSH_SECONDS": 0.5,
             "CALL_GRACE_SECONDS": 0.5,
         },

@@ -440,7 +440,7 @@ def test_first_batch_of_a_producer_that_its_broker_does_not_lead_yet_is_written_
 def test_plain_client_reports_a_first_batch_as_delivered_that_is_lost(
     transactional: bool, name: str, cluster: Cluster, proxy: Proxy
 ) -> None:
-    """Why the first record of a partition goes alone: the broker takes any sequence number of an unknown producer."""
+    """Why a batch waits for the one before it: the broker takes any sequence number of an unknown producer."""
     cluster.create(name)
     own = {"transactional.id": name} if transactional else {"enable.idempotence": True}
     producer = ck.Producer(

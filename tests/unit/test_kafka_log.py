@@ -147,10 +147,10 @@ OF_ALL = {
     "reconnect.backoff.max.ms": 1_000, "topic.metadata.propagation.max.ms": 3_000, "log.connection.close": True,
     "batch.size": 1_000_000, "linger.ms": 20, "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 256 << 10, "client.id": "g.p.0", "partitioner": "murmur2_random",
-    "delivery.report.only.error": True,
+    "delivery.report.only.error": True, "max.in.flight": 1,
 }  # fmt: skip
 IDEMPOTENT = {"acks": -1, "enable.idempotence": True}
-ONE_BY_ONE = {"message.timeout.ms": 0, "max.in.flight": 1}
+UNBOUNDED = {"message.timeout.ms": 0}
 
 
 def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> dict[str, Any]:
@@ -167,22 +167,22 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: An
             Durability.COMMITTED,
             IDEMPOTENT | {"transactional.id": "g.p.0", "transaction.timeout.ms": 10_000},
         ),
-        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | ONE_BY_ONE),
-        (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | ONE_BY_ONE),
+        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
+        (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
         (
             Guarantee.AT_LEAST_ONCE,
             Durability.LEADER,
-            ONE_BY_ONE | {"acks": 1, "enable.idempotence": False},
+            UNBOUNDED | {"acks": 1, "enable.idempotence": False},
         ),
         (
             Guarantee.AT_LEAST_ONCE,
             Durability.NONE,
-            ONE_BY_ONE | {"acks": 0, "enable.idempotence": False},
+            UNBOUNDED | {"acks": 0, "enable.idempotence": False},
         ),
         (
             Guarantee.AT_MOST_ONCE,
             Durability.NONE,
-            ONE_BY_ONE | {"acks": 0, "enable.idempotence": False, "retries": 0},
+            UNBOUNDED | {"acks": 0, "enable.idempotence": False, "retries": 0},
         ),
     ],
 )
@@ -204,7 +204,7 @@ def test_batches_are_no_larger_than_their_topics_take(
 def test_settings_of_ones_own_win_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     promise, own = PROMISES[Guarantee.AT_LEAST_ONCE], {"linger.ms": "7"}
     found = settings_of(monkeypatch, promise, Durability.COMMITTED, "g.p.0", kafka=own)
-    assert found == OF_ALL | IDEMPOTENT | ONE_BY_ONE | {"linger.ms": "7", "limit": 15.0}
+    assert found == OF_ALL | IDEMPOTENT | UNBOUNDED | {"linger.ms": "7", "limit": 15.0}
 
 
 # What the cluster is asked.

@@ -119,7 +119,6 @@ def producer_of(
         return client
 
     monkeypatch.setattr(module, "made", made)
-    monkeypatch.setattr(module, "NEW_TOPIC_SECONDS", 0.0)  # without partitions there are no cold ones
     if isinstance(client, Queue):
         monkeypatch.setattr(module, "time", client)
     return KafkaProducer(settings, limit)
@@ -335,7 +334,6 @@ def test_outputs_that_were_refused_are_given_back_as_they_were_written_where_the
     """A report has neither the headers nor the time of its record."""
     client, producer = Queue(sends=0), None
     monkeypatch.setattr(module, "made", lambda *_: client)
-    monkeypatch.setattr(module, "NEW_TOPIC_SECONDS", 0.0)
     monkeypatch.setattr(module, "time", client)
     producer = KafkaProducer(IDEMPOTENT, 10.0, keeps_failed=True)
     written: list[Output] = [("x", b"%d" % i, b"k", -1, None, None, 7, [("h", b"1")]) for i in range(3)]

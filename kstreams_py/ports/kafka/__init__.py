@@ -190,15 +190,17 @@ class KafkaLog:
             "delivery.report.only.error": True,
             "acks": durability.acks,
             "enable.idempotence": durability is Durability.COMMITTED,
+            # librdkafka #4953: a batch that is refused because one before it was makes an idempotent producer begin a
+            # new epoch, in which batches of others are doubled if they were written and wait to be sent again.
+            # A broker takes any sequence number from a producer that is new to a partition: were the first batch to
+            # fail and the second, on its way already, to be taken, librdkafka would report both (measured: lost).
+            "max.in.flight": 1,
         }
         if promise.transactional:
             settings["transactional.id"] = transactional_id
             settings["transaction.timeout.ms"] = self._settings.transaction_timeout_ms
         else:
             settings["message.timeout.ms"] = 0  # what expires would be lost, or written again behind later records
-            # librdkafka #4953: a batch that is refused because one before it was makes an idempotent producer begin a
-            # new epoch, in which batches of other partitions are doubled if they were written and wait to be sent again
-            settings["max.in.flight"] = 1
             if durability is not Durability.COMMITTED and not promise.may_repeat:
                 settings["retries"] = 0
         return KafkaProducer(settings, self._limit, keeps_failed=not promise.may_repeat)

@@ -22,7 +22,6 @@ from kstreams_py.errors import (
     Refused,
     Retriable,
 )
-from kstreams_py.partitioner import ColdPartitions
 from kstreams_py.ports.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
 from kstreams_py.ports.kafka.errors import (
     REFUSED,
@@ -59,9 +58,6 @@ CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 500_000
 """What a producer without idempotence has under way: no more than one batch of a partition."""
 
-NEW_TOPIC_SECONDS: Final = 3.0
-"""How long the brokers may take to learn of a topic that was just created."""
-
 CONNECT_SECONDS: Final = 1.0
 """How long a new producer waits for its first connection before it goes on all the same."""
 
@@ -85,7 +81,6 @@ class KafkaProducer:
         self._idempotent = settings["enable.idempotence"]
         self._keeps_failed = keeps_failed
         self._limit = limit
-        self._cold = ColdPartitions(self._partitions_of)
         self._configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
         self._connect()
 
@@ -102,18 +97,6 @@ class KafkaProducer:
         if error is not None:
             self._failed.append((error, output[0], output))
 
-    def _partitions_of(self, topic: str) -> int:
-        """How many partitions a topic has; 0 if there is none. A broker may learn late of one that is new."""
-        deadline = time.monotonic() + min(self._limit, NEW_TOPIC_SECONDS)
-        while True:
-            try:
-                found = len(self._producer.list_topics(topic, self._limit).topics[topic].partitions)
-            except ck.KafkaException as error:
-                raise log_error(error.args[0], f"asking for the partitions of topic {topic!r}") from None
-            if found or time.monotonic() >= deadline:
-                return found
-            time.sleep(0.02)
-
     @property
     def tainted(self) -> bool:
         try:
@@ -123,14 +106,8 @@ class KafkaProducer:
         return self._log.tainted
 
     def write(self, outputs: list[delivery.Output]) -> None:
-        topics = {output[0] for output in outputs}
-        self._written |= topics
+        self._written.update(output[0] for output in outputs)
         if self._idempotent:
-            # a broker takes any sequence number from a producer that is new to a partition: were the first batch to
-            # fail and the second, on its way already, to be taken, librdkafka would report both (measured: lost)
-            if first := self._cold.take(outputs, topics, time.monotonic()):
-                self._queue(first)
-                self._acknowledge()
             self._queue(outputs)
             return
         while outputs:
