@@ -419,8 +419,16 @@ def run_slot(graph: Graph, number: int, settings: Settings, *, create: bool = Fa
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-    slot = Slot(graph, number, Surroundings(KafkaLog(settings), registry, settings))
+    log = KafkaLog(settings)
+    slot = Slot(graph, number, Surroundings(log, registry, settings))
     drain_on_signals(slot)
+    try:
+        _run_and_report(slot, number, settings, create=create)
+    finally:
+        log.close()
+
+
+def _run_and_report(slot: Slot, number: int, settings: Settings, *, create: bool) -> None:
     write = report_writer()
     if write is None:
         watch = Watch(number, settings.stuck_timeout_ms)

@@ -270,10 +270,6 @@ class CellLog(KafkaLog):
         keep_ledger()
         return producer
 
-    def let_go(self) -> None:
-        """Ends the clients that outlive a worker."""
-        self._reading_client = self._admin_client = None
-
 
 class Lines(logging.Handler):
     """The product's warnings, by the thread that logged them: each cell has its own."""
@@ -324,7 +320,7 @@ class Run:
             if self._worker is not None:
                 self._worker.close()
             self._look()
-            self._log.let_go()
+            self._log.close()
         del self._lines.of_threads[threading.get_ident()]
         return seen
 

@@ -18,6 +18,7 @@ from kstreams_py.config import Settings
 from kstreams_py.delivery import Consumer, Durability, Promise, TopicInfo
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
 from kstreams_py.groups import Pending
+from kstreams_py.ports.kafka.clients import end, made
 from kstreams_py.ports.kafka.consumer import Holder, KafkaConsumer
 from kstreams_py.ports.kafka.errors import (
     STALE,
@@ -26,7 +27,6 @@ from kstreams_py.ports.kafka.errors import (
     ClientLog,
     E,
     log_error,
-    made,
     naming,
     warn_if_untested,
 )
@@ -78,9 +78,14 @@ class KafkaLog:
         }
         self._client_log = ClientLog("admin")
         self._groups = GroupReader(self._common, self._client_log)
-        self._admin_client: ck_admin.AdminClient | None = None
-        self._reading_client: ck.Consumer | None = None
+        self._admin_clients: list[ck_admin.AdminClient] = []
+        self._reading_clients: list[ck.Consumer] = []
         self._reading = threading.Lock()
+
+    def close(self) -> None:
+        """Ends the clients that ask and read; consumers and producers are their callers' to end."""
+        end(self._admin_clients)
+        end(self._reading_clients)
 
     def consumer(self, group: str, seat: str, *, commits: bool = False) -> KafkaConsumer:
         warn_if_untested()
@@ -207,10 +212,13 @@ class KafkaLog:
 
     @property
     def _admin(self) -> ck_admin.AdminClient:
-        if self._admin_client is None:
-            configuration = {**self._common, "error_cb": self._client_log.on_error}
-            self._admin_client = made(ck_admin.AdminClient, configuration, self._client_log)
-        return self._admin_client
+        client = next(iter(self._admin_clients), None)
+        if client is None:
+            client = made(
+                ck_admin.AdminClient, {**self._common, "error_cb": self._client_log.on_error}, self._client_log
+            )
+            self._admin_clients.append(client)
+        return client
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         if not names:
@@ -298,10 +306,12 @@ class KafkaLog:
 
     @property
     def _reader(self) -> ck.Consumer:
-        if self._reading_client is None:
+        client = next(iter(self._reading_clients), None)
+        if client is None:
             configuration = {**self._of_consumers(), "group.id": "unused", "fetch.wait.max.ms": 10}
-            self._reading_client = ck.Consumer(configuration, logger=ClientLog("reader").logger)
-        return self._reading_client
+            client = made(ck.Consumer, configuration, ClientLog("reader"))
+            self._reading_clients.append(client)
+        return client
 
     def newest(self, partition: TopicPartition) -> Message | None:
         try:
@@ -397,7 +407,7 @@ class KafkaLog:
     def _unavailable(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """A failed admin call, as the message a person needs."""
         if error.code() in STALE:
-            self._admin_client = None  # it asks by the leaders that it knows, and does not learn of new ones from this
+            end(self._admin_clients)  # it asks by the leaders that it knows, and does not learn of new ones from this
             return log_error(error, "asking a broker that no longer leads")
         self._admin.poll(0)
         cause = self._client_log.error

@@ -22,6 +22,7 @@ from kstreams_py.errors import (
     TopicError,
     Unavailable,
 )
+from kstreams_py.ports.kafka.clients import end, made
 from kstreams_py.ports.kafka.errors import (
     FENCED,
     JOIN_REFUSED,
@@ -30,7 +31,6 @@ from kstreams_py.ports.kafka.errors import (
     ClientLog,
     E,
     log_error,
-    made,
     naming,
 )
 from kstreams_py.ports.kafka.silence import Silence
@@ -131,6 +131,7 @@ class KafkaConsumer:
 
     def rejoin(self) -> None:
         self.tainted = self._lost = False
+        self.close()
         self._connect()
         if self._topics:
             self._join()
@@ -326,4 +327,5 @@ class KafkaConsumer:
             self._paused = wanted
 
     def close(self) -> None:
-        del self._consumer  # its close() calls back, and deadlocks in the middle of a rebalance; this does neither
+        # the client's own close() calls back, and deadlocks in the middle of a rebalance; this does neither
+        end([self.__dict__.pop("_consumer")])

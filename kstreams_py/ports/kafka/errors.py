@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import confluent_kafka as ck
 
@@ -23,7 +23,6 @@ from kstreams_py.errors import (
 )
 
 logger = logging.getLogger(__name__)
-C = TypeVar("C")
 E = ck.KafkaError  # codes that begin with an underscore are the client's own
 
 FENCED: Final = {
@@ -202,12 +201,3 @@ def warn_if_untested() -> None:
             version,
             ", ".join(sorted(TESTED_CLIENTS)),
         )
-
-
-def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:
-    """A client of these settings. Raises SettingsError for those that librdkafka refuses, without their values."""
-    try:
-        return client(settings, logger=log.logger)  # type: ignore[call-arg]
-    except ck.KafkaException as error:
-        why = error.args[0].str()
-        raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {why}") from None

@@ -12,7 +12,8 @@ import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
 from kstreams_py.errors import Retriable
-from kstreams_py.ports.kafka.errors import ClientLog, log_error, made
+from kstreams_py.ports.kafka.clients import end, made
+from kstreams_py.ports.kafka.errors import ClientLog, log_error
 
 COORDINATOR_SECONDS: Final = 300.0
 """Longer than a coordinator is ever away: librdkafka ends the process if it answers such a request after its limit."""
@@ -72,7 +73,9 @@ class GroupReader:
                     time.sleep(PAUSE_SECONDS)
         finally:
             with self._lock:
+                answered_all = [each for each in self._asked if each[1].done()]
                 self._asked = [each for each in self._asked if not each[1].done()]
+            end(answered_all)
 
     def _ask(self, group: str) -> Future[Any]:
         client = made(ck_admin.AdminClient, self._configuration, self._log)

@@ -22,13 +22,13 @@ from kstreams_py.errors import (
     Refused,
     Retriable,
 )
+from kstreams_py.ports.kafka.clients import end, made
 from kstreams_py.ports.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
 from kstreams_py.ports.kafka.errors import (
     REFUSED,
     ClientLog,
     E,
     log_error,
-    made,
     may_be_written,
     naming,
     record_refused,
@@ -189,6 +189,7 @@ class KafkaProducer:
                 return
             except ck.KafkaException as error:
                 if error.args[0].code() == E.CONCURRENT_TRANSACTIONS:
+                    self._end()
                     self._connect()
                     self._await_connection()
         self._call(lambda client, limit: client.init_transactions(limit), "starting the producer")
@@ -303,7 +304,10 @@ class KafkaProducer:
 
     def drop(self) -> None:
         self._producer.purge(blocking=False)
-        del self._producer
+        self._end()
+
+    def _end(self) -> None:
+        end([self.__dict__.pop("_producer")])
 
     def _poll(self, timeout: float) -> None:
         """Serves log and reports; where the client has failed for good, it raises here, whatever is asked of it."""

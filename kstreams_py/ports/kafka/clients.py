@@ -1,0 +1,43 @@
+"""How clients begin and end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.ports.kafka.errors import ClientLog
+
+logger = logging.getLogger(__name__)
+C = TypeVar("C")
+
+END_SECONDS: Final = 2.0
+"""How long clients are given to end, which takes them milliseconds."""
+
+
+def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:
+    """A client of these settings. Raises SettingsError for those that librdkafka refuses, without their values."""
+    try:
+        return client(settings, logger=log.logger)  # type: ignore[call-arg]
+    except ck.KafkaException as error:
+        why = error.args[0].str()
+        raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {why}") from None
+
+
+def end(clients: list[Any]) -> None:
+    """Ends the clients to which this list has the only references, within a bound; it is empty afterwards.
+
+    librdkafka ends a client with its last reference, and may wait for one of its threads for ever (measured with 2.16,
+    a plain consumer whose requests for offsets were all cut off: 1 in 250). Such a client is left behind.
+    """
+    if not clients:
+        return
+    thread = threading.Thread(target=clients.clear, name="ending clients", daemon=True)
+    thread.start()
+    thread.join(END_SECONDS)
+    if thread.is_alive():
+        logger.warning("a client did not end within %g s: it is left behind, with its threads", END_SECONDS)
