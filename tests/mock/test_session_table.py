@@ -465,7 +465,7 @@ TABLE: Final = (
     Row(
         Api.Metadata,
         "TOPIC_EXCEPTION",
-        each(Once(None, BROKEN), Once(None, BROKEN), Once(None, GIVES_UP)),
+        each(Once(None, BROKEN), Once(None, GIVES_UP), Once(None, GIVES_UP)),
         of=OUTPUT,
     ),
     Row(Api.Metadata, "disconnected", each(Once(AGAIN, GIVES_UP), Once(AGAIN, WAITS), Once(AGAIN, WAITS))),

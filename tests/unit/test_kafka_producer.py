@@ -185,6 +185,14 @@ def test_output_that_the_client_does_not_take_for_another_reason_says_what_to_do
         producer_of(client, monkeypatch).write(outputs(0, 1))
 
 
+def test_topic_whose_name_the_broker_does_not_take_fails_as_its_deliveries_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, written = Queue(sends=0), outputs(0, 2)
+    client.refuses = {b"1": CODES.TOPIC_EXCEPTION}
+    with pytest.raises(Abortable, match=r"^writing to x: Broker: Invalid topic \(TOPIC_EXCEPTION\)$"):
+        producer_of(client, monkeypatch, IDEMPOTENT).write(written)
+    assert (client.queue, written) == (outputs(0, 1), outputs(1, 2))
+
+
 def test_delivery_that_failed_before_is_why_the_client_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Queue()
     client.refuses, client.reports = {b"1": CODES._STATE}, [(CODES.INVALID_RECORD, failed("x", b"0"))]

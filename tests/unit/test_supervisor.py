@@ -774,6 +774,7 @@ THE_GRAPH.sink(THE_GRAPH.topic("a"), id="p")(lambda value: None)
 def wired(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryLog]:
     """The log in memory in place of a cluster; signals as they were afterwards."""
     log, before = MemoryLog(), {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(log, "close", lambda: None, raising=False)
     monkeypatch.setattr(module, "KafkaLog", lambda settings: log)
     monkeypatch.setattr(module, "open_registry", lambda url, directory: None)
     monkeypatch.setattr(module, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None))

@@ -177,6 +177,8 @@ class KafkaProducer:
                 return Retriable(f"writing to {output[0]}[{output[3]}]: it was not known yet")  # now it is
             if is_missing(found):
                 return no_such_topic(output[0])
+        if error.code() == E.TOPIC_EXCEPTION:  # by chance here or in a report, where it is that
+            return Abortable(f"writing to {output[0]}: {error.str()} ({error.name()})")
         return log_error(error, f"writing to topic {output[0]!r}")
 
     def init_transactions(self) -> None:

@@ -214,8 +214,9 @@ def test_with_too_few_replicas_committed_waits_and_leader_accepts(
         wait_until(lambda: in_sync(recorder, name) == [0], "one replica is in sync")
         leader.write(output(name, b"accepted"))
         leader.flush()
-        with pytest.raises(Retriable, match="1 records were not acknowledged"):
-            committed.write(output(name, b"waits"))
+        committed.write(output(name, b"waits"))
+        with pytest.raises(Retriable, match="1 records wait for their acknowledgement"):
+            committed.flush()
     committed.flush()
     for producer in (committed, leader):
         producer.drop()
