@@ -65,6 +65,8 @@ class Cluster:
         new = [NewTopic(name, partitions, replication, config=settings) for name in names]
         for future in self.admin.create_topics(new).values():
             future.result()
+        # the controller has answered; the brokers learn of them after that
+        wait_until(lambda: {*names} <= {*self.admin.list_topics(timeout=10).topics}, "the topics are known")
 
     def write(
         self,
