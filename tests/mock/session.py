@@ -72,12 +72,16 @@ REFUSALS: Final = 100
 SPARING: Final = {"retry.backoff.ms": 100, "reconnect.backoff.ms": 300}
 """Or a client that is refused for ever costs a whole processor."""
 
+JOIN: Final = {"heartbeat.interval.ms": 200, "max.poll.interval.ms": 20_000}
+"""If a mock cluster was frozen it expires members that wait for the answer to their join, and never answers: the client
+waits for that 3 s longer than for a poll. A real broker counts who waits as alive."""
+
 SETTINGS: Final = [
     Settings(
         request_timeout_ms=limit,
         session_timeout_ms=session,
         transaction_timeout_ms=4_000,
-        kafka={"heartbeat.interval.ms": 200, **client},  # type: ignore[arg-type]
+        kafka={**JOIN, **client},  # type: ignore[arg-type]
     )
     for limit, session, client in ((15_000, 8_000, {}), (1_500, 4_000, SPARING))
 ]

@@ -108,7 +108,15 @@ class App:
     def pids(self, without: int = 0) -> set[int]:
         """Living processes that have imported the graph, one left out: the supervisor."""
         found = {int(path.name.removeprefix("pid-")) for path in self.directory.glob("pid-*")} - {without}
-        return {pid for pid in found if alive(pid)}
+        return {pid for pid in found if alive(pid) and self._runs(pid)}
+
+    def _runs(self, pid: int) -> bool:
+        """Whether it is a process of this graph: a number may by now be another program's, or a thread's."""
+        try:
+            commanded = str(self.directory) in Path(f"/proc/{pid}/cmdline").read_text()
+            return commanded or Path(f"/proc/{pid}/cwd").samefile(self.directory)
+        except OSError:
+            return False
 
 
 @pytest.fixture
@@ -354,13 +362,16 @@ def test_worker_process_that_is_stopped_is_replaced_after_stuck_timeout(app: App
     long = {"KSTREAMS_STUCK_TIMEOUT_MS": "3000", "KSTREAMS_SESSION_TIMEOUT_MS": "300000"}
     with app.run("--workers", 1, **long) as running:
         app.await_outputs(200, running)
-        os.kill(stopped := min(app.await_workers(1, running)), signal.SIGSTOP)
+        # by its descriptor: once it has been collected, its number may be that of a thread of these tests
+        stopped = os.pidfd_open(min(app.await_workers(1, running)))
+        signal.pidfd_send_signal(stopped, signal.SIGSTOP)
         values += app.feed(100, 2, first=100)
         try:
             app.await_outputs(400, running)
         finally:
-            if alive(stopped):
-                os.kill(stopped, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(stopped, signal.SIGKILL)
+            os.close(stopped)
         assert re.search(r"ended by SIGKILL \(its process has not reported for \d+ s: it is stopped, or ", running.text)
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
