@@ -358,3 +358,12 @@ def test_pending_positions_are_named_even_if_their_transactions_cannot_be_listed
     monkeypatch.setattr(GroupAdmin, "open_transactions", refuse)
     found = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).pending("group", pinned)
     assert found == Pending("group", pinned, kept_in, (), f"no rights to {kept_in}")
+
+
+def test_a_shorter_poll_interval_of_ones_own_is_taken_by_every_client() -> None:
+    """The client refuses one below its session.timeout.ms, which is 45 s unless it is set."""
+    own = {"max.poll.interval.ms": "20000"}
+    log = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=10_000, kafka=own))  # type: ignore[arg-type]
+    log.consumer("g", "g.0").close()
+    assert log._reader is not None
+    log.close()

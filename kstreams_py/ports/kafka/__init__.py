@@ -114,7 +114,6 @@ class KafkaLog:
                 "group.id": group,
                 "group.instance.id": seat,
                 "client.id": f"{seat}@{platform.node()}-{os.getpid()}",
-                "session.timeout.ms": self._settings.session_timeout_ms,
                 "partition.assignment.strategy": "range",
             },
             self._limit,
@@ -179,6 +178,8 @@ class KafkaLog:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
+            # of the reader too, which joins nothing: librdkafka refuses a max.poll.interval.ms below it
+            "session.timeout.ms": self._settings.session_timeout_ms,
         }
 
     def producer(
