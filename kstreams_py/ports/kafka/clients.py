@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import confluent_kafka as ck
@@ -19,10 +19,10 @@ END_SECONDS: Final = 2.0
 """How long clients are given to end, which takes them milliseconds."""
 
 
-def made(client: type[C], settings: Mapping[str, Any], log: ClientLog) -> C:
+def made(client: Callable[..., C], settings: Mapping[str, Any], log: ClientLog) -> C:
     """A client of these settings. Raises SettingsError for those that librdkafka refuses, without their values."""
     try:
-        return client(settings, logger=log.logger)  # type: ignore[call-arg]
+        return client(settings, logger=log.logger)
     except ck.KafkaException as error:
         why = error.args[0].str()
         raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {why}") from None

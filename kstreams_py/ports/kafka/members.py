@@ -73,9 +73,10 @@ class GroupReader:
                     time.sleep(PAUSE_SECONDS)
         finally:
             with self._lock:
-                answered_all = [each for each in self._asked if each[1].done()]
-                self._asked = [each for each in self._asked if not each[1].done()]
-            end(answered_all)
+                done = [each for each in self._asked if each[1].done()]
+                # `done()` is not asked again: a client that is by now would be in neither list, and end in here
+                self._asked = [each for each in self._asked if each not in done]
+            end(done)
 
     def _ask(self, group: str) -> Future[Any]:
         client = made(ck_admin.AdminClient, self._configuration, self._log)

@@ -106,7 +106,7 @@ class KafkaProducer:
         return self._log.tainted
 
     def write(self, outputs: list[delivery.Output]) -> None:
-        self._written.update(output[0] for output in outputs)
+        self._written |= {output[0] for output in outputs}
         if self._idempotent:
             self._queue(outputs)
             return
@@ -129,8 +129,7 @@ class KafkaProducer:
     def _acknowledge(self) -> None:
         """Waits until what is queued is acknowledged, before more follows."""
         if left := self._await_acknowledgements():
-            leaf = Abortable if self._transactional else Retriable
-            raise self._failure() or leaf(f"{left} records were not acknowledged within {self._limit:g} s")
+            raise self._failure() or Retriable(f"{left} records were not acknowledged within {self._limit:g} s")
         if self._failed and (failure := self._failure()) is not None:
             raise failure
 
@@ -177,7 +176,7 @@ class KafkaProducer:
                 return Retriable(f"writing to {output[0]}[{output[3]}]: it was not known yet")  # now it is
             if is_missing(found):
                 return no_such_topic(output[0])
-        if error.code() == E.TOPIC_EXCEPTION:  # by chance here or in a report, where it is that
+        if error.code() == E.TOPIC_EXCEPTION:  # a report of its delivery may say so instead, and comes to the same
             return Abortable(f"writing to {output[0]}: {error.str()} ({error.name()})")
         return log_error(error, f"writing to topic {output[0]!r}")
 
