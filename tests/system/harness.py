@@ -30,6 +30,9 @@ from kstreams_py.ports.registry import FileRegistry
 WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "120"))
 """Seconds after which a condition that does not come true fails a test."""
 
+BATCH_BYTES = 500_000
+"""Of the values that are written at once: a client makes one batch of them for each partition."""
+
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT) -> None:
     """Returns once the condition is true."""
@@ -78,12 +81,20 @@ class Cluster:
         headers: Any = None,
         timestamp: int = 0,
     ) -> None:
-        """Plain writes, in order. Not idempotent: a producer id is half a second's wait, one request at a time none."""
-        producer = ck.Producer({"bootstrap.servers": self.bootstrap_servers, "acks": "all", "max.in.flight": 1})
-        place = {} if partition is None else {"partition": partition}
+        """Plain writes, in order. Not idempotent: a producer id is half a second's wait.
+
+        So what failed could be sent again after what follows it, one request at a time or not (seen): there is never a
+        second batch.
+        """
+        producer = ck.Producer({"bootstrap.servers": self.bootstrap_servers, "acks": "all", "linger.ms": 60_000})
+        place, queued = {} if partition is None else {"partition": partition}, 0
         for i, value in enumerate(values):
             key = keys[i] if keys is not None else None
             producer.produce(topic, value, key, headers=headers, timestamp=timestamp, **place)
+            queued += 100 + len(value or b"")
+            if queued > BATCH_BYTES:
+                assert producer.flush(30) == 0
+                queued = 0
         assert producer.flush(30) == 0
 
     def transaction(self, transactional_id: str, records: Sequence[tuple[str, bytes]], *, commit: bool = True) -> None:
