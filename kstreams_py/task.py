@@ -202,6 +202,11 @@ class Tasks:
         """Partitions of which so much waits for other inputs that they should be paused."""
         return self._buffers.paused
 
+    @property
+    def room(self) -> int:
+        """How many records to take in at once, so that what waits for other inputs stays within its bytes."""
+        return self._buffers.room
+
     def advance(self, ends: Positions) -> Positions:
         """Moves positions past what holds no records (transaction markers) where all before it was processed."""
         if self.ready:

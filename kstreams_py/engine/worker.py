@@ -204,7 +204,7 @@ class Worker:
             self.consumer.pause(self._assigned)
         started = self._clock()
         hurried = self._astray or self.session.busy or self.tasks.ready
-        records = self.consumer.consume(self.pace.fetch, 0.0 if hurried else IDLE_WAIT)
+        records = self.consumer.consume(min(self.pace.fetch, self.tasks.room), 0.0 if hurried else IDLE_WAIT)
         idle = self._clock() - started >= IDLE_WAIT
         if self._failure is not None:
             raise self._failure

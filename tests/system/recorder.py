@@ -132,13 +132,15 @@ class Recorder:
         """Returns once the group has read these topics out: it stands at the end of every partition."""
         for topic in topics:
             self.await_no_open_transaction(topic)
-            ends = {p: end for p, end in self.ends(topic).items() if end}
 
-            def done() -> bool:
+            def left() -> dict[int, tuple[int, int]]:
+                # asked anew each time: at most once, the stage before may have saved what it has not written yet
+                positions = self.positions(group, topic)  # noqa: B023
                 # a group begins with a position of 0 in a partition that is empty
-                return {p: position for p, position in self.positions(group, topic).items() if position} == ends  # noqa: B023
+                found = {p: (positions.get(p, 0), end) for p, end in self.ends(topic).items()}  # noqa: B023
+                return {p: (position, end) for p, (position, end) in found.items() if position != end}
 
-            wait_until(done, f"{group} at {ends} of {topic}")
+            wait_until(lambda: not left(), f"{group} has read {topic} out")
 
     def await_no_open_transaction(self, *topics: str) -> None:
         """Returns once the last stable offset is the high watermark on every partition."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -183,7 +184,17 @@ class Verified:
             assert worker.wait() == (0 if signum is signal.SIGTERM else -signum), worker.text
 
     def await_done(self) -> None:
-        """Returns once nothing is left that a step could read; of the join, records may wait for their partners."""
+        """Returns once nothing is left that a step could read; of the join, records may wait for their partners.
+
+        At most once, positions are saved before outputs are written: it looks until none has come for a second.
+        """
+        seen: list[dict[int, int]] = []
+        while seen != (ends := [self.recorder.ends(name) for name in self.topic.values()]):
+            seen = ends
+            self._await_read_out()
+            time.sleep(1.0)
+
+    def _await_read_out(self) -> None:
         recorder, topic = self.recorder, self.topic
         for processor, inputs in (("price", ["orders"]), ("split", ["priced"]), ("book", ["odd", "refunds"])):
             recorder.await_done(f"{self.name}.{processor}", *(topic[short] for short in inputs))

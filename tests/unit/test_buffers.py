@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from random import Random
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.buffers import BUFFER_BYTES, BUFFER_LIMIT, RECORD_BYTES, Buffers
+from kstreams_py.buffers import BUFFER_BYTES, BUFFER_LIMIT, RECORD_BYTES, TAKEN_AT_LEAST, Buffers
 from kstreams_py.record import TopicPartition
 from tests.unit.fakes import Read
 
@@ -58,6 +59,23 @@ def test_one_partition_is_paused_at_half_of_the_bytes(make: Any) -> None:
     buffers = make()
     assert fed(buffers, [a(offset) for offset in range(100)]) == HALF
     assert buffers.paused == {A0}
+
+
+def test_room_is_for_records_of_the_size_of_those_that_wait() -> None:
+    buffers = joining()
+    assert buffers.room == sys.maxsize, "nothing is known yet"
+    seen = []
+    for count, size in ((1, MIB), (31, MIB), (100, MIB // 2), (10, MIB)):
+        buffers.add([a(offset, value=bytes(size - RECORD_BYTES)) for offset in range(count)])
+        seen.append(buffers.room)
+    # 47 MiB are left; 16; none; none
+    assert seen == [47, 16, TAKEN_AT_LEAST, TAKEN_AT_LEAST]
+
+
+def test_room_of_a_map_has_no_bound() -> None:
+    buffers = Buffers(["a"], joins=False)
+    assert len(buffers.add([a(offset) for offset in range(100)])) == 100
+    assert buffers.room == sys.maxsize
 
 
 def test_keys_headers_and_the_record_itself_count() -> None:

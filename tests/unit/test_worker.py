@@ -365,6 +365,30 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(mo
     assert plant.out() == [f"{number}!" for number in range(1_000)]
 
 
+def test_input_of_a_join_that_is_far_ahead_comes_in_no_faster_than_its_bytes_have_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client may have as much again ready."""
+    monkeypatch.setattr(buffers, "BUFFER_BYTES", 100 * (buffers.RECORD_BYTES + 1_000))
+    plant = Plant("join")
+    for number in range(1_000):
+        plant.log.append("a", b"%1000d" % number, partition=number % 2)
+    worker = plant.started()
+    worker.pace.fetch = 60
+    limits, consume = list[int](), worker.consumer.consume
+
+    def watched(limit: int, timeout: float) -> Any:
+        limits.append(limit)
+        return consume(limit, timeout)
+
+    worker.consumer.consume = watched  # type: ignore[method-assign]
+    worker.turn()
+    worker.pace.fetch = 10_000
+    worker.turn()
+    worker.turn()
+    assert limits == [60, 40, buffers.TAKEN_AT_LEAST]
+
+
 def twice(value: bytes) -> Iterator[bytes]:
     yield value + b"-1"
     yield value + b"-2"
