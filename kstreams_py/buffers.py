@@ -17,9 +17,9 @@ BUFFER_BYTES: Final = 48 << 20
 
 Of each partition what one fetch brings (fetch.message.max.bytes) comes in all the same.
 
-While the worker is busy, the client has as much again in its own queue (queued.max.messages.kbytes), and one more fetch
-on its way. With less room, a join that reads what it missed pauses often (measured: 12 partitions, records of
-1 kB: at 32 MiB a quarter more CPU).
+While the worker is busy, the client of a join has half as much in its own queue (queued.max.messages.kbytes), and one
+more fetch on its way. With less room here, a join that reads what it missed pauses often (measured: 12 partitions,
+records of 1 kB: at 32 MiB a quarter more CPU).
 """
 
 TAKEN_AT_LEAST: Final = 10

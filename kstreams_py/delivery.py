@@ -295,8 +295,11 @@ class TopicInfo:
 class Log(Protocol):
     """A cluster."""
 
-    def consumer(self, group: str, seat: str, *, commits: bool = False) -> Consumer:
-        """A member of a group; `commits` says that it commits positions itself, outside of transactions."""
+    def consumer(self, group: str, seat: str, *, commits: bool = False, joins: bool = False) -> Consumer:
+        """A member of a group; `commits` says that it commits positions itself, outside of transactions.
+
+        `joins` says that records wait for each other once they are read: fewer of them wait in the client.
+        """
 
     def producer(
         self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None

@@ -28,7 +28,6 @@ from kstreams_py.engine.transaction import Surroundings
 from kstreams_py.engine.watch import LOOK_MAX, Stillness, Watch
 from kstreams_py.errors import KStreamsError, Replaced, WorkersFailed, WorkerStuck
 from kstreams_py.metrics import Report
-from kstreams_py.ports.allocator import return_large_blocks
 from kstreams_py.ports.kafka import KafkaLog
 from kstreams_py.ports.registry import open_registry
 from kstreams_py.ports.terminal import Progress
@@ -419,7 +418,6 @@ def run_slot(graph: Graph, number: int, settings: Settings, *, create: bool = Fa
     """Runs one slot in this process, reporting to the supervisor that started it or to the terminal."""
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
-    return_large_blocks()
     registry = open_registry(settings.schema_registry_url, settings.schema_directory)
     log = KafkaLog(settings)
     slot = Slot(graph, number, Surroundings(log, registry, settings))

@@ -52,7 +52,10 @@ class Worker:
         self.counters = Counters()
         self.turned_at = around.clock()
         self.consumer = around.log.consumer(
-            name, f"{name}.{slot}", commits=not PROMISES[processor.guarantee].transactional
+            name,
+            f"{name}.{slot}",
+            commits=not PROMISES[processor.guarantee].transactional,
+            joins=len(processor.inputs) > 1 and not processor.kind.is_alts,
         )
         self.tasks = Tasks(
             processor,

@@ -70,7 +70,7 @@ class MemoryLog:
 
     # delivery.Log
 
-    def consumer(self, group: str, seat: str, *, commits: bool = False) -> MemoryConsumer:  # noqa: ARG002
+    def consumer(self, group: str, seat: str, **_: bool) -> MemoryConsumer:
         return MemoryConsumer(self._network, group, seat, self._metadata_age)
 
     def producer(

@@ -140,7 +140,21 @@ def test_client_is_bounded_by_what_is_tested() -> None:
     assert ck.libversion()[0] in TESTED_CLIENTS
 
 
-# What producers are asked for.
+# What consumers and producers are asked for.
+
+
+@pytest.mark.parametrize(
+    ("joins", "queued", "answer", "partition"),
+    [(False, 48 << 10, 16 << 20, 4 << 20), (True, 24 << 10, 8 << 20, 1 << 20)],
+)
+def test_consumer_whose_records_wait_for_each_other_has_fewer_of_them_ready(
+    joins: bool, queued: int, answer: int, partition: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "KafkaConsumer", lambda of_client, *_: of_client)
+    found: Any = KafkaLog(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0", joins=joins)
+    sizes = ("queued.max.messages.kbytes", "fetch.max.bytes", "fetch.message.max.bytes")
+    assert [found[name] for name in sizes] == [queued, answer, partition]
+
 
 OF_ALL = {
     "bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 10_000, "log_level": 6, "retry.backoff.ms": 2,

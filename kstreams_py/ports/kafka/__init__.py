@@ -87,7 +87,7 @@ class KafkaLog:
         end(self._admin_clients)
         end(self._reading_clients)
 
-    def consumer(self, group: str, seat: str, *, commits: bool = False) -> KafkaConsumer:
+    def consumer(self, group: str, seat: str, *, commits: bool = False, joins: bool = False) -> KafkaConsumer:
         warn_if_untested()
         return KafkaConsumer(
             {
@@ -95,12 +95,12 @@ class KafkaLog:
                 "fetch.queue.backoff.ms": 5,
                 # a fetch from idle partitions holds up the records of those that were assigned after it was sent
                 "fetch.wait.max.ms": 100,
-                "fetch.message.max.bytes": 4 << 20,
-                # of all partitions together: an answer comes whole, whatever waits already (measured: a join of twelve
-                # partitions with an idle input and records of 1 MB took 233 MB with the default of 50 MiB, 166 so)
-                "fetch.max.bytes": 16 << 20,
+                # a join gets on with a little of each partition; what it reads ahead of the others has to wait
+                "fetch.message.max.bytes": (1 if joins else 4) << 20,
+                # of all partitions together: an answer comes whole, whatever waits already
+                "fetch.max.bytes": (8 if joins else 16) << 20,
                 "queued.min.messages": 500_000,
-                "queued.max.messages.kbytes": 48 << 10,
+                "queued.max.messages.kbytes": (24 if joins else 48) << 10,
                 # a topic that was deleted, or that got more partitions, is seen so soon; the default, five minutes,
                 # is left to other clients: where brokers create topics by themselves, their asking brings one back
                 "topic.metadata.refresh.interval.ms": 10_000,
