@@ -141,7 +141,7 @@ class Buffers:
     def room(self) -> int:
         """How many records to take in at once, by the size of those that wait.
 
-        The client may have as many bytes ready as may wait here: taken all at once they would be twice that.
+        What the client has ready, taken all at once, would come on top of what waits.
         """
         waiting = sum(len(queue.records) for task in self._tasks.values() for queue in task.values())
         if not waiting:

@@ -113,7 +113,7 @@ class Tasks:
         self._topic_ids = topic_ids
         self._inputs = [topic.name for topic in processor.inputs]
         self._to = [topic.name for topic in processor.outputs]
-        self._joins = len(processor.inputs) > 1 and not processor.kind.is_alts
+        self._joins = processor.joins
         self._refused: dict[Place, RecordRefused] = {}
         self._owned = PROMISES[processor.guarantee].saves_first and not processor.hash_header
         """A refused output is traced to its step by the delivery hash, or, without that, by keeping owners."""

@@ -102,6 +102,11 @@ class Processor:
     unhandled_exceptions: tuple[type[BaseException], ...]
     hash_header: bool
 
+    @property
+    def joins(self) -> bool:
+        """Each step reads one record of each input."""
+        return len(self.inputs) > 1 and not self.kind.is_alts
+
 
 End = Topic | str
 Many = Sequence[End]

@@ -55,7 +55,7 @@ class Worker:
             name,
             f"{name}.{slot}",
             commits=not PROMISES[processor.guarantee].transactional,
-            joins=len(processor.inputs) > 1 and not processor.kind.is_alts,
+            joins=processor.joins,
         )
         self.tasks = Tasks(
             processor,

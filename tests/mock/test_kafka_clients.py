@@ -74,8 +74,19 @@ def test_commit_that_fails_as_retriable_drops_no_record_that_was_fetched(times: 
     consumer.close()
 
 
-def test_coordinator_that_has_gone_is_given_up_and_a_new_producer_finds_its_successor(mock: MockCluster) -> None:
+def test_coordinator_that_has_gone_is_given_up_and_a_new_producer_finds_its_successor() -> None:
     """Nine times of ten the client waits for the broker that it has once found: ten seconds, its limit, would pass."""
+    given_up: list[str] = []
+    for _ in range(5):
+        with MockCluster(brokers=2) as mock:
+            given_up += offsets_sent_to_a_coordinator_that_has_gone(mock)
+        if given_up:
+            break
+    assert [f"its own limit of {PATIENCE_SECONDS:g} s" in error for error in given_up] == [True]
+
+
+def offsets_sent_to_a_coordinator_that_has_gone(mock: MockCluster) -> list[str]:
+    """The error of the producer that had found it; none if it was not connecting again, and asked for the successor."""
     mock.create("a")
     mock.set_coordinator("group", "group", 2)
     mock.set_coordinator("transaction", "id", 1)
@@ -93,19 +104,19 @@ def test_coordinator_that_has_gone_is_given_up_and_a_new_producer_finds_its_succ
     mock.set_down(2)
     mock.set_coordinator("group", "group", 1)
     first.begin_transaction()
-    given_up: list[str] = []
+    errors: list[str] = []
     try:
         first.send_offsets({PARTITION: 2}, consumer)
-        first.commit_transaction()  # it had not begun to connect again: then it asks for the successor itself
+        first.commit_transaction()
     except OutcomeUnknown as error:
-        given_up.append(str(error))
-    assert all(f"its own limit of {PATIENCE_SECONDS:g} s" in told for told in given_up)
+        errors.append(str(error))
     first.drop()
     second = started()
     second.send_offsets({PARTITION: 2}, consumer)
     second.commit_transaction()
     second.drop()
     consumer.close()
+    return errors
 
 
 @pytest.mark.parametrize("moves", [False, True])

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import confluent_kafka as ck
@@ -132,15 +133,13 @@ class Recorder:
         """Returns once the group has read these topics out: it stands at the end of every partition."""
         for topic in topics:
             self.await_no_open_transaction(topic)
+            wait_until(partial(self._has_read_out, group, topic), f"{group} has read {topic} out")
 
-            def left() -> dict[int, tuple[int, int]]:
-                # asked anew each time: at most once, the stage before may have saved what it has not written yet
-                positions = self.positions(group, topic)  # noqa: B023
-                # a group begins with a position of 0 in a partition that is empty
-                found = {p: (positions.get(p, 0), end) for p, end in self.ends(topic).items()}  # noqa: B023
-                return {p: (position, end) for p, (position, end) in found.items() if position != end}
-
-            wait_until(lambda: not left(), f"{group} has read {topic} out")
+    def _has_read_out(self, group: str, topic: str) -> bool:
+        """Compares with the ends of this moment: at most once, a stage saves positions before it writes its outputs."""
+        positions, ends = self.positions(group, topic), self.ends(topic)
+        # a group begins with a position of 0 in a partition that is empty
+        return {p: at for p, at in positions.items() if at} == {p: end for p, end in ends.items() if end}
 
     def await_no_open_transaction(self, *topics: str) -> None:
         """Returns once the last stable offset is the high watermark on every partition."""

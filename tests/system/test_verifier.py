@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -183,16 +182,22 @@ class Verified:
             worker = self.workers.pop(slot)
             assert worker.wait() == (0 if signum is signal.SIGTERM else -signum), worker.text
 
-    def await_done(self) -> None:
-        """Returns once nothing is left that a step could read; of the join, records may wait for their partners.
+    def finish(self) -> None:
+        """Ends the workers once nothing is left that a step could read; of the join, records may wait for partners.
 
-        At most once, positions are saved before outputs are written: it looks until none has come for a second.
+        At most once, positions are saved before outputs are written: what a drain has still written is read, too.
         """
-        seen: list[dict[int, int]] = []
-        while seen != (ends := [self.recorder.ends(name) for name in self.topic.values()]):
-            seen = ends
+        self._await_read_out()
+        while True:
+            before, slots = self._ends(), list(self.workers)
             self._await_read_out()
-            time.sleep(1.0)
+            self.end(signal.SIGTERM, *slots)
+            if self._ends() == before:
+                return
+            self.start(*slots)
+
+    def _ends(self) -> list[dict[int, int]]:
+        return [self.recorder.ends(name) for name in self.topic.values()]
 
     def _await_read_out(self) -> None:
         recorder, topic = self.recorder, self.topic
@@ -275,8 +280,7 @@ def test_workers_stopped_killed_and_added_every_record_is_as_computed(
                 reader.await_more(50)
                 for _ in range(rounds):
                     disturb(app, reader)
-            app.await_done()
-            app.end(signal.SIGTERM, *list(app.workers))
+            app.finish()
             reader.finish()
     ids = {topic: found.topic_id for topic, found in KafkaLog(short_lived).topics([*app.topic.values()]).items()}
     oracle = Oracle(name, {short: recorder.cluster.read(topic) for short, topic in app.topic.items()}, ids)

@@ -368,7 +368,7 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_has_come(mo
 def test_input_of_a_join_that_is_far_ahead_comes_in_no_faster_than_its_bytes_have_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The client may have as much again ready."""
+    """What the client has ready would come on top of what waits."""
     monkeypatch.setattr(buffers, "BUFFER_BYTES", 100 * (buffers.RECORD_BYTES + 1_000))
     plant = Plant("join")
     for number in range(1_000):
