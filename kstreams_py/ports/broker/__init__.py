@@ -201,8 +201,10 @@ class EmbeddedKafka:
         self._await_ready([node], 1)
 
     def pause(self, broker: int) -> None:
-        """Freeze one broker (SIGSTOP): its connections stay open and nothing answers."""
-        self._running[broker].send_signal(signal.SIGSTOP)
+        """Freeze one broker (SIGSTOP), all its threads: its connections stay open and nothing answers."""
+        process = self._running[broker]
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # the signal stops no thread at once
 
     def resume(self, broker: int) -> None:
         """Let a frozen broker go on (SIGCONT)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -230,7 +231,8 @@ def test_only_committed_outlives_a_leader_whose_follower_had_not_fetched(
 ) -> None:
     """The follower is frozen, the leader takes records and is killed, the follower wakes up and leads.
 
-    The answer to what the follower fetched last may hold the first of them: it has that when it wakes up.
+    The answer to its last Fetch may hold the first of them: the leader sends it at the latest after
+    `replica.fetch.wait.max.ms` (0.5 s), and reads the log for it some time after the first was acknowledged.
     """
     create(recorder, name, [0, 1], min_in_sync=2)
     producer = KafkaLog(place()).producer(PROMISES[Guarantee.AT_LEAST_ONCE], durability, name)
@@ -243,6 +245,7 @@ def test_only_committed_outlives_a_leader_whose_follower_had_not_fetched(
             producer.write(output(name, value))
             if durability is not Durability.COMMITTED:
                 producer.flush()  # acknowledged by the leader alone, or by nobody
+            time.sleep(1)  # the leader has answered the last Fetch before it takes the second
         with without(brokers, 0, recorder):
             brokers.resume(1)
             wait_until(lambda: leaders(recorder, name) == {0: 1}, "the follower leads")
