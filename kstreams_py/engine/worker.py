@@ -252,9 +252,10 @@ class Worker:
             if plan.interrupt is not None:
                 self._unrun = intake, self.tasks.positions | plan.tried
                 self._stop(plan.interrupt)
-        self.session.write(plan)
         if plan.interrupt is not None and self._unrun is None:
-            self._commit_and_stop(plan.interrupt)
+            self._finish_and_stop(plan, plan.interrupt)
+        else:
+            self.session.write(plan)
         if self.session.due or self.search.searching:
             self._commit()
 
@@ -269,9 +270,10 @@ class Worker:
         while self.session.promise.saves_first and self.tasks.rest and self._take():
             self._run_prepared()
 
-    def _commit_and_stop(self, interrupt: Exception) -> None:
-        """Commits what was done before the step that raised what stops the worker."""
+    def _finish_and_stop(self, plan: Plan, interrupt: Exception) -> None:
+        """Writes and commits what was done before the step that raised what stops the worker."""
         try:
+            self.session.write(plan)
             self._commit()
         except Retriable:
             if self.session.pending:  # what was done stays, and its commit goes on; else all is run again, and raises

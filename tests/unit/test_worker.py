@@ -503,6 +503,27 @@ def test_drain_commits_what_is_done_and_takes_no_more() -> None:
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
+def test_interrupt_whose_outputs_the_client_cannot_take_yet_skips_no_record(guarantee: Guarantee) -> None:
+    """Without transactions the write goes on in a later turn, which must not go past the step that raised."""
+    raised = list[bytes]()
+
+    def function(value: bytes) -> bytes:
+        if value == b"3" and not raised:
+            raised.append(value)
+            stall_write(worker)
+            raise Stop("enough")
+        return value
+
+    plant = Plant(function=function, guarantee=guarantee)
+    plant.feed("a", *numbers(0, 6))
+    worker = plant.worker()
+    plant.run(worker)
+    assert worker._stopping.is_set()
+    plant.run()
+    assert (plant.out(), plant.letters) == (numbers(0, 6), 0)
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
 @pytest.mark.parametrize("error", [Stop("enough"), ZeroDivisionError("enough"), Abortable("enough")])
 def test_interrupt_commits_what_is_done_before_it_and_a_new_worker_goes_on_there(
     guarantee: Guarantee, error: Exception
@@ -871,6 +892,19 @@ def stall(worker: Worker, times: int) -> None:
         flush()
 
     producer.flush = flushing
+
+
+def stall_write(worker: Worker) -> None:
+    """Lets the producer's next write fail because its queue is full."""
+    producer: Any = worker.session._producer
+    write, left = producer.write, [Retriable("the queue is full")]
+
+    def writing(outputs: list[Output]) -> None:
+        if left:
+            raise left.pop()
+        write(outputs)
+
+    producer.write = writing
 
 
 def keeping(seen: Seen) -> Callable[[bytes], bytes]:
