@@ -295,8 +295,10 @@ class TopicInfo:
 class Log(Protocol):
     """A cluster."""
 
-    def consumer(self, group: str, seat: str, *, commits: bool = False, joins: bool = False) -> Consumer:
-        """A member of a group; `commits` says that it commits positions itself, outside of transactions.
+    def consumer(self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False) -> Consumer:
+        """A static member of a group; `instance_id` is its group.instance.id.
+
+        `commits` says that it commits positions itself, outside of transactions.
 
         `joins` says that records wait for each other once they are read: fewer of them wait in the client.
         """

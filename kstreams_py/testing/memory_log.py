@@ -70,8 +70,8 @@ class MemoryLog:
 
     # delivery.Log
 
-    def consumer(self, group: str, seat: str, **_: bool) -> MemoryConsumer:
-        return MemoryConsumer(self._network, group, seat, self._metadata_age)
+    def consumer(self, group: str, instance_id: str, **_: bool) -> MemoryConsumer:
+        return MemoryConsumer(self._network, group, instance_id, self._metadata_age)
 
     def producer(
         self,

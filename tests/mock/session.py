@@ -239,8 +239,8 @@ class CellLog(KafkaLog):
         assert self._member is not None
         return Holder("another" if self._taken else self._member._member, "client", "host")
 
-    def consumer(self, group: str, seat: str, **options: bool) -> KafkaConsumer:
-        member = self._member = super().consumer(group, seat, **options)
+    def consumer(self, group: str, instance_id: str, **options: bool) -> KafkaConsumer:
+        member = self._member = super().consumer(group, instance_id, **options)
         committed, commit = member.committed, member.commit
 
         def read(partitions: Collection[TopicPartition]) -> Positions:

@@ -87,7 +87,7 @@ class KafkaLog:
         end(self._admin_clients)
         end(self._reading_clients)
 
-    def consumer(self, group: str, seat: str, *, commits: bool = False, joins: bool = False) -> KafkaConsumer:
+    def consumer(self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False) -> KafkaConsumer:
         warn_if_untested()
         return KafkaConsumer(
             {
@@ -112,8 +112,8 @@ class KafkaLog:
                 # new one, every 500 ms and for up to 30 s, without a heartbeat; transactions have no such request
                 **({"retry.backoff.ms": 750} if commits else {}),
                 "group.id": group,
-                "group.instance.id": seat,
-                "client.id": f"{seat}@{platform.node()}-{os.getpid()}",
+                "group.instance.id": instance_id,
+                "client.id": f"{instance_id}@{platform.node()}-{os.getpid()}",
                 "partition.assignment.strategy": "range",
             },
             self._limit,

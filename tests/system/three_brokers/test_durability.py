@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -225,6 +224,21 @@ def test_with_too_few_replicas_committed_waits_and_leader_accepts(
     recorder.await_equal_replicas(brokers, name)
 
 
+def has_unread_answer(brokers: EmbeddedKafka, broker: int, *, of: int) -> bool:
+    """Whether a frozen broker has bytes of another one to read: only Fetch keeps a request waiting between them."""
+    pid, port = brokers._running[broker].pid, int(brokers.bootstrap_servers.split(",")[of].rpartition(":")[2])
+    inodes = set[str]()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            inodes.add(entry.readlink().name.removeprefix("socket:[").removesuffix("]"))
+    tables = (Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table.splitlines()]
+    # remote address, send and receive queue, inode: proc(5)
+    return any(
+        row[9] in inodes and row[2].endswith(f":{port:04X}") and not row[4].endswith(":00000000") for row in rows
+    )
+
+
 @pytest.mark.parametrize("durability", Durability)
 def test_only_committed_outlives_a_leader_whose_follower_had_not_fetched(
     brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str, durability: Durability
@@ -245,7 +259,7 @@ def test_only_committed_outlives_a_leader_whose_follower_had_not_fetched(
             producer.write(output(name, value))
             if durability is not Durability.COMMITTED:
                 producer.flush()  # acknowledged by the leader alone, or by nobody
-            time.sleep(1)  # the leader has answered the last Fetch before it takes the second
+            wait_until(lambda: has_unread_answer(brokers, 1, of=0), "the leader has answered the last Fetch")
         with without(brokers, 0, recorder):
             brokers.resume(1)
             wait_until(lambda: leaders(recorder, name) == {0: 1}, "the follower leads")
