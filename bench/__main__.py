@@ -25,17 +25,24 @@ from bench.chaos import chaos
 from bench.loads import Cluster, GaveUp
 from bench.measure import Entry, latency, memory, throughput
 from bench.processes import compare_with
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import KAFKA_VERSION, kafka_classpath
+from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import KAFKA_VERSION, find_java, kafka_classpath
 
 BROKER = {"group.initial.rebalance.delay.ms": "0", "log.segment.delete.delay.ms": "1000"}
-"""No contestant waits for others to join; what was deleted is gone at once, for results are large."""
+"""No contestant waits for others to join; deleted topics free their disk space at once, because outputs are large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is run: records are per throughput run, seconds per latency run."""
+    """The size of a run of the plan.
+
+    - `records`, `warm`: measured and warm-up records of a throughput run.
+    - `latency_seconds`, `latency_warm`: measured and warm-up seconds of a latency run.
+    - `memory`: the numbers of records after which memory is measured; None to leave it out.
+    - `chaos_seconds`: of a chaos run; None to leave it out.
+    """
 
     rounds: int
     records: int
@@ -46,7 +53,7 @@ class Size:
     chaos_seconds: float | None
 
     def of(self, entry: Entry) -> tuple[int, int]:
-        """Measured and warm-up records of one entry: fewer where a record costs more."""
+        """Measured and warm-up records of an entry: fewer where a record costs more."""
         share = 1.0 if entry.load == "100 B" else 0.5
         return int(self.records * share), int(self.warm * share)
 
@@ -58,7 +65,7 @@ QUIET = 0.5
 
 
 class Bench:
-    """One run of the plan, or of the part of it that was asked for."""
+    """One run of the plan, or of its entries that are `wanted`."""
 
     def __init__(
         self, cluster: Cluster, size: Size, wanted: Callable[[Entry], bool], console: Console, *, beside_before: bool
@@ -71,7 +78,7 @@ class Bench:
         self._console = console
 
     def run(self) -> None:
-        """Every round of every entry, then what is run once; Ctrl-C leaves the results of what was done."""
+        """Runs all rounds, then memory and chaos; Ctrl-C keeps the results so far."""
         try:
             self._run()
             self._cluster.close()
@@ -84,7 +91,7 @@ class Bench:
         if entries:
             self._warm_up()
         for number in range(1, self._size.rounds + 1):
-            # every other round backwards: the broker is faster the longer it has run
+            # every other round backwards, because the broker becomes faster the longer it runs
             for entry, how in entries if number % 2 else reversed(entries):
                 self._measure(number, entry, how)
         if self._size.memory and self._wanted(plan.MEMORY_ENTRY):
@@ -95,7 +102,7 @@ class Bench:
                     self._measure(number, entry, partial(self._chaos, seed=SEED + number - 1))
 
     def _warm_up(self) -> None:
-        """A run that does not count: a broker is slow until its code is compiled."""
+        """Makes a run that is not measured: a broker is slow until its JVM has compiled its code."""
         try:
             throughput(self._cluster, plan.ENTRIES[0], *self._size.of(plan.ENTRIES[0]))
         except GaveUp as error:
@@ -114,7 +121,7 @@ class Bench:
         shown = ", ".join(f"{figure:,.1f} {name}" for name, figure in figures.items())
         self._console.print(f"round {number}  {entry.id:45} {shown}")
 
-    def _tell(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         self._console.print(line, markup=False)
 
     def _throughput(self, entry: Entry) -> dict[str, float]:
@@ -131,26 +138,26 @@ class Bench:
 
     def _chaos(self, entry: Entry, seed: int) -> dict[str, float]:
         assert self._size.chaos_seconds is not None
-        return chaos(self._cluster, entry, self._size.chaos_seconds, seed, self._tell)
+        return chaos(self._cluster, entry, self._size.chaos_seconds, seed, self._log)
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="one round of less, under 2 minutes")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="one round with fewer records, under 2 minutes")] = False,
     only: Annotated[list[str] | None, typer.Option(help=f"a workload: {', '.join(plan.WORKLOADS)}; may repeat")] = None,
     contestant: Annotated[
-        list[str] | None, typer.Option(help="whose name begins so, such as kstreams_py or 'by hand'; may repeat")
+        list[str] | None, typer.Option(help="the start of names, such as kstreams_py or 'by hand'; may repeat")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="3 unless quick", min=1)] = None,
-    records: Annotated[int | None, typer.Option(help="measured in a throughput run", min=1000)] = None,
+    rounds: Annotated[int | None, typer.Option(help="3 by default, 1 with --quick", min=1)] = None,
+    records: Annotated[int | None, typer.Option(help="measured records of a throughput run", min=1000)] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(help="a cluster, instead of a broker for this run")] = None,
     against: Annotated[
-        Path | None, typer.Option(help="a checkout of another commit: its kstreams_py beside this one, and no others")
+        Path | None, typer.Option(help="a checkout of another commit: compare its kstreams_py with this one only")
     ] = None,
     out: Annotated[Path, typer.Option(help="directory of results.json and results.svg")] = Path("bench", "results"),
 ) -> None:
-    """Throughput, latency, memory and faults of kstreams_py beside its peers."""
+    """Measure throughput, latency, memory and recovery from faults of kstreams_py and its peers."""
     if unknown := set(only or ()) - set(plan.WORKLOADS):
-        raise typer.BadParameter(f"{min(unknown)!r} is no workload: choose from {', '.join(plan.WORKLOADS)}")
+        raise typer.BadParameter(f"{min(unknown)!r} is not a workload: choose from {', '.join(plan.WORKLOADS)}")
     size = QUICK if quick else FULL
     if rounds is not None:
         size = dataclasses.replace(size, rounds=rounds)
@@ -169,7 +176,7 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     started, load = time.monotonic(), os.getloadavg()[0]
     if load > QUIET:
-        console.print(f"this machine is busy ({load:.1f} processes on average): the figures will be too")
+        console.print(f"this machine is busy ({load:.1f} processes on average): the figures will vary")
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, broker(bootstrap_servers) as address:
         bench = Bench(Cluster(address, Path(directory)), size, wanted, console, beside_before=against is not None)
         bench.run()
@@ -190,10 +197,10 @@ def main(
 
 
 @contextmanager
-def broker(given: str | None) -> Iterator[str]:
-    """The address of the cluster that was given, else of one broker for this run."""
-    if given:
-        yield given
+def broker(bootstrap_servers: str | None) -> Iterator[str]:
+    """The address of the cluster to use; None for a broker of this run."""
+    if bootstrap_servers:
+        yield bootstrap_servers
         return
     with EmbeddedKafka(kafka_classpath(), find_java(), settings=BROKER) as kafka:
         yield kafka.bootstrap_servers

@@ -1,4 +1,4 @@
-"""The chaos run: workers under load are killed, stopped and frozen; how long nothing came, and what was lost."""
+"""The chaos run: kills, stops and freezes workers under load, and measures silences and mistakes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -18,6 +20,7 @@ from bench.contestants.job import Job
 from bench.loads import Cluster, GaveUp
 from bench.measure import Entry
 from bench.processes import Running, start
+from kstreams_py.testing.verdicts import Kind, compare, overtaken
 
 KINDS: Final = ("kill", "stop", "freeze")
 SLOTS: Final = 3
@@ -27,19 +30,19 @@ RATE: Final = 3_000
 SESSION_MS: Final = 10_000
 FROZEN_SECONDS: Final = 14.0
 WOKEN_SECONDS: Final = 5.0
-"""How long a worker that was frozen may go on beside its replacement before it is told to end."""
+"""How long a frozen worker runs beside its replacement after it is continued, before it gets SIGTERM."""
 CALM_SECONDS: Final = 3.0
-"""Before the first fault, once every partition has had output; and after the last, for what comes twice."""
+"""Time without faults: before the first one, once every partition has output; and after the last, for duplicates."""
 PATIENCE_SECONDS: Final = 120.0
 COMMIT_SECONDS: Final = 0.2
-"""By how much the last output before a fault may be older than it: output comes by the commit."""
+"""The most time from the last output before a fault to the fault: outputs become visible by commits."""
 RESTART_SECONDS: Final = 0.5
-"""Between two starts in one slot, so that what cannot start does not spin."""
+"""The least time between two starts in one slot, so that a worker that cannot start does not take the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to the worker of a slot, so many seconds after the first moment."""
+    """A fault of the worker in a slot, `at` seconds after the start of the run."""
 
     at: float
     kind: str
@@ -47,9 +50,9 @@ class Fault:
 
 
 def schedule(seconds: float, seed: int) -> list[Fault]:
-    """A fault every 2 to 5 seconds: kill (SIGKILL), stop (SIGTERM) or freeze (SIGSTOP, and a replacement at once).
+    """Draws one every 2 to 5 seconds: kill (SIGKILL), stop (SIGTERM) or freeze (SIGSTOP, and a replacement at once).
 
-    Each kind comes once in every three, in any order.
+    Every three faults have each kind once, in random order.
     """
     chance, faults, at, kinds = random.Random(seed), list[Fault](), 0.0, list[str]()
     while (at := at + chance.uniform(2, 5)) < seconds:
@@ -60,24 +63,24 @@ def schedule(seconds: float, seed: int) -> list[Fault]:
 
 @dataclass(slots=True)
 class Arrivals:
-    """What a read_committed reader saw: when, by partition; and which records, by key, each key's numbered from 0."""
+    """The records of a read_committed reader: times by partition, and numbers by key, where each key counts from 0."""
 
     times: dict[int, list[float]] = field(default_factory=lambda: {p: [] for p in range(PARTITIONS)})
     numbers: dict[int, list[int]] = field(default_factory=lambda: {key: [] for key in range(KEYS)})
 
     def add(self, records: list[Any], now: float) -> None:
-        """Records that came together."""
+        """Takes the records of one fetch."""
         for m in records:
             key, number = map(int, m.value().split()[:2])
             self.numbers[key].append(number)
             self.times[m.partition()].append(now)
 
     def all_of(self, sent: Mapping[int, int]) -> bool:
-        """Whether every record has come, as far as counts tell."""
+        """Whether as many records of each key have arrived as were sent."""
         return all(len(self.numbers[key]) >= count for key, count in sent.items())
 
     def silences(self, since: float, until: float) -> list[tuple[float, float]]:
-        """Times without output on one partition, between two moments: the start of each and its length, in seconds."""
+        """Times without output on one partition, between `since` and `until`: start and length of each, in seconds."""
         found = []
         for times in self.times.values():
             marks = [since, *(at for at in times if since < at < until), until]
@@ -85,7 +88,7 @@ class Arrivals:
         return found
 
     def figures(self, faults: list[Fault], begun: float, last: float) -> dict[str, float]:
-        """The longest silence of all, and of those that began with each kind of fault, up to the next fault."""
+        """The longest silence of all, and of those after each kind of fault, up to the next fault."""
         silences = self.silences(begun, last)
         found = {"longest silence s": max(length for _, length in silences), "faults": float(len(faults))}
         starts = [begun + fault.at - COMMIT_SECONDS for fault in faults]
@@ -96,21 +99,17 @@ class Arrivals:
         return found
 
     def mistakes(self, sent: Mapping[int, int]) -> dict[str, float]:
-        """Records lost, records that came again, and first ones that came after a later one of their key."""
-        lost = duplicated = disordered = 0
-        for key, count in sent.items():
-            seen, highest = set[int](), -1
-            for number in self.numbers[key]:
-                duplicated += number in seen
-                disordered += number not in seen and number < highest
-                seen.add(number)
-                highest = max(highest, number)
-            lost += count - len(seen)
-        return {"lost": lost, "duplicated": duplicated, "out of order": disordered}
+        """The numbers of lost and duplicated records, and of records out of order, which count once each."""
+        due = {(key, number): 1 for key, count in sent.items() for number in range(count)}
+        found = Counter((key, number) for key, numbers in self.numbers.items() for number in numbers)
+        totals = compare(found, due).totals
+        late = overtaken(found, line=itemgetter(0), rank=itemgetter(1))  # each once, in the order of its first arrival
+        more = totals[Kind.DUPLICATE] + totals[Kind.FOREIGN]
+        return {"lost": totals[Kind.LOST], "duplicated": more, "out of order": sum(1 for _ in late)}
 
 
 class Load:
-    """Records at a steady rate, their keys in turn, until told to end; `sent` counts them by key."""
+    """Writes records at a steady rate until `end`, with the keys in turn; `sent` counts them by key."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.sent = dict.fromkeys(range(KEYS), 0)
@@ -122,7 +121,7 @@ class Load:
                 "max.in.flight": 1,  # with more, librdkafka #4953 doubles records when a leader moves
                 "linger.ms": 5,
                 "log_level": 0,
-                "partitioner": "murmur2_random",  # as the contestants have it: a record keeps its partition number
+                "partitioner": "murmur2_random",  # as the contestants', so that a record keeps its partition number
             }
         )
         self._ending = threading.Event()
@@ -142,7 +141,7 @@ class Load:
             self._producer.poll(0)
 
     def end(self) -> None:
-        """Returns once all is acknowledged."""
+        """Stops writing; returns when all records are acknowledged."""
         self._ending.set()
         self._thread.join()
         if self._producer.flush(30):
@@ -150,11 +149,11 @@ class Load:
 
 
 class Fleet:
-    """Workers of one contestant, a process per slot, started again whenever one ends."""
+    """The workers of one contestant, a process for each slot, started again when one ends."""
 
-    def __init__(self, program: str, job: Job, tell: Callable[[str], object]) -> None:
+    def __init__(self, program: str, job: Job, log: Callable[[str], object]) -> None:
         self.deaths = 0
-        self._tell = tell
+        self._log = log
         self._program = program
         self._job = job
         self._workers: dict[int, Running] = {}
@@ -165,17 +164,17 @@ class Fleet:
         self.tend()
 
     @property
-    def said(self) -> str:
-        """The end of what each worker wrote."""
-        return "\n".join(worker.said[-1000:] for worker in self._workers.values())
+    def output_tails(self) -> str:
+        """The end of each worker's output."""
+        return "\n".join(worker.output_tail[-1000:] for worker in self._workers.values())
 
     @property
     def calm(self) -> bool:
-        """Whether nobody is frozen, or lately woken."""
+        """Whether no worker is frozen, or runs beside its replacement."""
         return not self._frozen and not self._woken
 
     def strike(self, fault: Fault) -> None:
-        """Lets a fault happen."""
+        """Makes a fault happen."""
         worker = self._workers[fault.slot]
         self._asked.add(worker.process.pid)
         if fault.kind == "freeze":
@@ -187,7 +186,7 @@ class Fleet:
         self.tend()
 
     def tend(self) -> None:
-        """Starts what is missing, wakes what was frozen long enough, ends what was woken."""
+        """Starts missing workers, continues those that were frozen for long enough, ends continued ones when due."""
         now = time.monotonic()
         for slot in range(SLOTS):
             worker = self._workers.get(slot)
@@ -197,7 +196,7 @@ class Fleet:
                 if worker.process.pid not in self._asked:
                     self._asked.add(worker.process.pid)
                     self.deaths += 1
-                    self._tell(f"slot {slot} ended by itself ({worker.process.returncode}): {worker.last_words}")
+                    self._log(f"slot {slot} ended by itself ({worker.process.returncode}): {worker.last_line}")
             if worker is None or now - self._started[slot] >= RESTART_SECONDS:
                 self._workers[slot] = start(self._program, self._job.in_slot(slot))
                 self._started[slot] = now
@@ -219,10 +218,10 @@ class Fleet:
             worker.end(5.0)
 
 
-def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, tell: Callable[[str], object]) -> dict[str, float]:
-    """What the faults of `schedule` did to one contestant; `tell` is told what ends by itself.
+def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, log: Callable[[str], object]) -> dict[str, float]:
+    """Measures one contestant under the faults of `schedule`; `log` is called with a line for each unexpected end.
 
-    Raises GaveUp if it never began to work.
+    Raises GaveUp if there is no output on some partition.
     """
     source, output = (cluster.create(cluster.name(each), PARTITIONS) for each in ("chaos", "out"))
     job = Job(
@@ -236,12 +235,12 @@ def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, tell: Calla
     )
     faults, arrivals = schedule(seconds, seed), Arrivals()
     with (
-        under_load(cluster, Fleet(entry.program, job, tell), job) as (fleet, load),
+        under_load(cluster, Fleet(entry.program, job, log), job) as (fleet, load),
         closing(cluster.reader(output, PARTITIONS)) as reader,
     ):
 
         def watch(until: Callable[[], object], patience: float = PATIENCE_SECONDS) -> float:
-            """Reads and tends until a condition is true, or patience ends; returns the time."""
+            """Reads and tends the fleet until a condition is true, or for `patience` seconds; returns the time."""
             deadline = time.monotonic() + patience
             while True:
                 records = reader.consume(1000, 0.02)
@@ -253,7 +252,7 @@ def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, tell: Calla
 
         watch(lambda: all(arrivals.times.values()))
         if not all(arrivals.times.values()):
-            raise GaveUp(f"{entry.id}: no output on some partition:\n{fleet.said}")
+            raise GaveUp(f"{entry.id}: no output on some partition:\n{fleet.output_tails}")
         begun = watch(never, CALM_SECONDS)
         for fault in faults:
             watch(never, begun + fault.at - time.monotonic())
@@ -267,13 +266,13 @@ def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, tell: Calla
 
 
 def never() -> bool:
-    """Waits for nothing but the time."""
+    """A condition for `watch` that is not met, so that it waits for the time."""
     return False
 
 
 @contextmanager
 def under_load(cluster: Cluster, fleet: Fleet, job: Job) -> Iterator[tuple[Fleet, Load]]:
-    """The workers and what they have to do; both end, and the topics go, with the block."""
+    """The workers and their load; at the end of the block both end, and the topics are deleted."""
     load = Load(cluster.bootstrap, job.inputs[0])
     try:
         yield fleet, load

@@ -1,4 +1,4 @@
-"""The cluster as the bench sees it: topics filled with records, what a group has committed, what a topic holds."""
+"""The cluster as the bench uses it: fills topics, reads a group's committed offsets, counts the records of a topic."""
 
 from __future__ import annotations
 
@@ -17,53 +17,54 @@ import fastavro
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.contestants.job import ORDER
-from kstreams_py.ports.registry import FileRegistry
+from kstreams_py.formats.file_registry import FileRegistry
 
 PARTITIONS: Final = 4
 SIZES: Final = {"100 B": 100, "1 kB": 1000}
-"""Values of plain bytes, by the name of their load; the others are `avro` and `avro, bare`."""
+"""Sizes in bytes of plain values, by the name of the load; further loads are `avro` and `avro, bare`."""
 
 
 class GaveUp(Exception):
-    """A contestant that ended by itself, or anything that did not come in time; with the end of what was said."""
+    """A contestant ended by itself, or a time limit has passed; the message has the end of its output."""
 
 
 class Cluster:
-    """One broker: what is there before a run, and what is there after it."""
+    """One broker: prepares the topics of a run, and reads its results."""
 
     def __init__(self, bootstrap: str, directory: Path) -> None:
         self.bootstrap = bootstrap
         self.directory = directory
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})  # at the end it sees the broker go
+        # without a log: this client is still connected when the broker stops
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self._filled: dict[tuple[str, int, int], str] = {}
         self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
         self._topics = 0
 
     def close(self) -> None:
-        """Takes the loads away."""
+        """Deletes the topics of the loads."""
         for name in self._filled.values():
             self.delete(name)
 
     def name(self, what: str) -> str:
-        """A name for a topic or a group that nothing else has."""
+        """Returns a unique name for a topic or a group."""
         self._topics += 1
         return f"{self._prefix}-{self._topics}-{what}"
 
     def create(self, name: str, partitions: int = PARTITIONS) -> str:
-        """A new topic."""
-        for made in self._admin.create_topics([NewTopic(name, partitions, 1)]).values():
-            made.result()
+        """Creates a topic, and returns its name."""
+        for creation in self._admin.create_topics([NewTopic(name, partitions, 1)]).values():
+            creation.result()
         while not self._admin.list_topics(name, timeout=10).topics[name].partitions:
             time.sleep(0.02)
         return name
 
     def delete(self, name: str) -> None:
-        """Takes a topic away: results are large."""
-        for gone in self._admin.delete_topics([name]).values():
-            gone.result()
+        """Deletes a topic: outputs are large."""
+        for deletion in self._admin.delete_topics([name]).values():
+            deletion.result()
 
     def filled(self, load: str, records: int, copy: int = 0) -> str:
-        """A topic with so many records of a load, one for each `copy`; what is there already is used again."""
+        """Returns a topic with this number of records of a load, a different one for each `copy`; fills it once."""
         if name := self._filled.get((load, records, copy)):
             return name
         name = self.create(self.name("load"))
@@ -100,10 +101,10 @@ class Cluster:
     def committed(
         self, group: str, topics: tuple[str, ...], partitions: int = PARTITIONS
     ) -> Iterator[Callable[[], int]]:
-        """A function that tells the sum of the group's committed offsets, which is what it is done with.
+        """A function that returns the sum of the group's committed offsets: how many records it has processed.
 
-        The admin client's own call for this crashes the process when asked a hundred times a second (2.16.0). What is
-        in an open transaction is left out rather than waited for: hence read_uncommitted.
+        The admin client's call for this crashes the process at a hundred calls a second (confluent-kafka 2.16.0). With
+        read_uncommitted, offsets in an open transaction are left out; with read_committed, a call waits for them.
         """
         consumer = ck.Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": group, "isolation.level": "read_uncommitted"}
@@ -114,7 +115,7 @@ class Cluster:
             try:
                 return sum(max(0, p.offset) for p in consumer.committed(wanted, 5))
             except ck.KafkaException:
-                return 0  # the group's coordinator is not there yet
+                return 0  # the group has no coordinator yet
 
         try:
             yield total
@@ -122,7 +123,7 @@ class Cluster:
             consumer.close()
 
     def count(self, topic: str) -> int:
-        """How many committed records a topic holds."""
+        """Counts the committed records of a topic."""
         reader = self.reader(topic, partition_eof=True)
         left, found = PARTITIONS, 0
         while left:
@@ -135,7 +136,7 @@ class Cluster:
         return found
 
     def reader(self, topic: str, partitions: int = PARTITIONS, *, partition_eof: bool = False) -> Any:
-        """A read_committed consumer at the start of every partition."""
+        """Returns a read_committed consumer at the start of every partition."""
         consumer = ck.Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -152,7 +153,7 @@ class Cluster:
 
 
 def fetches(reader: Any, seconds: float) -> Iterator[list[Any]]:
-    """What comes, as soon as it comes, until so many seconds have passed without the caller's leaving."""
+    """Yields records as soon as they arrive, for at most so many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = reader.consume(1, 0.1)

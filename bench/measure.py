@@ -1,4 +1,4 @@
-"""What is measured with one contestant at a time: throughput, end-to-end latency, memory."""
+"""Measures one contestant at a time: throughput, end-to-end latency, memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench.processes import Running, start
 
 SAMPLE_SECONDS: Final = 0.01
 PATIENCE_SECONDS: Final = 180.0
-"""How long a run may take; what is slower is given up."""
+"""The time limit of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was committed at one moment (monotonic seconds), and the worker's resident memory in bytes."""
+    """The number of committed records at a time (monotonic seconds), and the worker's resident memory in bytes."""
 
     at: float
     committed: int
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the table: a contestant with its settings, on one workload."""
+    """A row of the table: a contestant with its settings, on one workload."""
 
     workload: str
     name: str
@@ -45,14 +45,14 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """How targets and results name the row."""
+        """The name of the row in targets and results."""
         return f"{self.workload}: {self.name}"
 
 
 def throughput(cluster: Cluster, entry: Entry, records: int, warm: int) -> float:
-    """Records in per second, from the commit that passes `warm` to the last: `records` of them are what is measured.
+    """Measures input records per second, over `records` of them, from the commit that passes `warm` to the last.
 
-    All records are in the topic before the worker starts. Raises GaveUp, also if the output is not whole.
+    All records are in the topic before the worker starts. Raises GaveUp, also if the output is incomplete.
     """
     samples = _samples(cluster, entry, (records + warm) // entry.inputs)
     first = next(sample for sample in samples if sample.committed >= warm)
@@ -63,14 +63,14 @@ def throughput(cluster: Cluster, entry: Entry, records: int, warm: int) -> float
 
 
 def memory(cluster: Cluster, entry: Entry, early: int, late: int) -> tuple[float, float]:
-    """The worker's resident memory in MB after `early` and after `late` records."""
+    """Measures the worker's resident memory, in MB, after `early` and after `late` records."""
     samples = _samples(cluster, entry, late)
     found = [next(s.rss for s in samples if s.committed >= records) for records in (early, late)]
     return found[0] / 1e6, found[1] / 1e6
 
 
 def _samples(cluster: Cluster, entry: Entry, each: int) -> list[Sample]:
-    """Progress of one worker over `each` records of each input, until all are committed; then the output is counted."""
+    """Samples one worker until `each` records of each input are committed, then counts the output. Raises GaveUp."""
     inputs = tuple(cluster.filled(entry.load, each, copy) for copy in range(entry.inputs))
     total, samples = each * entry.inputs, list[Sample]()
     with working(cluster, entry, inputs) as (job, worker), cluster.committed(job.group, inputs) as progress:
@@ -79,13 +79,13 @@ def _samples(cluster: Cluster, entry: Entry, each: int) -> list[Sample]:
             committed = progress()
             samples.append(Sample(time.monotonic(), committed, worker.rss()))
             if worker.process.poll() is not None or time.monotonic() > deadline:
-                raise GaveUp(f"{entry.id} stopped at {committed} of {total} records:\n{worker.said}")
+                raise GaveUp(f"{entry.id} stopped at {committed} of {total} records:\n{worker.output_tail}")
             time.sleep(SAMPLE_SECONDS)
         worker.end()
         wanted = each if entry.task == "join" else total
         found = cluster.count(job.output)
         if found != wanted:
-            raise GaveUp(f"{entry.id} wrote {found} records, and {wanted} were due")
+            raise GaveUp(f"{entry.id} wrote {found} records instead of {wanted}")
     return samples
 
 
@@ -93,7 +93,7 @@ def _samples(cluster: Cluster, entry: Entry, each: int) -> list[Sample]:
 def working(
     cluster: Cluster, entry: Entry, inputs: tuple[str, ...], *, tuned: bool = True
 ) -> Iterator[tuple[Job, Running]]:
-    """One worker of the entry at work, with an output of its own, which is deleted afterwards."""
+    """A running worker of the entry, with an output of its own, which is deleted afterwards."""
     job = Job(
         bootstrap=cluster.bootstrap,
         workload=entry.task,
@@ -122,9 +122,9 @@ class Latency:
 
 
 def latency(cluster: Cluster, entry: Entry, seconds: float, warm: float, rate: int = 1000) -> Latency:
-    """Latencies of `seconds` of records, sent one by one at `rate` a second, after `warm` seconds of the same.
+    """Measures latencies for `seconds`, of records sent one by one at `rate` per second, after `warm` seconds of load.
 
-    The clock starts once the worker is there: when a first record of each partition has come through.
+    The load starts when the worker is ready: when the first record of each partition has arrived.
     """
     source = cluster.create(cluster.name("slow"))
     first, total = PARTITIONS, PARTITIONS + int((seconds + warm) * rate)
@@ -143,7 +143,7 @@ def latency(cluster: Cluster, entry: Entry, seconds: float, warm: float, rate: i
                 break
         reader.close()
         if len(found) < total:
-            raise GaveUp(f"{entry.id}: {len(found)} of {total} records came:\n{worker.said}")
+            raise GaveUp(f"{entry.id}: {len(found)} of {total} records arrived:\n{worker.output_tail}")
         sender.join()
     cluster.delete(source)
     taken = [1000 * delay for sent, delay in found if sent >= begun]
@@ -151,8 +151,8 @@ def latency(cluster: Cluster, entry: Entry, seconds: float, warm: float, rate: i
 
 
 def _send(bootstrap: str, topic: str, total: int, rate: int) -> None:
-    """Records with the time of their sending in them, each at its moment."""
-    # few requests in flight: what waits for its turn makes a batch, instead of a queue of single records at the broker
+    """Sends records at a steady rate, each with the time of its sending as value."""
+    # few requests in flight: waiting records form a batch, instead of a queue of single records at the broker
     producer = ck.Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "acks": "all", "max.in.flight": 4})
     started = time.monotonic()
     for number in range(total):

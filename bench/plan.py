@@ -1,4 +1,4 @@
-"""What is run, in this order in every round, and what the results must reach."""
+"""The entries of the bench, in the order of a round, and the targets of the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_HEADER, AT_LEAST_ONCE, WITH_HEADER = f"{OURS}, no header", f"{OURS}, at least
 PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS = "pass-through", "step", "batch", "1 kB", "avro", "join", "alts"
 LATENCY, MEMORY, CHAOS = "latency", "memory", "chaos"
 
-# Those that are compared come one after the other, so that what else the machine does hits them alike.
+# entries that are compared run one after the other, so that other load on the machine affects them alike
 ENTRIES: Final = (
     Entry(PASS, WITH_HEADER, HAND),
     Entry(PASS, OURS, OURS),
@@ -69,11 +69,11 @@ TARGETS: Final = (
 )
 
 SAME: Final = 0.97
-"""Of a figure of another commit that is measured beside it: what is less is slower."""
+"""The least ratio to the same figure of another commit, measured side by side; less counts as slower."""
 
 
 def beside_before(entries: Iterable[Entry]) -> list[Entry]:
-    """Each row of kstreams_py, followed by that of the checkout it is compared with; no others."""
+    """Returns the rows of kstreams_py, each followed by that of the other checkout."""
     return [
         each
         for entry in entries

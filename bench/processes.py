@@ -1,4 +1,4 @@
-"""The contestants as processes: how each is started, and that none outlives the bench."""
+"""The contestants as processes: starts them, and lets none outlive the bench."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ ROOT: Final = Path(__file__).parent.parent
 QUIX_PYTHON: Final = ROOT / ".venv-quixstreams" / "bin" / "python"
 END_SECONDS: Final = 15.0
 
-
 BEFORE: Final = "before"
 
 _roots: Final = dict[str, Path]()
-"""Where a contestant runs that is of another checkout."""
+"""The working directories of contestants from another checkout."""
 
 
 def compare_with(checkout: Path) -> None:
@@ -33,7 +32,7 @@ def compare_with(checkout: Path) -> None:
 
 
 def _ours(job: Job) -> list[str]:
-    # the package and the graph are those of the working directory
+    # Python imports the package and the graph from the working directory
     graph = Path("bench", "contestants", "ours.py")
     return [sys.executable, "-m", "kstreams_py", "run", f"{graph}:graph", "--slot", str(job.slot)]
 
@@ -44,7 +43,7 @@ def _by_hand(_: Job) -> list[str]:
 
 def _quix(_: Job) -> list[str]:
     if not QUIX_PYTHON.exists():
-        raise MissingSoftware(f"{QUIX_PYTHON.parent.parent.name} is not there: scripts/bench makes it")
+        raise MissingSoftware(f"{QUIX_PYTHON.parent.parent.name} does not exist: run scripts/bench, which creates it")
     return [str(QUIX_PYTHON), "-m", "bench.contestants.quix"]
 
 
@@ -55,28 +54,28 @@ PROGRAMS: Final[dict[str, Callable[[Job], list[str]]]] = {
     "quixstreams": _quix,
     "Kafka Streams": streams.command,
 }
-"""Command lines by the contestant's name."""
+"""The command line of each contestant."""
 
 
 @dataclass(slots=True)
 class Running:
-    """One contestant process and the file that it writes what it says to."""
+    """A contestant process, and the file of its output."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     @property
-    def said(self) -> str:
-        """The end of what it wrote."""
+    def output_tail(self) -> str:
+        """The end of its output."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
 
     @property
-    def last_words(self) -> str:
-        """The last line of it."""
-        return ([line for line in self.said.splitlines() if line.strip()] or [""])[-1]
+    def last_line(self) -> str:
+        """The last line of its output."""
+        return ([line for line in self.output_tail.splitlines() if line.strip()] or [""])[-1]
 
     def rss(self) -> int:
-        """Resident memory in bytes; 0 once it has ended."""
+        """Resident memory in bytes; 0 if the process has ended."""
         try:
             pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
         except OSError:
@@ -84,12 +83,12 @@ class Running:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def send(self, signum: signal.Signals) -> None:
-        """A signal, if it still runs."""
+        """Sends a signal, if the process still runs."""
         if self.process.poll() is None:
             self.process.send_signal(signum)
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """SIGTERM, and SIGKILL to what has not ended in time."""
+        """Sends SIGTERM, and SIGKILL if the process does not end within `seconds`."""
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
         try:
@@ -100,11 +99,11 @@ class Running:
 
 
 def start(program: str, job: Job) -> Running:
-    """One process of a contestant. Raises MissingSoftware where it cannot be run here."""
+    """Starts a process of a contestant. Raises MissingSoftware if this machine cannot run it."""
     command = PROGRAMS[program](job)
-    if tie := shutil.which("setpriv"):  # it dies with the bench, whatever ends that
-        command = [tie, "--pdeathsig", "KILL", *command]
-    # an installed package has its bytecode: a checkout must be allowed to keep it, or each start compiles everything
+    if setpriv := shutil.which("setpriv"):  # the process is killed when the bench ends in any way
+        command = [setpriv, "--pdeathsig", "KILL", *command]
+    # bytecode is written, as for an installed package: otherwise each start compiles the checkout
     left_out = ("KSTREAMS_", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     environment |= job.environment() | {

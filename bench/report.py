@@ -1,4 +1,4 @@
-"""Results: medians and ratios, what was to be reached and what was, as a table, as JSON and as a plot."""
+"""The results: medians, ratios and targets, as tables, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from rich.table import Table
 RATE: Final = "records/s"
 OURS: Final = "kstreams_py"
 PEERS: Final = ("by hand, with header", "by hand", "Kafka Streams", "quixstreams")
-"""What the table has ratios to."""
+"""The rows to which the table has ratios."""
 LIKE_PASS_THROUGH: Final = ("step", "batch")
-"""Workloads that only kstreams_py has; their peers pass through."""
+"""Workloads that only kstreams_py has; they are compared with the pass-through of the peers."""
 PLOTTED: Final = (RATE, "median ms", "p99 ms", "longest silence s")
 FAMILIES: Final = (OURS, "by hand", "Kafka Streams", "quixstreams")
 COLOURS: Final = ("#2f6f9f", "#9a9a9a", "#c98a2b", "#8f5fa8")
 
-
 MISTAKES: Final = ("lost", "duplicated", "out of order")
-"""Measures of which one round that is wrong counts."""
+"""Measures for which the worst round counts instead of the median."""
 
 
 def _of_rounds(measure: str, found: Sequence[float]) -> float:
@@ -33,7 +32,7 @@ def _of_rounds(measure: str, found: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What figure `measure` of row `row` must be: a bound on itself, or on its ratio to the same of row `of`."""
+    """A bound on the figure `measure` of row `row`, or on its ratio to the same figure of row `of`."""
 
     name: str
     row: str
@@ -51,14 +50,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A target and what was reached; None where it was not measured."""
+    """A target and the figure reached; None if it was not measured."""
 
     target: Target
     reached: float | None
 
     @property
     def met(self) -> bool | None:
-        """Whether the bound holds; None where nothing was measured."""
+        """Whether the bound holds; None if it was not measured."""
         if self.reached is None:
             return None
         if self.target.at_least is not None:
@@ -67,48 +66,48 @@ class Verdict:
 
 
 def workload_of(row: str) -> str:
-    """A row's name is its workload, a colon, and the contestant."""
+    """The workload of a row, whose name is `workload: contestant`."""
     return row.partition(": ")[0]
 
 
 @dataclass(slots=True)
 class Results:
-    """Every figure of every round, by row and measure, and why rows are missing."""
+    """All figures of all rounds, by row and measure, and the reasons for missing rows."""
 
     about: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def add(self, row: str, measures: Mapping[str, float]) -> None:
-        """One round's figures of a row, by measure."""
+        """Adds the figures of one round of a row, by measure."""
         for name, figure in measures.items():
             self.figures.setdefault(row, {}).setdefault(name, []).append(figure)
 
     def rows(self, *measures: str) -> list[str]:
-        """The rows that have one of these figures, those of a workload together, else in the order they were run."""
+        """The rows with one of these figures, grouped by workload, in the order in which they were run."""
         workloads = list(dict.fromkeys(map(workload_of, self.figures)))
         found = [row for row, figures in self.figures.items() if figures.keys() & set(measures)]
         return sorted(found, key=lambda row: workloads.index(workload_of(row)))
 
     def median(self, row: str, measure: str) -> float | None:
-        """The median over the rounds, the worst for mistakes; None if there were none."""
+        """The median over the rounds, for MISTAKES the worst; None if it was not measured."""
         found = self.figures.get(row, {}).get(measure)
         return _of_rounds(measure, found) if found else None
 
     def ratio(self, row: str, measure: str, of: str) -> float | None:
-        """The ratio of two rows' medians, None if one was not measured or is 0."""
+        """The ratio of two rows' medians; None if one was not measured, or the second is 0."""
         above, below = self.median(row, measure), self.median(of, measure)
         return above / below if above is not None and below else None
 
     def verdicts(self, targets: Sequence[Target]) -> list[Verdict]:
-        """What each target came to."""
+        """Compares the figures with the targets."""
         return [
             Verdict(t, self.ratio(t.row, t.measure, t.of) if t.of else self.median(t.row, t.measure)) for t in targets
         ]
 
 
 def as_json(results: Results, targets: Sequence[Target]) -> dict[str, Any]:
-    """Everything, as JSON: every figure of every round, the medians, the targets."""
+    """Returns all figures of all rounds, the medians and the targets, as values that JSON can hold."""
     return {
         "about": results.about,
         "rows": {
@@ -133,7 +132,7 @@ def as_json(results: Results, targets: Sequence[Target]) -> dict[str, Any]:
 
 
 def show(results: Results, targets: Sequence[Target], console: Console) -> None:
-    """The tables: throughput with its ratios, the other figures, targets, and what is missing and why."""
+    """Prints tables of throughput with its ratios, of the other figures and of the targets, and the missing rows."""
     rated = results.rows(RATE)
     if rated:
         console.print(_throughput(results))
@@ -173,13 +172,13 @@ def _throughput(results: Results) -> Table:
 
 
 def peer_of(results: Results, workload: str, peer: str) -> str:
-    """The row to compare with: the peer on this workload, or, where it has no such thing, on pass-through."""
+    """The row to compare with: the peer's on this workload, or on pass-through if the peer has no such workload."""
     own = f"{workload}: {peer}"
     return own if own in results.figures or workload not in LIKE_PASS_THROUGH else f"pass-through: {peer}"
 
 
 def _others(results: Results, workload: str) -> Table:
-    """The figures of a workload that are no rates: a row for each contestant, a column for each measure."""
+    """A table of a workload without rates: a row for each contestant, a column for each measure."""
     rows = {row: found for row, found in results.figures.items() if workload_of(row) == workload}
     table = Table(title=workload, title_justify="left")
     table.add_column("contestant")
@@ -220,7 +219,7 @@ def _short(figure: float) -> str:
 
 
 def write(results: Results, targets: Sequence[Target], directory: Path) -> list[Path]:
-    """Writes results.json and, if there is anything to plot, results.svg; returns what was written."""
+    """Writes results.json and, if there are figures to plot, results.svg; returns the files."""
     directory.mkdir(parents=True, exist_ok=True)
     data, plot = directory / "results.json", directory / "results.svg"
     data.write_text(json.dumps(as_json(results, targets), indent=2) + "\n", encoding="utf-8")
@@ -228,11 +227,11 @@ def write(results: Results, targets: Sequence[Target], directory: Path) -> list[
 
 
 def draw(results: Results, file: Path) -> bool:
-    """One panel for each measure that has figures, a bar for each row; thin lines go from the lowest to the highest.
+    """Draws a panel for each measure: a bar for each row, and a thin line from the lowest to the highest round.
 
-    Whether there was anything to draw.
+    Returns False if there are no figures to draw.
     """
-    # imported here: matplotlib takes a second, and needs to be told first that there is no screen
+    # imported here: matplotlib takes a second, and needs a backend for files before pyplot is imported
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("svg")

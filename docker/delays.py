@@ -1,13 +1,12 @@
-"""A Spark job: departed flights and their mean arrival delay by airline, from the records that are committed."""
+"""A Spark job: departed flights and their mean arrival delay by airline, from the committed records."""
 
 from __future__ import annotations
 
 from pyspark.sql import functions as sf
 
-from kstreams_py import Settings
+from kstreams_py import Settings, spark
 from kstreams_py.demo.flights_graph import departed
-from kstreams_py.ports import spark
-from kstreams_py.ports.registry import open_registry
+from kstreams_py.formats.registries import open_registry
 
 settings = Settings.load()
 registry = open_registry(settings.schema_registry_url, settings.schema_directory)

@@ -1,6 +1,6 @@
 # A Kafka broker: the jars and the settings of `kstreams broker start`, for a network of containers.
 #
-# docker/build makes the worker's image and docker/jars first; the context is docker/.
+# docker/build builds it on the worker's image, and fills docker/jars first; the context is docker/.
 ARG WORKER=kstreams-worker
 FROM ${WORKER}
 
@@ -8,13 +8,13 @@ USER root
 RUN apt-get update -qq && \
     apt-get install -qq -y --no-install-recommends default-jre-headless && \
     apt-get clean && rm -rf /var/lib/apt/lists/*
-# Where ports/jars.py looks for them.
+# The cache of embedded/jars.py.
 ENV XDG_CACHE_HOME=/opt/cache
 COPY jars/kafka /opt/cache/kstreams_py/jars
 COPY kafka_node.py /opt/kstreams/
 USER kstreams
 
-# 9092 for containers, 29092 to be published for clients outside: see KAFKA_OUTSIDE.
+# 9092 is for containers; 29092 is published for clients outside, see KAFKA_OUTSIDE.
 EXPOSE 9092 29092
 HEALTHCHECK --interval=2s --timeout=10s --start-period=60s --retries=5 \
     CMD ["python3", "/opt/kstreams/kafka_node.py", "health"]

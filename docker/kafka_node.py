@@ -1,7 +1,7 @@
-"""One Kafka broker in a container: settings from the environment, storage formatted once, then Kafka itself.
+"""One Kafka broker in a container: takes its settings from the environment, formats its storage once, runs Kafka.
 
-`kafka_node.py health` instead asks the broker that runs here for its cluster, and exits with 0 once it answers.
-The variables are those of README.md beside this file.
+`kafka_node.py health` instead asks the broker of this container for its cluster, and exits with 0 once it answers.
+README.md beside this file lists the variables.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kstreams_py.ports.broker import Node, server_properties
-from kstreams_py.ports.jars import find_java, kafka_classpath
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
+from kstreams_py.embedded.nodes import Node, server_properties
 
 DATA = Path("/data")
 INSIDE, CONTROLLER, OUTSIDE = 9092, 9093, 29092
@@ -34,7 +35,7 @@ LOG4J2 = """\
 
 
 def names(environment: Mapping[str, str]) -> list[str]:
-    """Host names of all brokers of the cluster; a name's place is its broker's id."""
+    """Host names of all brokers of the cluster; the index of a name is the id of its broker."""
     return environment.get("KAFKA_NODES", socket.gethostname()).split(",")
 
 
@@ -57,12 +58,12 @@ def properties(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def cluster_id(hosts: Sequence[str]) -> str:
-    """An id that all brokers of a cluster come to by themselves."""
+    """The id of the cluster: each broker computes the same one from the host names."""
     return base64.urlsafe_b64encode(hashlib.blake2b(",".join(hosts).encode(), digest_size=16).digest()).decode()[:22]
 
 
 def serve() -> None:
-    """Becomes the broker."""
+    """Replaces this process by the broker, after formatting its storage if that is new."""
     settings, log4j2 = DATA / "server.properties", DATA / "log4j2.xml"
     settings.write_text("".join(f"{name}={value}\n" for name, value in properties(os.environ).items()))
     log4j2.write_text(LOG4J2)
@@ -76,7 +77,7 @@ def serve() -> None:
 
 
 def answers() -> bool:
-    """Whether the broker here names itself as a broker of its cluster."""
+    """Whether the broker of this container answers, and its cluster has it as a broker."""
     from confluent_kafka import KafkaException  # noqa: PLC0415, the broker itself needs no client
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 

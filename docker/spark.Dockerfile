@@ -1,6 +1,6 @@
 # Readers of committed records: PySpark with its Kafka and Avro jars, and the flights of the demo.
 #
-# docker/build makes the worker's image and docker/jars first; the context is docker/.
+# docker/build builds it on the worker's image, and fills docker/jars first; the context is docker/.
 ARG WORKER=kstreams-worker
 FROM ${WORKER}
 
@@ -12,7 +12,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
 RUN PIP_USE_PEP517=1 pip install --no-cache-dir -c /opt/kstreams/constraints.txt 'kstreams_py[demo,spark]'
-# Where ports/jars.py looks for them.
+# The cache of embedded/jars.py.
 ENV XDG_CACHE_HOME=/opt/cache
 COPY jars/spark /opt/cache/kstreams_py/jars
 COPY delays.py departures.py /opt/kstreams/

@@ -2,7 +2,7 @@
 
 from shop import priced
 
-from kstreams_py.ports import spark
+from kstreams_py import spark
 
 session = spark.session()
 rows = spark.view(session, priced)

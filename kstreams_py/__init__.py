@@ -1,26 +1,83 @@
-"""Exactly-once stream processing on Kafka in plain Python functions, read by Spark."""
+"""Exactly-once stream processing on Kafka in plain Python functions, read by Spark.
 
-from kstreams_py.config import Settings
-from kstreams_py.delivery import Durability, Guarantee
-from kstreams_py.engine.supervisor import run
-from kstreams_py.errors import KStreamsError, Stop
-from kstreams_py.record import Out, Step
-from kstreams_py.serde import Avro, Bytes, Json, String
-from kstreams_py.topology import Graph, Topic
+Modules outside the packages:
+
+errors       rule     every exception, drawn as a tree
+records      rule     values that cross packages: TopicPartition, Positions, Message, Out, Step
+metrics      rule     the counts of a processor
+settings     adapter  settings from arguments, the environment and TOML; contradictions are refused
+__main__     acts     `python -m kstreams_py`
+"""
+
+from kstreams_py.errors import (
+    BrokerUnavailable,
+    ClientError,
+    DecodeError,
+    DrainTimeout,
+    GraphError,
+    HistoryError,
+    InputLost,
+    KStreamsError,
+    MissingSoftware,
+    NotAuthorized,
+    RecordRefused,
+    RecordTooLarge,
+    Replaced,
+    SchemaError,
+    SettingsError,
+    SinkUnavailable,
+    Stop,
+    TopicError,
+    Unavailable,
+    UserMistake,
+    WorkersFailed,
+    WorkerStuck,
+)
+from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.serdes import Bytes, Json, Serde, String
+from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.topology import Graph
+from kstreams_py.records import Out, Step
+from kstreams_py.running.start import Running, run, start
+from kstreams_py.settings import Settings
 
 __all__ = [
     "Avro",
+    "BrokerUnavailable",
     "Bytes",
+    "ClientError",
+    "DecodeError",
+    "DrainTimeout",
     "Durability",
     "Graph",
+    "GraphError",
     "Guarantee",
+    "HistoryError",
+    "InputLost",
     "Json",
     "KStreamsError",
+    "MissingSoftware",
+    "NotAuthorized",
     "Out",
+    "RecordRefused",
+    "RecordTooLarge",
+    "Replaced",
+    "Running",
+    "SchemaError",
+    "Serde",
     "Settings",
+    "SettingsError",
+    "SinkUnavailable",
     "Step",
     "Stop",
     "String",
     "Topic",
+    "TopicError",
+    "Unavailable",
+    "UserMistake",
+    "WorkerStuck",
+    "WorkersFailed",
     "run",
+    "start",
 ]

@@ -10,27 +10,27 @@
     │   ├── SchemaError              a schema does not parse, is unknown, or does not fit
     │   ├── RecordRefused            a topic refuses an output on every attempt, and no dead-letter topic is declared
     │   │   └── RecordTooLarge       the output is larger than its topic takes
-    │   └── MissingSoftware          Java, jars or an optional package are not there
-    ├── Unavailable                  something outside does not answer: mend it, then start again   (exit status 3)
-    │   ├── BrokerUnavailable        no broker, or it refuses the credentials
+    │   └── MissingSoftware          Java, jars or an optional package is missing
+    ├── Unavailable                  an external system does not answer: repair it, then start again   (exit status 3)
+    │   ├── BrokerUnavailable        no broker answers, or it refuses the credentials
     │   ├── NotAuthorized            a right to a topic, a group or a transactional id is missing
     │   └── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
     ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
-    ├── InputLost                    records were deleted before they were read: decide, then reset   (exit status 5)
-    ├── LogError                     what a transaction's caller must do next; see engine/transaction.py
+    ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
+    ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
     │   ├── Retriable                call again
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
-    │   ├── Abortable                abort, go back to the committed positions, go on
-    │   ├── OutcomeUnknown           never abort; a new producer, then ask what was committed
-    │   ├── Fenced                   a newer epoch exists: ask the group who holds the seat
-    │   └── Fatal                    this client is of no further use
-    ├── DrainTimeout                 a loop did not end in time: what it had not committed is done again
-    ├── WorkerStuck              a loop has not turned for stuck_timeout_ms: start it again
-    ├── HistoryError             a test's history cannot be judged: it says too little, or contradicts itself
-    ├── WorkersFailed                a worker could not be kept running; ends with that worker's status
+    │   ├── Abortable                abort, go back to the committed offsets, and go on
+    │   ├── OutcomeUnknown           never abort; replace the producer, then read the committed offsets
+    │   ├── Fenced                   a newer epoch exists: ask the group who holds the membership
+    │   └── Fatal                    this client cannot be used any more
+    ├── DrainTimeout                 a worker did not stop in time
+    ├── WorkerStuck                  a worker has run no turn for stuck_timeout_ms: start it again
+    ├── HistoryError                 a test's history cannot be judged: it is incomplete, or contradicts itself
+    ├── WorkersFailed                a worker could not be kept running; the exit status is that of the worker
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
 
-    Stop                             raised by the user's function: drain and stop; not an error
+    Stop                             raised by the user's function: commit, then stop; not an error
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from typing import Any
 
 
 class KStreamsError(Exception):
-    """Whatever kstreams_py raises on purpose."""
+    """Base class of the exceptions of kstreams_py, except Stop."""
 
     exit_status = 1
 
@@ -68,7 +68,7 @@ class SchemaError(UserMistake):
 
 
 class RecordRefused(UserMistake):
-    """A topic refuses an output on every attempt: no key for compaction, a timestamp, a broker's policy."""
+    """A topic refuses an output on every attempt: no key for compaction, its timestamp, a policy of the broker."""
 
 
 class RecordTooLarge(RecordRefused):
@@ -76,11 +76,11 @@ class RecordTooLarge(RecordRefused):
 
 
 class MissingSoftware(UserMistake):
-    """Java, jars or an optional package are not there."""
+    """Java, jars or an optional package is missing."""
 
 
 class Unavailable(KStreamsError):
-    """Something outside does not answer: mend it, then start again."""
+    """An external system does not answer: repair it, then start again."""
 
     exit_status = 3
 
@@ -104,24 +104,25 @@ class Replaced(KStreamsError):
 
 
 class InputLost(KStreamsError):
-    """Records were deleted before they were read; nothing is skipped silently."""
+    """Records were deleted before they were read, or the group's committed offset was; nothing is skipped silently."""
 
     exit_status = 5
 
 
-class LogError(KStreamsError):
-    """A client call failed; the leaf says what its caller must do next."""
+class ClientError(KStreamsError):
+    """A client call failed; the subclass names what the caller must do next."""
 
 
-class Retriable(LogError):
-    """Call again: nothing has happened yet."""
+class Retriable(ClientError):
+    """Call again: nothing is lost."""
 
 
-class Refused(LogError):
+class Refused(ClientError):
     """The broker refuses outputs on every attempt: abort, and write dead letters in place of their steps' outputs.
 
-    `mistake` says which topic and why. `outputs` are those that failed, as they were written: without transactions no
-    other record of theirs was written, and the caller may write each of them again.
+    - `mistake`: names the topic, the reason and the remedy.
+    - `outputs`: all outputs of the refused batches, as they were passed to the producer, if it keeps them. The broker
+      has written none of them, so the caller may write each of them again.
     """
 
     def __init__(self, mistake: RecordRefused, outputs: Sequence[Any] = ()) -> None:
@@ -130,10 +131,11 @@ class Refused(LogError):
         self.outputs = outputs
 
 
-class Abortable(LogError):
-    """Abort the transaction, go back to the committed positions, go on.
+class Abortable(ClientError):
+    """Abort the transaction, go back to the committed offsets, and go on.
 
-    `outputs` are those that the broker did not take, as they were written, where the caller may write them again.
+    - `outputs`: those that the broker has not written, as they were passed to the producer, if it keeps them. The
+      caller may write them again.
     """
 
     def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
@@ -141,32 +143,32 @@ class Abortable(LogError):
         self.outputs = outputs
 
 
-class OutcomeUnknown(LogError):
-    """The transaction may have been committed or not: never abort, ask with a new producer."""
+class OutcomeUnknown(ClientError):
+    """The transaction may be committed or not: never abort; replace the producer and read the committed offsets."""
 
 
-class Fenced(LogError):
-    """A newer epoch of this transactional id or a newer holder of this seat exists."""
+class Fenced(ClientError):
+    """Another producer has a newer epoch of this transactional id, or another member holds this membership."""
 
 
-class Fatal(LogError):
-    """This client is of no further use."""
+class Fatal(ClientError):
+    """This client cannot be used any more."""
 
 
 class DrainTimeout(KStreamsError):
-    """Some loop did not end in time; what it had not committed will be done again."""
+    """A worker did not stop within drain_timeout_ms: its last steps are run again, or lost (at most once)."""
 
 
 class WorkerStuck(KStreamsError):
-    """A loop has not turned for stuck_timeout_ms; what it had not committed will be done again."""
+    """A worker has run no turn for stuck_timeout_ms; its uncommitted steps will be run again."""
 
 
 class HistoryError(KStreamsError):
-    """A history that cannot be judged: it says too little, contradicts itself, or cannot be read."""
+    """A history cannot be judged: it is incomplete, contradicts itself, or cannot be read."""
 
 
 class WorkersFailed(KStreamsError):
-    """A worker ended with a status that a restart cannot mend, or died too often."""
+    """A worker ended with a status that a restart cannot cure, or died too often; `status` is the exit status."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -178,4 +180,4 @@ class DecodeError(KStreamsError):
 
 
 class Stop(Exception):
-    """Raised by a user's function: commit what is done, then stop the worker without an error."""
+    """Raised by a user's function: commit the steps before, then stop the worker without an error."""

@@ -1,13 +1,10 @@
-"""What is counted and reported: per processor, records in and out, dead letters, commits, lag."""
+"""The counts of a processor: records in and out, dead letters, commits, aborts, lag."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from kstreams_py.record import Positions
-from kstreams_py.task import Plan
+from kstreams_py.records import Positions
 
 
 @dataclass(slots=True)
@@ -20,18 +17,23 @@ class Counters:
     commits: int = 0
     aborts: int = 0
 
-    def stepped(self, plan: Plan) -> None:
-        """A plan was carried out (not yet committed)."""
-        self.records_in += plan.records
-        self.records_out += len(plan.outputs) - plan.letters
-        self.dead_letters += len(plan.failures)
+    def stepped(self, *, read: int, written: int, failed: int) -> None:
+        """Counts steps that were run and are not committed yet.
+
+        - `read`: records that the steps read.
+        - `written`: outputs, without dead letters.
+        - `failed`: steps that failed; each has a dead letter if the processor has a topic for them.
+        """
+        self.records_in += read
+        self.records_out += written
+        self.dead_letters += failed
 
     def committed(self) -> None:
-        """A transaction was committed."""
+        """Counts a commit."""
         self.commits += 1
 
     def aborted(self) -> None:
-        """Work was given up and will be done again."""
+        """Counts an abort; its steps will be run again."""
         self.aborts += 1
 
     def as_dict(self) -> dict[str, int]:
@@ -40,42 +42,5 @@ class Counters:
 
 
 def lag(positions: Positions, ends: Positions) -> int:
-    """Records (and markers) between the positions and the last stable offsets."""
+    """Records (and markers) between next offsets (`positions`) and last stable offsets (`ends`)."""
     return sum(max(0, ends.get(tp, position) - position) for tp, position in positions.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a worker says of one processor in one slot: its counts since it started, its lag (None if not known)."""
-
-    processor: str
-    slot: int
-    counters: Mapping[str, int]
-    lag: int | None
-    still_seconds: float = 0.0
-    """Since its loop last turned, or went on to another step."""
-    place: str = ""
-    """Where it is if it stands still: a function, its file and line."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a line of JSON."""
-        return asdict(self)
-
-    def after(self, past: Mapping[str, int]) -> Report:
-        """This report with the counts of earlier workers of the same slot added."""
-        return replace(self, counters={name: count + past.get(name, 0) for name, count in self.counters.items()})
-
-
-def totals(reports: Iterable[Report]) -> dict[str, Report]:
-    """Per processor, the sum over slots (slot -1); the lag is None if one slot does not know its own."""
-    found: dict[str, Report] = {}
-    for report in reports:
-        total = found.get(report.processor)
-        if total is None:
-            found[report.processor] = replace(report, slot=-1)
-        else:
-            found[report.processor] = replace(
-                total.after(report.counters),
-                lag=None if total.lag is None or report.lag is None else total.lag + report.lag,
-            )
-    return found

@@ -1,4 +1,4 @@
-"""Fixtures of every test: one real broker for the whole session, and a fresh topic name."""
+"""Fixtures of all tests: one real broker for the session, and a new topic name for each test."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
 
 THREE_BROKERS: Final = "tests/system/three_brokers/"
 
-ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1"
+ONLY_FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 
 
 def pytest_configure() -> None:
-    """Sets what the processes that tests start inherit: there are many, and none lives for long."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each worker compiles the whole package
-    # measured: a broker's start takes 8.4 s of a processor, and 6.3 without the second compiler
-    if ONE_COMPILER not in (options := os.environ.get("JAVA_TOOL_OPTIONS", "")):
-        os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {ONE_COMPILER}".strip()
+    """Sets environment variables for the many short processes that tests start."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process compiles the whole package
+    # measured: the start of a broker takes 8.4 s of CPU time, and 6.3 s without the second compiler
+    if ONLY_FAST_COMPILER not in (options := os.environ.get("JAVA_TOOL_OPTIONS", "")):
+        os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {ONLY_FAST_COMPILER}".strip()
 
 
 @dataclass(frozen=True)
 class RunningBroker:
-    """Where the broker of this test session is."""
+    """The address of the broker of this test session."""
 
     bootstrap_servers: str
 
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[RunningBroker]:
-    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, else an embedded one for the session."""
-    given = os.environ.get("KSTREAMS_TEST_BOOTSTRAP")
-    if given:
-        yield RunningBroker(given)
+    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise an embedded one for the session."""
+    address = os.environ.get("KSTREAMS_TEST_BOOTSTRAP")
+    if address:
+        yield RunningBroker(address)
         return
     with EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
         yield RunningBroker(kafka.bootstrap_servers)
@@ -47,12 +48,12 @@ def broker() -> Iterator[RunningBroker]:
 
 @pytest.fixture
 def topic_name() -> str:
-    """A topic name that no other test uses; the topic is not there yet."""
+    """A topic name that no other test uses; the topic does not exist yet."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
 class OneClusterAtATime(LoadScopeScheduling):
-    """Each file is one worker's; those of three brokers are together, for they share them."""
+    """Runs each file in one xdist worker, and all files of three brokers in the same one, which share a cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
         return THREE_BROKERS if nodeid.startswith(THREE_BROKERS) else nodeid.split("::", 1)[0]
@@ -65,5 +66,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAt
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, beside all the others."""
+    """Runs the tests of three brokers first: they take longest, and the others run beside them."""
     items.sort(key=lambda item: not item.nodeid.startswith(THREE_BROKERS))

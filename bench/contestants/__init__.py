@@ -1,1 +1,1 @@
-"""The contestants: one file each, every one a process of its own that reads its job from the environment."""
+"""The contestants: a file for each, which runs as a process and reads its job from the environment."""

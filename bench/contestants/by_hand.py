@@ -1,4 +1,4 @@
-"""A loop by hand on confluent-kafka, as someone who knows the client writes it: the measure of what can be had."""
+"""A loop by hand on confluent-kafka, as a user writes it who knows the client well: the upper bound of throughput."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FETCH = 10_000
 
 
 def clients(job: Job) -> tuple[ck.Consumer, ck.Producer]:
-    """A static member and a transactional producer with one id per slot: who restarts takes both over at once."""
-    seat = f"{job.group}.{job.slot}"
+    """A static member and a transactional producer with an id for each slot, which a restarted worker takes over."""
+    instance_id = f"{job.group}.{job.slot}"
     common = {"bootstrap.servers": job.bootstrap}
     producer = ck.Producer(
         {
             **common,
-            "transactional.id": seat,
+            "transactional.id": instance_id,
             "transaction.timeout.ms": 10_000,
             "linger.ms": 20,
             "queue.buffering.max.messages": 500_000,
@@ -36,7 +36,7 @@ def clients(job: Job) -> tuple[ck.Consumer, ck.Producer]:
         {
             **common,
             "group.id": job.group,
-            "group.instance.id": seat,
+            "group.instance.id": instance_id,
             **({"session.timeout.ms": job.session_ms} if job.session_ms else {}),
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
@@ -51,7 +51,7 @@ def clients(job: Job) -> tuple[ck.Consumer, ck.Producer]:
 
 
 def writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[int, int]], None]:
-    """A function that writes the outputs of a fetch and notes the position of each partition after it."""
+    """Returns a function that writes the outputs of a fetch and records the next offset of each partition."""
     produce, output = producer.produce, job.output
     pack, prefix = struct.Struct(">Q").pack, b"12345678"
 
@@ -75,7 +75,7 @@ def writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[int, in
 
 
 def avro_writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[int, int]], None]:
-    """The same with Avro in and out, and the header."""
+    """Like `writer`, with Avro in and out, and the header."""
     produce, output = producer.produce, job.output
     pack, prefix = struct.Struct(">Q").pack, b"12345678"
     schema = fastavro.parse_schema(ORDER)
@@ -87,19 +87,19 @@ def avro_writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[in
             if m.error():
                 raise ck.KafkaException(m.error())
             data = m.value()
-            found = buffer(data)
-            found.seek(5)  # the wire format: a zero byte and the schema's id
-            made = buffer()
-            made.write(data[:5])
-            write(made, schema, priced(read(found, schema, None)))
-            produce(output, made.getvalue(), m.key(), headers=[("ks-hash", prefix + pack(m.offset()))])
+            source = buffer(data)
+            source.seek(5)  # the wire format: a zero byte and the schema's id
+            encoded = buffer()
+            encoded.write(data[:5])
+            write(encoded, schema, priced(read(source, schema, None)))
+            produce(output, encoded.getvalue(), m.key(), headers=[("ks-hash", prefix + pack(m.offset()))])
             positions[m.partition()] = m.offset() + 1
 
     return avro
 
 
 def main() -> None:
-    """Runs until SIGTERM; any failure ends the process, and whoever started it starts it again."""
+    """Runs until SIGTERM; any failure ends the process, and the bench starts it again."""
     job = Job.from_environment()
     running = [True]
     signal.signal(signal.SIGTERM, lambda *_: running.clear())

@@ -1,4 +1,4 @@
-"""What one contestant process is to do, as it travels in its environment; imports nothing but the standard library."""
+"""The job of a contestant process, which it reads from its environment; imports only the standard library."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ ORDER: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One process's work: read `inputs`, apply `workload`, write `output`, commit as `group`, until SIGTERM.
+    """The job of one process: read `inputs`, apply `workload`, write `output`, commit as `group`, until SIGTERM.
 
-    `workload` is one of pass, step, batch, avro, join, alts. `group` is the consumer group whose committed offsets
-    are watched; kstreams_py makes it of the graph's name and the processor's, so that it has a dot. With
-    `session_ms` the group forgets a member that is silent so long; without it each keeps its own default, and
-    `tuned` says whether fetch sizes are set (they are, but where a default is what is measured).
+    - `workload`: pass, step, batch, avro, join or alts.
+    - `group`: the consumer group whose committed offsets are measured, `graph.processor` as kstreams_py names it.
+    - `directory`: for state, schemas and logs.
+    - `header`: send the delivery hash.
+    - `slot`: the number of this worker in the group.
+    - `session_ms`: the session time-out; None for each contestant's default.
+    - `tuned`: set fetch sizes; False where the defaults are measured.
     """
 
     bootstrap: str
@@ -48,21 +51,21 @@ class Job:
     tuned: bool = True
 
     def in_slot(self, slot: int) -> Job:
-        """The same for another worker of the group."""
+        """Returns this job for another worker of the group."""
         return replace(self, slot=slot)
 
     def environment(self) -> dict[str, str]:
-        """The variable that `from_environment` reads."""
+        """Returns the variable that `from_environment` reads."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls) -> Job:
-        """The job of this process."""
-        given = json.loads(os.environ[VARIABLE])
-        return cls(**{**given, "inputs": tuple(given["inputs"])})
+        """Returns the job of this process."""
+        fields = json.loads(os.environ[VARIABLE])
+        return cls(**{**fields, "inputs": tuple(fields["inputs"])})
 
 
 def priced(order: dict[str, Any]) -> dict[str, Any]:
-    """What is done to an order in the workload `avro`."""
+    """The function of the workload `avro`."""
     order["quantity"] += 1
     return order

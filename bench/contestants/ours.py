@@ -1,4 +1,4 @@
-"""kstreams_py: the graph that `kstreams run` is given, one processor as the job says."""
+"""kstreams_py: the graph for `kstreams run`, with one processor for the job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def same(value: bytes) -> bytes:
     return value
 
 
-def same_with_step(value: bytes, step: ks.Step) -> bytes:  # noqa: ARG001, that it is made is what is measured
-    """Pass-through that asks for the step."""
+def same_with_step(value: bytes, step: ks.Step) -> bytes:  # noqa: ARG001, the cost of making a step is measured
+    """Pass-through with a parameter for the step."""
     return value
 
 
@@ -33,12 +33,12 @@ def same_batch(values: list[bytes]) -> list[bytes]:
 
 
 def first(value: bytes, _: bytes) -> bytes:
-    """Of two in step, the first."""
+    """The first of the two values of a join."""
     return value
 
 
 def declare() -> Any:
-    """The processor of this job's workload."""
+    """Declares the processor of the job's workload."""
     match job.workload:
         case "join":
             return graph.join(*inputs, to=output, id=processor)(first)

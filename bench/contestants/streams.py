@@ -1,9 +1,8 @@
-"""Kafka Streams, from its jars: the class is compiled once, its settings are a file per process."""
+"""Kafka Streams, from its jars: compiles the class once, and writes a file of settings for each process."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import subprocess
 import tempfile
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.contestants.job import COMMIT_MS, FETCH_BYTES, Job
+from kstreams_py.embedded import jars
+from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.ports import jars
 
 SOURCE: Final = Path(__file__).parent.parent / "streams" / "PassThrough.java"
 WANTED: Final = (
@@ -22,30 +22,24 @@ WANTED: Final = (
 
 
 def classpath() -> str:
-    """Jars and compiled class; fetches and compiles what is not cached. Raises MissingSoftware."""
+    """Returns jars and compiled class; fetches and compiles what is not cached. Raises MissingSoftware."""
     found = jars.resolve(WANTED, set(), None)  # into the same cache as the broker's jars
     joined = os.pathsep.join(map(str, found))
-    made = jars.cache_directory() / "bench" / hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
-    if not made.is_dir():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=made.parent) as work:
+    classes = jars.cache_directory() / "bench" / hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    if not classes.is_dir():
+        classes.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=classes.parent) as work:
             _compile(joined, Path(work, "classes"))
-            Path(work, "classes").rename(made)
-    return f"{made}{os.pathsep}{joined}"
+            Path(work, "classes").rename(classes)
+    return f"{classes}{os.pathsep}{joined}"
 
 
 def _compile(against: str, into: Path) -> None:
-    """With the compiler that PySpark brings along (Janino): a Java runtime has none."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise MissingSoftware("PySpark is not installed, and the compiler in it is needed: run scripts/setup")
-    compiler = os.pathsep.join(
-        str(jar)
-        for name in ("janino", "commons-compiler")
-        for jar in Path(spec.origin).parent.glob(f"jars/{name}-*.jar")
-    )
+    """Compiles with the Janino that ships with PySpark: a Java runtime has no compiler. Raises MissingSoftware."""
+    found = (jar for name in ("janino", "commons-compiler") for jar in jars.pyspark_jars().glob(f"{name}-*.jar"))
+    compiler = os.pathsep.join(map(str, found))
     into.mkdir()
-    command = [str(jars.find_java()), "-cp", compiler, "org.codehaus.commons.compiler.samples.CompilerDemo"]
+    command = [str(find_java()), "-cp", compiler, "org.codehaus.commons.compiler.samples.CompilerDemo"]
     done = subprocess.run(
         [*command, "-d", str(into), "-classpath", against, str(SOURCE)],
         capture_output=True,
@@ -58,7 +52,7 @@ def _compile(against: str, into: Path) -> None:
 
 
 def settings(job: Job) -> dict[str, str]:
-    """Kafka Streams' own settings; without `tuned`, its defaults but for the guarantee."""
+    """Returns the settings of Kafka Streams; without `tuned`, its defaults except the guarantee."""
     chosen = {
         "bootstrap.servers": job.bootstrap,
         "application.id": job.group,
@@ -75,7 +69,7 @@ def settings(job: Job) -> dict[str, str]:
             "commit.interval.ms": str(COMMIT_MS),
             "max.partition.fetch.bytes": str(FETCH_BYTES),
             "max.poll.records": "10000",
-            "producer.batch.size": "1000000",  # what the others have by default; with its own, a tenth to a third less
+            "producer.batch.size": "1000000",  # the others' default; its own costs a tenth to a third of throughput
         }
     if job.session_ms:
         chosen["session.timeout.ms"] = str(job.session_ms)
@@ -83,7 +77,7 @@ def settings(job: Job) -> dict[str, str]:
 
 
 def command(job: Job) -> list[str]:
-    """The command line of one instance."""
+    """Writes the file of settings, and returns the command line of one instance."""
     file = Path(job.directory, f"streams-{job.slot}.properties")
     file.write_text("".join(f"{name}={value}\n" for name, value in settings(job).items()))
-    return [str(jars.find_java()), "-cp", classpath(), "PassThrough", str(file), job.output, ",".join(job.inputs)]
+    return [str(find_java()), "-cp", classpath(), "PassThrough", str(file), job.output, ",".join(job.inputs)]

@@ -8,8 +8,8 @@ import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
 
 /**
- * Kafka Streams: every record of the inputs to the output, until SIGTERM. Arguments: a file of settings, the output, and
- * the inputs with commas between. Written without lambdas, which the compiler at hand does not have.
+ * Kafka Streams: writes every record of the inputs to the output, until SIGTERM. Arguments: a file of settings, the
+ * output, and the inputs, separated by commas. Without lambdas, which the compiler (Janino) does not support.
  */
 public final class PassThrough {
     public static void main(String[] arguments) throws Exception {

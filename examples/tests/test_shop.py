@@ -23,8 +23,8 @@ def test_order_without_a_price_is_a_dead_letter():
     with TestDriver(graph) as driver:
         driver.send("shop.orders", {"quantity": 1}, key="order-3")
         driver.run()
-        (letter,) = driver.dead_letters()
-        assert (letter.key, letter.value["exception_class"]) == (b"order-3", "builtins.KeyError")
+        (dead_letter,) = driver.dead_letters()
+        assert (dead_letter.key, dead_letter.value["exception_class"]) == (b"order-3", "builtins.KeyError")
 
 
 def loaded():

@@ -1,4 +1,4 @@
-"""What a run came to, against what it should have: lost, duplicated, altered, out of order, row by row."""
+"""Compares the results of a run with the expected ones, row by row: lost, duplicated, altered, out of order."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeVar
+from itertools import chain
 
 from kstreams_py.demo.data import OUTCOMES, Delays, Expected, Row
-
-T = TypeVar("T", bound=Hashable)
+from kstreams_py.testing.verdicts import Kind, compare, overtaken
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table: a count, and what it should be."""
+    """One line of the table: a count, and the count that is expected."""
 
     what: str
     expected: int
@@ -24,30 +22,13 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether both are the same."""
+        """Whether both counts are the same."""
         return self.expected == self.found
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """How a multiset differs from what it should be: missing, there too often, or never expected there."""
-
-    lost: int = 0
-    duplicated: int = 0
-    alien: int = 0
-
-    def __add__(self, other: Difference) -> Difference:
-        return Difference(self.lost + other.lost, self.duplicated + other.duplicated, self.alien + other.alien)
-
-    @property
-    def total(self) -> int:
-        """All that is wrong."""
-        return self.lost + self.duplicated + self.alien
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
-    """What was read back once the workers had ended."""
+    """The results of a run, read back after the workers have ended."""
 
     inputs: int
     """Records in the three airports' topics."""
@@ -56,27 +37,17 @@ class Found:
     without_key: int
     """Outcomes whose record has no key."""
     rows: Mapping[str, Counter[Row]]
-    """Per outcome, each row that was found, and how often."""
-    deliveries: Difference
-    """Steps of all processors, by delivery hash: without a trace, with two, or of records that are not there."""
-    disorder: int
-    """Records that came out before an earlier one of the same source."""
+    """The number of copies of each row, by outcome."""
+    deliveries: Mapping[Kind, int]
+    """The number of steps that are wrong, of all processors, by delivery hash."""
     stored: Counter[Row]
     """Rows in SQLite."""
     delays: Delays
-    """What Spark made of the departed flights."""
-
-
-def difference(expected: Counter[T], found: Counter[T]) -> Difference:
-    """Both as multisets."""
-    lost = expected - found
-    extra = found - expected
-    alien = sum(n for item, n in extra.items() if item not in expected)
-    return Difference(lost.total(), extra.total() - alien, alien)
+    """The delays that Spark computed from the departed flights."""
 
 
 class Deliveries:
-    """Steps by delivery hash: 8 bytes that name their source (a processor's input partition), 8 of the offset there."""
+    """Steps by delivery hash: 8 bytes for the source (a processor and an input partition), 8 for the offset."""
 
     def __init__(self) -> None:
         self._expected: defaultdict[bytes, array[int]] = defaultdict(lambda: array("q"))
@@ -85,41 +56,36 @@ class Deliveries:
         )
 
     def expect(self, source: bytes, offset: int) -> None:
-        """A record was read, and a step must have come of it."""
+        """Takes a record of an input, which must have had one step."""
         self._expected[source].append(offset)
 
     def saw(self, place: Hashable, digest: bytes) -> None:
-        """A step left something in this place, after what it left there before."""
+        """Takes the delivery hash of an output; `place` is its partition or table, read in order."""
         self._found[digest[:8]][place].append(int.from_bytes(digest[8:]))
 
-    def difference(self) -> Difference:
-        """Steps without a trace, with two, or of records that are not there."""
+    def judge(self) -> Counter[Kind]:
+        """Counts steps without an output, with several, of records that do not exist, and out of order."""
         sources = self._expected.keys() | self._found.keys()
-        return sum((self._of_source(source) for source in sources), Difference())
+        return sum((self._judge_source(source) for source in sources), Counter[Kind]())
 
-    def _of_source(self, source: bytes) -> Difference:
-        found = Counter[int]()
-        for offsets in self._found[source].values():
-            found.update(offsets)
-        return difference(Counter(self._expected[source]), found)
-
-    def disorder(self) -> int:
-        """Traces that come after that of a later record of the same source, in the same place."""
-        return sum(
-            later < earlier
-            for places in self._found.values()
-            for offsets in places.values()
-            for earlier, later in pairwise(offsets)
+    def _judge_source(self, source: bytes) -> Counter[Kind]:
+        """Compares counts over all places, and the order within each."""
+        places = self._found[source].values()
+        judged = compare(Counter(chain(*places)), Counter(self._expected[source])).totals
+        judged[Kind.ORDER_BROKEN] = sum(
+            1 for place in places for _ in overtaken(place, line=lambda _: source, rank=int)
         )
+        return judged
 
 
 def judge(expected: Expected, found: Found) -> list[Check]:
-    """The table."""
-    rows = sum((difference(expected.rows[name], found.rows[name]) for name in OUTCOMES), Difference())
+    """Returns the table of checks."""
+    rows = sum((compare(found.rows[name], expected.rows[name]).totals for name in OUTCOMES), Counter[Kind]())
+    deliveries = Counter(found.deliveries)
     departed, cancelled, errors = (expected.rows[name].total() for name in OUTCOMES)
-    stored = difference(expected.rows["departed"], found.stored)
-    groups = Counter((*key, *value) for key, value in expected.delays.items())
-    of_spark = difference(groups, Counter((*key, *value) for key, value in found.delays.items()))
+    stored = compare(found.stored, expected.rows["departed"]).totals
+    groups, groups_found = (Counter((*key, *value) for key, value in each.delays.items()) for each in (expected, found))
+    of_spark = compare(groups_found, groups).totals
     return [
         Check("departures read", expected.records, found.inputs),
         Check("merged from three airports", expected.records, found.merged),
@@ -127,19 +93,19 @@ def judge(expected: Expected, found: Found) -> list[Check]:
         Check("cancelled", cancelled, found.rows["cancelled"].total()),
         Check("dead letters", errors, found.rows["errors"].total()),
         Check("without a tail number, so without a key", expected.without_tail_number, found.without_key),
-        Check("lost", 0, rows.lost),
-        Check("duplicated", 0, rows.duplicated),
-        Check("altered", 0, rows.alien),
-        Check("out of order", 0, found.disorder),
-        Check("deliveries lost, by delivery hash", 0, found.deliveries.lost),
-        Check("deliveries repeated, by delivery hash", 0, found.deliveries.duplicated + found.deliveries.alien),
+        Check("lost", 0, rows[Kind.LOST]),
+        Check("duplicated", 0, rows[Kind.DUPLICATE]),
+        Check("altered", 0, rows[Kind.FOREIGN]),
+        Check("out of order", 0, deliveries[Kind.ORDER_BROKEN]),
+        Check("deliveries lost, by delivery hash", 0, deliveries[Kind.LOST]),
+        Check("deliveries repeated, by delivery hash", 0, deliveries[Kind.DUPLICATE] + deliveries[Kind.FOREIGN]),
         Check("rows in SQLite", departed, found.stored.total()),
-        Check("rows in SQLite that differ from the file", 0, stored.total),
+        Check("rows in SQLite that differ from the file", 0, stored.total()),
         Check("rows of Spark's table (carrier and month)", len(expected.delays), len(found.delays)),
-        Check("rows of Spark's table that differ from the file", 0, of_spark.total),
+        Check("rows of Spark's table that differ from the file", 0, of_spark.total()),
     ]
 
 
 def exit_status(checks: Iterable[Check]) -> int:
-    """0 if all of them hold, else 1."""
+    """0 if all checks hold, otherwise 1."""
     return 0 if all(check.ok for check in checks) else 1

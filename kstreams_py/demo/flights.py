@@ -1,4 +1,4 @@
-"""`kstreams demo flights`: a year of departures through the graph, workers killed all the while, every row checked."""
+"""`kstreams demo flights`: processes a year of departures, kills workers meanwhile, and checks every row."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from typing import Final
 
 from rich.console import Console
 
-from kstreams_py.config import Settings
-from kstreams_py.delivery import TopicInfo
-from kstreams_py.demo import data, report
+from kstreams_py import spark
+from kstreams_py.demo import data, data_files, report
 from kstreams_py.demo.checks import exit_status, judge
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.flights_graph import airports, departed, flights, graph
 from kstreams_py.demo.results import Results
 from kstreams_py.demo.screen import Screen
 from kstreams_py.demo.traffic import TICK, Kills, Loader, Progress, Traffic, Watch
-from kstreams_py.engine.supervisor import Supervisor, worker_command
-from kstreams_py.engine.topics import check_topics, create_topics
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import spark_jars
+from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import SettingsError
-from kstreams_py.ports import spark
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath, spark_jars
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.registry import open_registry
-from kstreams_py.ports.sinks import SqliteTable
-from kstreams_py.record import TopicPartition
-from kstreams_py.serde import Registry
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.formats.registry import Registry
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.processing.topics import check_topics, create_topics
+from kstreams_py.records import TopicPartition
+from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.wiring import worker_command
+from kstreams_py.settings import Settings
+from kstreams_py.sinks import SqliteTable
 
 TARGET: Final = "kstreams_py.demo.flights_graph:graph"
 SLOTS: Final = (0, 1, 2)
@@ -44,44 +46,49 @@ SLOTS: Final = (0, 1, 2)
 LOG: Final = "run.log"
 
 RATE: Final = 5_000
-"""Departures a second, unless the kills need more time."""
+"""Departures per second, or fewer where the kills need more time."""
 
 SECONDS_PER_KILL: Final = 2.0
 
 STALLED: Final = 60.0
-"""Seconds without a new record, until what is there is checked as it is."""
+"""Seconds without a new record before the run ends early, and its results are checked as they are."""
 
 
 def run(records: int | None, kills: int, seed: int, output: Path) -> int:
-    """Runs the demo, writes its report into `output`, and returns the exit status: 0 if every check holds, else 1.
+    """Runs the demo, and returns the exit status: 0 if every check holds, otherwise 1.
 
-    `records` takes only the first departures of the file. What an earlier run left in `output` is replaced.
+    - `records`: how many of the first departures of the file to process; None for all.
+    - `kills`: how many workers to kill.
+    - `seed`: of the random kills.
+    - `output`: the directory of the report and its data; replaces the files of an earlier run.
     """
     began = time.monotonic()
     screen = Screen(Console())
     output = _prepared(output)
     jars = spark_jars(screen.say)
     screen.say("reading the departures of 2013")
-    rows = data.read(records)
+    rows = data_files.read(records)
     expected = data.expect(rows)
     screen.say("starting a Kafka broker on this machine")
-    with _cluster(output) as (settings, log):
+    with _cluster(output) as (settings, cluster):
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-        create_topics(graph, log)
-        topics = check_topics(graph, log)
-        loader = Loader(log, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))
-        traffic = Stage(settings, log, output, screen).run(topics, loader, Kills(kills, len(rows), seed))
+        create_topics(graph, cluster)
+        topics = check_topics(graph, cluster)
+        loader = Loader(cluster, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))
+        traffic = Stage(settings, cluster, output, screen).run(topics, loader, Kills(kills, len(rows), seed))
         screen.say("reading everything back, by Spark too")
         results = Results(graph, topics, registry, rows)
         with ThreadPoolExecutor() as pool:
             by_spark = pool.submit(_delays_by_spark, settings, registry, jars, output)
-            results.read(log)
+            results.read(cluster)
             results.take_stored(_stored(output))
             delays = by_spark.result()
     checks = judge(expected, results.found([topic.name for topic in airports], flights.name, delays))
     screen.table(checks)
     page = output / "report.html"
-    shown = report.Run(graph, checks, traffic, delays, data.carriers(), seed, len(SLOTS), time.monotonic() - began)
+    shown = report.Run(
+        graph, checks, traffic, delays, data_files.carriers(), seed, len(SLOTS), time.monotonic() - began
+    )
     page.write_text(report.page(shown), encoding="utf-8")
     screen.say(f"report: {page}")
     return exit_status(checks)
@@ -89,21 +96,21 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where the workers run, and what is seen of it from outside."""
+    """Runs the workers, the traffic and the screen together."""
 
     settings: Settings
-    log: KafkaLog
+    cluster: KafkaCluster
     output: Path
     screen: Screen
 
     def run(self, topics: dict[str, TopicInfo], loader: Loader, kills: Kills) -> Traffic:
-        """Runs the workers until all departures have their outcome, or until nothing moves any more.
+        """Runs the workers until every departure has its outcome, or no new record comes for STALLED seconds.
 
-        Raises what ended a worker for good.
+        Raises the failure that ended the workers.
         """
         partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
-        watch, stopping, supervisor = Watch(self.log, partitions), Event(), self._supervisor()
-        progress = Progress(self.log, graph, partitions, watch)
+        watch, stopping, supervisor = Watch(self.cluster, partitions), Event(), self._supervisor()
+        progress = Progress(self.cluster, graph, partitions, watch)
         self.screen.say(f"{len(SLOTS)} workers, {kills.left} kills to come; the log is {self.output / LOG}")
         with self.screen, ThreadPoolExecutor() as pool:
             started = time.monotonic()
@@ -113,9 +120,9 @@ class Stage:
                 while not (loader.done and not kills.left and progress.complete()):
                     for task in (workers, *others):
                         if task.done():
-                            task.result()  # raises what it raised
+                            task.result()  # raises its exception, if it has one
                     if workers.done() or time.monotonic() - watch.last_arrival > STALLED:
-                        self.screen.say("[red]nothing moves any more[/]: checking what is there")
+                        self.screen.say("[red]no new records[/]: checking the results as they are")
                         break
                     self._turn(watch, loader, kills, supervisor)
             finally:
@@ -128,7 +135,7 @@ class Stage:
         return Traffic(started, watch.arrivals, kills.done, watch.longest_pause.get(departed.name, 0.0))
 
     def _turn(self, watch: Watch, loader: Loader, kills: Kills, supervisor: Supervisor) -> None:
-        """Looks at the scene, and kills if it is time."""
+        """Kills a worker if one is due, and shows the counts."""
         if kill := kills.look(watch.counts[flights.name], supervisor.pids):
             self.screen.killed(kill, len(kills.done), len(kills.done) + kills.left)
         counts = {topic.name: watch.counts[topic.name] for topic in graph.topics.values() if topic not in airports}
@@ -147,7 +154,7 @@ class Stage:
 
 
 def _prepared(output: Path) -> Path:
-    """The directory, without what an earlier run left there."""
+    """Makes the directory if necessary, and removes the files of an earlier run."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         for name in ("report.html", LOG, "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm"):
@@ -159,20 +166,20 @@ def _prepared(output: Path) -> Path:
 
 
 @contextmanager
-def _cluster(output: Path) -> Iterator[tuple[Settings, KafkaLog]]:
-    """A broker and a directory of schemas, both temporary."""
+def _cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
+    """Settings and the cluster of a temporary broker, with a temporary directory of schemas."""
     with (
         _logged_to(output / LOG),
         tempfile.TemporaryDirectory(prefix="kstreams-schemas-") as schemas,
-        EmbeddedKafka(kafka_classpath(), find_java()) as kafka,
+        EmbeddedKafka() as kafka,
     ):
         settings = Settings.load(bootstrap_servers=kafka.bootstrap_servers, schema_directory=Path(schemas))
-        yield settings, KafkaLog(settings)
+        yield settings, KafkaCluster(settings)
 
 
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """What this process logs goes where the workers' log goes, and leaves the terminal to the screen."""
+    """Writes the log of this process to the file of the workers' log: the terminal is the screen's."""
     root, handler = logging.getLogger(), logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before, root.handlers = root.handlers, [handler]
@@ -185,7 +192,7 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Processes started meanwhile write their errors and warnings to a file."""
+    """Redirects standard error, also of processes started meanwhile, to a file."""
     kept = os.dup(2)
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
@@ -205,8 +212,8 @@ def _stored(output: Path) -> list[tuple[object, ...]]:
 
 
 def _delays_by_spark(settings: Settings, registry: Registry, jars: Sequence[Path], output: Path) -> Delays:
-    """Makes the table from the committed topic, writes it as Parquet, and reads that back."""
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it has news of its sockets
+    """Computes the table from the committed topic, writes it as Parquet, and reads it back."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # at INFO it logs its sockets
     with _stderr_to(output / LOG):
         session = spark.session("kstreams demo flights", jars=jars, java=find_java())
     parquet = str(output / "delays.parquet")

@@ -1,4 +1,4 @@
-"""The demo's graph: three airports become one topic, departed is told from cancelled, departed flights are stored."""
+"""The demo's graph: merges three airports into one topic, splits departed from cancelled, stores departed flights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import kstreams_py as ks
 from kstreams_py.demo.data import FIELDS
-from kstreams_py.ports.sinks import SqliteTable
+from kstreams_py.sinks import SqliteTable
 
 Flight = dict[str, Any]
 
@@ -20,7 +20,7 @@ graph = ks.Graph("flights", errors="flights.errors")
 
 
 def topic(name: str) -> ks.Topic:
-    """A topic of flights by tail number: what has the same key stays in order."""
+    """A topic of flights with the tail number as key, so that the flights of a plane stay in order."""
     return graph.topic(name, key=ks.String(), value=FLIGHT, partitions=3)
 
 
@@ -30,7 +30,7 @@ departed = topic("flights.departed")
 cancelled = topic("flights.cancelled")
 
 
-@graph.alts(*airports, to=flights)  # whichever airport has one
+@graph.alts(*airports, to=flights)  # takes from any airport that has a record
 def merge(flight: Flight) -> Flight:
     return flight
 
@@ -40,12 +40,12 @@ def split(flight: Flight) -> dict[ks.Topic, Flight]:
     if flight["dep_time"] is None:
         return {cancelled: flight}
     if flight["arr_delay"] is None:  # raising is enough: the record becomes a dead letter, in the same transaction
-        raise ValueError(f"{flight['carrier']} {flight['flight']} departed, and nobody knows how late it arrived")
+        raise ValueError(f"{flight['carrier']} {flight['flight']} departed, but has no arrival delay")
     return {departed: flight}
 
 
 @graph.sink(departed, batch=True)
 def store(flights: list[Flight], steps: list[ks.Step]) -> None:
-    """A crash may deliver a flight again, but always with the same delivery hash, which the table has once."""
+    """A crash may deliver a flight again, with the same delivery hash: the table keeps one row for each hash."""
     rows = [[flight[name] for name in FIELDS] for flight in flights]
     DATABASE.insert([(step.delivery_hash, *row) for step, row in zip(steps, rows, strict=True)])

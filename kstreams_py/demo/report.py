@@ -1,4 +1,4 @@
-"""The demo's report: one HTML page of its own, with the graph, the throughput, the kills, the delays and the checks."""
+"""Writes the report, one HTML page: the graph, the throughput, the kills, the delays and the checks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from kstreams_py import picture
 from kstreams_py.demo.checks import Check
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.traffic import Traffic
-from kstreams_py.topology import Graph
+from kstreams_py.graph import picture
+from kstreams_py.graph.topology import Graph
 
 MAIN_CARRIERS: Final = 6
 
@@ -32,7 +32,7 @@ _INKS: Final = {
     name: f"#0000{number:02x}"
     for number, name in enumerate(("ink", "soft", "faint", "kill", "c1", "c2", "c3", "c4", "c5", "c6"), start=0xA0)
 }
-"""Colours of the page's style sheet, by name, and the colours that stand for them while matplotlib draws."""
+"""The names of colours in the page's style sheet, and the colours that matplotlib draws in their place."""
 
 _STYLE: Final[Any] = {
     "svg.fonttype": "none",  # text stays text, in the page's font
@@ -61,7 +61,7 @@ _STYLE: Final[Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the page is about."""
+    """The contents of the page."""
 
     graph: Graph
     checks: Sequence[Check]
@@ -72,11 +72,11 @@ class Run:
     seed: int
     workers: int
     seconds: float
-    """From the command to its end."""
+    """The time from the start of the command to its end."""
 
 
 def page(run: Run) -> str:
-    """The whole report as HTML, which needs no other file and no network."""
+    """Returns the report as HTML, which needs no other file and no network."""
     found = {check.what: check.found for check in run.checks}
     wrong = sum(not check.ok for check in run.checks)
     records, kills = found["departures read"], len(run.traffic.kills)
@@ -133,10 +133,10 @@ def _footer(run: Run) -> str:
 
 
 def _throughput(run: Run) -> str:
-    """Small charts, one below the other: a topic each, on one axis of time."""
+    """A chart for each topic, one below the other, on one axis of time."""
     written = [topic.name for processor in run.graph.processors for topic in processor.outputs]
-    letters = [processor.errors for processor in run.graph.processors if processor.errors]
-    topics = list(dict.fromkeys(written + letters))
+    errors = [processor.errors for processor in run.graph.processors if processor.errors]
+    topics = list(dict.fromkeys(written + errors))
     seconds = max(_seconds(run.traffic), 1.0)
     width = max(0.5, seconds / 80)
     times = [width * (number + 0.5) for number in range(ceil(seconds / width) + 1)]
@@ -150,7 +150,7 @@ def _throughput(run: Run) -> str:
             for at, name, n in run.traffic.arrivals:
                 counts[int((at - run.traffic.started) / width)] += n if name == topic else 0
             rates = [counts[bin_] / width for bin_ in range(len(times))]
-            colour = _INKS["c3" if topic in letters else "c1"]
+            colour = _INKS["c3" if topic in errors else "c1"]
             plot.fill_between(times, rates, step="mid", color=colour, alpha=0.16, linewidth=0)
             plot.step(times, rates, where="mid", color=colour, linewidth=1.1)
             for at, _ in kills:
@@ -169,7 +169,7 @@ def _throughput(run: Run) -> str:
 
 
 def _delays(delays: Delays, carriers: Mapping[str, str]) -> str:
-    """A line per main carrier over the months, with its name at the end."""
+    """A line for each main carrier over the months, with its name at the end."""
     flights = Counter[str]()
     for (carrier, _), (n, _) in delays.items():
         flights[carrier] += n
@@ -193,7 +193,7 @@ def _delays(delays: Delays, carriers: Mapping[str, str]) -> str:
 
 
 def _name_lines(plot: Any, ends: Sequence[tuple[float, str, str]], last: int) -> None:
-    """Names beside the ends of their lines, pushed apart where they would overlap."""
+    """Writes names beside the ends of their lines, moved apart where they would overlap."""
     low, high = plot.get_ylim()
     apart = (high - low) * 0.05
     at = float("-inf")
@@ -206,7 +206,7 @@ def _name_lines(plot: Any, ends: Sequence[tuple[float, str, str]], last: int) ->
 
 
 def _inline(figure: Figure, name: str) -> str:
-    """The figure as SVG for a page: its colours and font are the page's, its ids its own."""
+    """Returns the figure as SVG that takes colours and font from the page; ids are prefixed by `name`."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     for_files_only = r"^.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>"

@@ -1,4 +1,4 @@
-"""Reads everything back once the workers have ended: every topic from start to end, and the table in SQLite."""
+"""Reads the results back after the workers have ended: every topic from start to end, and the table in SQLite."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from kstreams_py.delivery import Log, TopicInfo, hash_prefix
 from kstreams_py.demo.checks import Deliveries, Found
 from kstreams_py.demo.data import OUTCOMES, TAILNUM, Delays, Row
 from kstreams_py.errors import Unavailable
-from kstreams_py.record import HASH_HEADER, Message, TopicPartition
-from kstreams_py.serde import Registry, bind
-from kstreams_py.topology import Graph
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.processing.hashes import hash_prefix
+from kstreams_py.records import HASH_HEADER, Message, TopicPartition
 
 QUIET_LIMIT = 30
-"""Seconds without a record before the end, until reading back is given up."""
+"""Seconds without a record before the end of a topic, after which reading fails."""
 
 
 class Results:
-    """What was found, record by record."""
+    """Collects the results of a run, record by record."""
 
     def __init__(self, graph: Graph, topics: Mapping[str, TopicInfo], registry: Registry, known: Iterable[Row]) -> None:
         self.counts: Counter[str] = Counter()
@@ -28,11 +30,11 @@ class Results:
         self.stored: Counter[Row] = Counter()
         self.without_key = 0
         self.deliveries = Deliveries()
-        self._known = {row: row for row in known}  # a row that is known need not be kept twice
+        self._known = {row: row for row in known}  # equal rows are kept once
         self._topics = topics
         self._outcomes = {f"{graph.name}.{outcome}": outcome for outcome in OUTCOMES}
         self._flight = self._decoder(graph, registry, graph.name)
-        self._letter = self._decoder(graph, registry, f"{graph.name}.errors")
+        self._dead_letter = self._decoder(graph, registry, f"{graph.name}.errors")
         self._readers = {
             topic.name: f"{graph.name}.{processor.id}" for processor in graph.processors for topic in processor.inputs
         }
@@ -45,18 +47,18 @@ class Results:
     def _source_of(self, topic: str, partition: int) -> bytes:
         return hash_prefix(self._readers[topic], topic, self._topics[topic].topic_id, partition)
 
-    def read(self, log: Log) -> None:
-        """Takes every committed record of every topic. Raises Unavailable if some cannot be had."""
+    def read(self, cluster: Cluster) -> None:
+        """Reads every committed record of every topic. Raises Unavailable if some cannot be read."""
         partitions = {TopicPartition(name, p) for name, info in self._topics.items() for p in range(info.partitions)}
-        ends = log.ends(partitions)
-        consumer = log.consumer("flights.demo.results", "flights.demo.results")
+        ends = cluster.ends(partitions)
+        consumer = cluster.consumer("flights.demo.results", "flights.demo.results")
         consumer.assign(dict.fromkeys(partitions, 0))
         quiet = 0
         while any(consumer.ends.get(tp, -1) < end for tp, end in ends.items()):
             records = consumer.consume(10_000, 1.0)
             quiet = 0 if records else quiet + 1
             if quiet > QUIET_LIMIT:
-                raise Unavailable("the topics could not be read to their ends: see whether the broker still runs")
+                raise Unavailable("the topics could not be read to their ends: check whether the broker still runs")
             for m in records:
                 self._take(m)
         consumer.close()
@@ -75,11 +77,11 @@ class Results:
     def _take_outcome(self, outcome: str, m: Message) -> None:
         key, value = m.key(), m.value() or b""
         if outcome == "errors":
-            value = self._letter(value)["inputs"][0]["value"]
+            value = self._dead_letter(value)["inputs"][0]["value"]
         self.without_key += key is None
         row = self._row(self._flight(value).values())
         if row[TAILNUM] != (None if key is None else key.decode()):
-            row = (key, *row)  # a row that the file does not have
+            row = (key, *row)  # the key is wrong: this row is not in the file, so it counts as altered
         self.rows[outcome][row] += 1
 
     def _row(self, values: Iterable[Any]) -> Row:
@@ -87,20 +89,24 @@ class Results:
         return self._known.get(row, row)
 
     def take_stored(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Takes the rows of the sink's table."""
+        """Takes the rows of the sink's table: delivery hash, then the values."""
         for digest, *values in rows:
             self.deliveries.saw("table", digest)
             self.stored[self._row(values)] += 1
 
     def found(self, inputs: Iterable[str], merged: str, delays: Delays) -> Found:
-        """All of it, for the checks."""
+        """Returns the collected results for the checks.
+
+        - `inputs`: names of the airports' topics.
+        - `merged`: name of the merged topic.
+        - `delays`: the delays that Spark computed.
+        """
         return Found(
             inputs=sum(self.counts[topic] for topic in inputs),
             merged=self.counts[merged],
             without_key=self.without_key,
             rows=self.rows,
-            deliveries=self.deliveries.difference(),
-            disorder=self.deliveries.disorder(),
+            deliveries=self.deliveries.judge(),
             stored=self.stored,
             delays=delays,
         )

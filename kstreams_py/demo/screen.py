@@ -1,75 +1,51 @@
-"""The demo in the terminal: phases, counts and kills while it runs, the checks at the end; plain lines elsewhere."""
+"""Shows the demo in the terminal: phases, counts and kills, then the checks; elsewhere plain lines."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from kstreams_py.demo.checks import Check
 from kstreams_py.demo.traffic import Kill
-
-LINES_EVERY: Final = 5.0
-"""Seconds between two plain lines of counts."""
+from kstreams_py.running.progress import Display, Rate
 
 
-class Screen:
-    """What the demo says. `counts` is live in a terminal, and needs the context to be open."""
+class Screen(Display):
+    """The output of the demo. `counts` is live in a terminal; call it inside the context."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__(console, transient=True)
         self._console = console
-        self._live: Live | None = None
-        self._started = 0.0
-        self._said_at = 0.0
-        self._before: tuple[float, Mapping[str, int]] = (0.0, {})
-        self._rates: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        self._started = self._said_at = time.monotonic()
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._rates: defaultdict[str, Rate] = defaultdict(Rate)
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Prints one line."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def killed(self, kill: Kill, number: int, of: int) -> None:
-        """One line per kill."""
-        after = kill.at - self._started
+        """Prints a line for a kill, the `number`th of `of`."""
+        after = kill.at - self._entered_at
         self.say(f"  {after:5.1f} s  [red]SIGKILL[/] {number} of {of}: slot {kill.slot} (process {kill.pid})")
 
     def counts(self, counts: Mapping[str, int], written: int, records: int) -> None:
-        """Per topic, how many committed records a reader has seen; and how far the departures are."""
+        """Shows the number of committed records by topic, and of departures written."""
         now = time.monotonic()
-        if self._live is not None:
-            then, before = self._before
-            if now - then >= 1.0:
-                self._rates = {topic: (n - before.get(topic, 0)) / (now - then) for topic, n in counts.items()}
-                self._before = (now, counts)
-            self._live.update(_drawn(counts, self._rates, written, records))
-        elif now - self._said_at >= LINES_EVERY:
-            self._said_at = now
+        rates = {topic: self._rates[topic].of(n, now) for topic, n in counts.items()}
+
+        def write() -> None:
             seen = ", ".join(f"{n:,} {topic}" for topic, n in counts.items())
-            self.say(f"  {now - self._started:5.1f} s  {written:,} of {records:,} departures; {seen}")
+            self.say(f"  {now - self._entered_at:5.1f} s  {written:,} of {records:,} departures; {seen}")
+
+        self.refresh(lambda: _drawn(counts, rates, written, records), write)
 
     def table(self, checks: Sequence[Check]) -> None:
-        """The checks, one a line."""
+        """Prints the checks, a line for each."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("")
         table.add_column("what")

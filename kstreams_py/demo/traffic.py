@@ -1,4 +1,4 @@
-"""What goes on around the workers: departures come in, a reader counts what is committed, slots are killed."""
+"""The traffic around the workers: writes departures, counts committed records, kills workers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from functools import lru_cache
 from threading import Event
 from typing import Final
 
-from kstreams_py.delivery import PROMISES, Consumer, Durability, Guarantee, Log, Output
 from kstreams_py.demo.data import FIELDS, ORIGIN, TAILNUM, TIME_HOUR, Row
-from kstreams_py.errors import LogError
-from kstreams_py.record import Message, Positions, TopicPartition
-from kstreams_py.serde import Registry, bind
-from kstreams_py.topology import Graph, Processor
+from kstreams_py.errors import ClientError
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Cluster, Consumer, Output
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import Message, Positions, TopicPartition
 
 TICK: Final = 0.05
 """Seconds between two batches of departures."""
@@ -31,16 +35,18 @@ def _milliseconds(hour: str) -> int:
 
 
 class Loader:
-    """Writes the departures to their airports' topics, evenly over a time."""
+    """Writes the departures to their airports' topics, evenly over `seconds`."""
 
-    def __init__(self, log: Log, registry: Registry, graph: Graph, rows: Sequence[Row], seconds: float) -> None:
+    def __init__(self, cluster: Cluster, registry: Registry, graph: Graph, rows: Sequence[Row], seconds: float) -> None:
         self.written = 0
         self.records = len(rows)
         self.done = False
-        """All is written and acknowledged."""
+        """All departures are written and acknowledged."""
         self._rows = rows
         self._seconds = seconds
-        self._producer = log.producer(PROMISES[Guarantee.AT_LEAST_ONCE], Durability.COMMITTED, f"{graph.name}.loader")
+        self._producer = cluster.producer(
+            producer_mode(Guarantee.AT_LEAST_ONCE, Durability.COMMITTED), f"{graph.name}.loader"
+        )
         self._topics = {
             origin: (topic.name, bind(topic.value, registry, f"{topic.name}-value").serialize)
             for origin in {row[ORIGIN] for row in rows}
@@ -48,7 +54,7 @@ class Loader:
         }
 
     def run(self, stopping: Event) -> None:
-        """Returns once all is acknowledged, or when told to stop."""
+        """Writes until all departures are acknowledged, or `stopping` is set."""
         started = time.monotonic()
         while self.written < len(self._rows) and not stopping.is_set():
             share = min(1.0, (time.monotonic() - started) / self._seconds)
@@ -67,36 +73,36 @@ class Loader:
 
 
 class Watch:
-    """A reader of every topic from its start, as records become visible: committed ones only."""
+    """Reads every topic from its start, as records are committed, and keeps counts and times."""
 
-    def __init__(self, log: Log, partitions: Iterable[TopicPartition]) -> None:
+    def __init__(self, cluster: Cluster, partitions: Iterable[TopicPartition]) -> None:
         self.counts: Counter[str] = Counter()
         self.arrivals: list[tuple[float, str, int]] = []
-        """(monotonic time, topic, records), in order."""
+        """(monotonic time, topic, number of records), in order of time."""
         self.reached: Positions = {}
-        """The position after the last record seen."""
+        """The offset after the last record read, by partition."""
         self.longest_pause: dict[str, float] = {}
-        """Per topic, the longest time in seconds that one of its partitions had nothing new, between two records."""
+        """The longest time in seconds between two records of one partition, by topic."""
         self.last_arrival = time.monotonic()
         self._last: dict[TopicPartition, float] = {}
-        self._consumer = log.consumer("flights.demo.watch", "flights.demo.watch")
+        self._consumer = cluster.consumer("flights.demo.watch", "flights.demo.watch")
         self._consumer.assign(dict.fromkeys(partitions, 0))
 
     def run(self, stopping: Event) -> None:
-        """Reads until told to stop."""
+        """Reads until `stopping` is set."""
         while not stopping.is_set():
             self.look()
         self._consumer.close()
 
     def look(self) -> int:
-        """Takes in what there is, and returns how many records that was."""
+        """Reads the records that are there, and returns their number."""
         records = self._consumer.consume(10_000, 0.1)
         if records:
             self._saw(records, time.monotonic())
         return len(records)
 
     def has_seen(self, ends: Positions) -> bool:
-        """Whether all that was visible when these were the ends has been seen."""
+        """Whether every record before these ends has been read."""
         return all(self._consumer.ends.get(tp, -1) >= end for tp, end in ends.items())
 
     def _saw(self, records: Sequence[Message], now: float) -> None:
@@ -114,7 +120,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A SIGKILL: when (monotonic seconds), and whom it met."""
+    """A SIGKILL: its time (monotonic seconds), the slot and the process."""
 
     at: float
     slot: int
@@ -122,7 +128,12 @@ class Kill:
 
 
 class Kills:
-    """Kills a random slot's worker each time the work done reaches one of some random marks, in records."""
+    """Kills the worker of a random slot at random points of the progress.
+
+    - `number`: how many kills.
+    - `records`: the number of records in the whole run, over which the kills are spread.
+    - `seed`: of the points and the slots.
+    """
 
     def __init__(self, number: int, records: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -132,11 +143,14 @@ class Kills:
 
     @property
     def left(self) -> int:
-        """How many are still to come."""
+        """The number of kills that are still to come."""
         return len(self._due)
 
     def look(self, done: int, pids: Mapping[int, int]) -> Kill | None:
-        """Kills a worker if it is time; one that was not killed before, since its process may not be reaped yet."""
+        """Kills a worker if `done` records have reached the next point; returns the kill, or None.
+
+        `pids` are process ids by slot. A process that was killed before is left out: it may not be reaped yet.
+        """
         killed = {kill.pid for kill in self.done}
         living = {slot: pid for slot, pid in pids.items() if pid not in killed}
         if not self._due or done < self._due[-1] or not living:
@@ -146,54 +160,55 @@ class Kills:
         try:
             os.kill(kill.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return None  # it has ended by itself; the next one is met
+            return None  # it has ended by itself: the next look kills another
         self._due.pop()
         self.done.append(kill)
         return kill
 
 
 class Progress:
-    """Whether the graph's processors have done all there is, by what their groups have committed."""
+    """Compares the committed offsets of the graph's groups with the ends of their inputs."""
 
-    def __init__(self, log: Log, graph: Graph, partitions: Iterable[TopicPartition], watch: Watch) -> None:
-        self._log = log
+    def __init__(self, cluster: Cluster, graph: Graph, partitions: Iterable[TopicPartition], watch: Watch) -> None:
+        self._cluster = cluster
         self._watch = watch
         self._partitions = sorted(partitions)
         self._groups: list[tuple[Processor, Consumer]] = [
-            (processor, log.consumer(f"{graph.name}.{processor.id}", f"{graph.name}.demo.progress"))
+            (processor, cluster.consumer(f"{graph.name}.{processor.id}", f"{graph.name}.demo.progress"))
             for processor in graph.processors
         ]
 
     def complete(self) -> bool:
-        """Asks for one processor after the other, in the order of the graph: what one has done is the next one's input.
+        """Whether every processor has processed all its input; False if the cluster does not answer.
 
-        A position may stay before the end, where only transaction markers follow; the last record counts.
+        Asks in the order of the graph, as the output of one processor is the input of the next. Committed offsets are
+        compared with the last record: only transaction markers may follow it before the end.
         """
         try:
-            return all(self._done(processor, consumer) for processor, consumer in self._groups)
-        except LogError:
-            return False  # not known now
+            return all(self._is_done(processor, consumer) for processor, consumer in self._groups)
+        except ClientError:
+            return False
 
-    def _done(self, processor: Processor, consumer: Consumer) -> bool:
+    def _is_done(self, processor: Processor, consumer: Consumer) -> bool:
         names = {topic.name for topic in processor.inputs}
         inputs = [tp for tp in self._partitions if tp.topic in names]
-        if not self._watch.has_seen(self._log.ends(inputs)):
+        if not self._watch.has_seen(self._cluster.ends(inputs)):
             return False
         committed = consumer.committed(inputs)
         return all(committed.get(tp, 0) >= self._watch.reached.get(tp, 0) for tp in inputs)
 
     def close(self) -> None:
-        """Lets the groups go."""
+        """Closes the consumers."""
         for _, consumer in self._groups:
             consumer.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a run looked like from outside. Times are monotonic, in seconds."""
+    """The record of a run as seen from outside. Times are monotonic, in seconds."""
 
     started: float
     arrivals: Sequence[tuple[float, str, int]]
     kills: Sequence[Kill]
     longest_pause: float
-    """The longest time without a new departed flight in some partition, between two of them."""
+    """The longest time between two departed flights of one partition."""

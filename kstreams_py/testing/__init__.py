@@ -1,11 +1,28 @@
-"""For users' tests: a graph without a broker, a log in memory whose every request can fail."""
+"""For users' tests: a graph without a broker, a cluster in memory whose every request can fail, the checker of a run.
+
+In reading order:
+
+memory_broker   rule     a broker in memory: partitions, transactions, groups
+memory_clients  acts     its producers and consumers, and the network between them
+memory_cluster  acts     a cluster in memory, on a clock that only the test moves
+faults          acts     injects faults into it: failed requests, outages, deleted topics
+driver          acts     TestDriver: a graph in one thread, record by record
+events          rule     the events of a test
+history         adapter  records events in one order, over threads, processes and files
+verdicts        rule     the kinds of anomalies, and the comparisons of counts and order
+expected        rule     the outputs that the records of a topic must have
+evidence        rule     a history by topic and transaction, and the causes of each expected record
+checker         acts     the checks: from a history to its anomalies
+"""
 
 from kstreams_py.errors import HistoryError
 from kstreams_py.testing.checker import check, explain
 from kstreams_py.testing.driver import CrashPoint, MemoryRegistry, Record, TestDriver
-from kstreams_py.testing.evidence import Anomaly, Expected, Kind
-from kstreams_py.testing.history import History, Isolation, Outcome
-from kstreams_py.testing.memory_log import ManualClock, MemoryLog
+from kstreams_py.testing.events import Isolation, Outcome
+from kstreams_py.testing.expected import Expected
+from kstreams_py.testing.history import History
+from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
+from kstreams_py.testing.verdicts import Anomaly, Kind
 
 __all__ = [
     "Anomaly",
@@ -16,7 +33,7 @@ __all__ = [
     "Isolation",
     "Kind",
     "ManualClock",
-    "MemoryLog",
+    "MemoryCluster",
     "MemoryRegistry",
     "Outcome",
     "Record",

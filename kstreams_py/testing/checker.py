@@ -1,55 +1,49 @@
 """The checker: from a history to its anomalies, each with a name, a sentence and its evidence.
 
-What is judged is the union of all that committed readers were handed, place by place (topic, partition, offset):
+- A *history* (history.py) is the events that the clients of a test have recorded, in one order.
+- *Expected* (expected.py) declares the outputs that follow from the records of an input.
+- A *check* is a function from a case (evidence.py) to the anomalies that it finds. `CHECKS` has all of them.
+- An *anomaly* (verdicts.py) is one violation; its *evidence* is the events that show it.
 
-- its contents, as a multiset, against what was sent (source topics) or must follow from the inputs' final reads;
-- its order, per key, against the order of what led to it;
-- each transaction and each step with several outputs: all of it or nothing;
-- readers against each other, and every final read against the union.
-
-It takes time in proportion to the history. It never passes on an error of its own: what it cannot judge is a
-HistoryError. The anomalies are those of Jepsen's Kafka workload, as far as they can be told without a search for
-cycles (https://jepsen.io/analyses/bufstream-0.1.0), and named for what a stream processor promises.
+The checks judge the union of the records that committed readers have read, by place (topic, partition, offset). They
+identify a record by its contents: of equal records, they judge only the number. A check takes time in proportion to the
+history. A history that cannot be judged raises HistoryError, never another exception. The anomalies are those of
+Jepsen's Kafka workload that need no search for cycles (https://jepsen.io/analyses/bufstream-0.1.0), named for the
+promises of a stream processor.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain, islice
 from typing import Final
 
-from kstreams_py.testing.evidence import Anomaly, Case, Cause, Expected, Kind, Pair, Topic, pair_of, place_name
-from kstreams_py.testing.history import Event, Fault, Outcome, Read, Sent, show
+from kstreams_py.testing.events import Event, Fault, Outcome, Read, Sent, show
+from kstreams_py.testing.evidence import Case, Cause, Topic, place_name
+from kstreams_py.testing.expected import Expected, Pair, pair_of
+from kstreams_py.testing.verdicts import Anomaly, Kind, overtaken, overtaken_in_every_copy
 
 
 def check(history: Iterable[Event], expected: Iterable[Expected] = ()) -> list[Anomaly]:
-    """All anomalies of a history, by kind; none means that it is clean.
+    """Returns all anomalies of a history, ordered by kind; none for a clean one.
 
-    A topic that is in some `to` is judged by what is expected there, any other by what was sent to it; an input
-    without sends is taken as it is. Raises HistoryError for a history that cannot be judged.
+    A topic in the `to` of an Expected is judged by the expected outputs, any other topic by the records sent to it. The
+    records of an input without sends are assumed to be right. Raises HistoryError for a history that cannot be judged.
     """
     case = Case(tuple(expected))
     case.take(history)
     case.expect()
     found = case.anomalies
-    for name, topic in case.topics.items():
-        found += _visible(name, topic, case)
-        found += _places(name, topic, case)
-    found += _torn_transactions(case)
-    found += _torn_steps(case)
-    for name, topic in case.topics.items():
-        found += _passed_over(name, topic)
-        if not topic.given:
-            found += _too_much(name, topic)
-            found += _too_little(name, topic, case)
-            found += _order(name, topic)
+    for each in CHECKS:
+        found += each(case)
     return sorted(found, key=lambda anomaly: _RANKS[anomaly.kind])
 
 
 def explain(anomalies: Iterable[Anomaly], history: Iterable[Event] = (), *, limit: int = 10) -> str:
-    """Anomalies for people: how many of each kind, the first `limit` of each with their evidence, and all faults."""
+    """Formats anomalies as text: the number of each kind, the first `limit` with their evidence, and all faults."""
     found = list(anomalies)
     counts = Counter(anomaly.kind for anomaly in found)
     lines = [", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no anomalies"]
@@ -68,74 +62,87 @@ def _dated(event: Event) -> str:
 
 
 FEW: Final = 3
-"""Events of one sort in the evidence of one anomaly, where there may be many."""
+"""The most events of one type in the evidence of an anomaly."""
 
 _RANKS: Final = {kind: rank for rank, kind in enumerate(Kind)}
 
 
-def _visible(name: str, topic: Topic, case: Case) -> Iterator[Anomaly]:
-    """Records that a committed reader was handed though their transaction was not committed (yet)."""
-    wanted = []
-    of_many = cache(lambda pair: case.standing(topic.sends[pair]))
-    for read in topic.ordered:
-        pair = pair_of(read)
-        sent = topic.sent_at.get((read.partition, read.offset))
-        sends = topic.sends.get(pair, ()) if sent is None or pair_of(sent) != pair else (sent,)
-        if not sends or case.innocent(read, sends[-1]):
-            wanted.append(read)
-            continue
-        visible_from, never, given_up = case.standing(sends) if len(sends) == 1 else of_many(pair)
-        if never and given_up:
-            sentence = f"{_named(name, pair)} was read, and its transaction was aborted, or its sending failed"
-            yield Anomaly(Kind.ABORTED_READ, sentence, (*case.story(sends[:FEW]), read))
-        elif read.at < visible_from:
-            sentence = f"{_named(name, pair)} was read before the commit of its transaction was asked for"
-            yield Anomaly(Kind.PRECOMMITTED_READ, sentence, (*case.story(sends[:FEW]), read))
-        if not never:
-            wanted.append(read)
-    topic.ordered = wanted
-    topic.seen = Counter(map(pair_of, wanted))
+def read_too_early(case: Case) -> Iterator[Anomaly]:
+    """Checks that committed readers read committed records only; later checks leave out aborted records.
+
+    It does not detect a record that is read between the request of its commit and the commit.
+    """
+    for name, topic in case.topics.items():
+        wanted: list[Read] = []
+        of_many = cache(lambda pair, topic=topic: case.standing(topic.sends[pair]))
+        for read in topic.ordered:
+            pair = pair_of(read)
+            sent = topic.sent_at.get((read.partition, read.offset))
+            sends = topic.sends.get(pair, ()) if sent is None or pair_of(sent) != pair else (sent,)
+            if not sends or case.innocent(read, sends[-1]):
+                wanted.append(read)
+                continue
+            visible_from, never, given_up = case.standing(sends) if len(sends) == 1 else of_many(pair)
+            if never and given_up:
+                sentence = f"{_named(name, pair)} was read, and its transaction was aborted, or its sending failed"
+                yield Anomaly(Kind.ABORTED_READ, sentence, (*case.story(sends[:FEW]), read))
+            elif read.at < visible_from:
+                sentence = f"{_named(name, pair)} was read before the commit of its transaction was asked for"
+                yield Anomaly(Kind.PRECOMMITTED_READ, sentence, (*case.story(sends[:FEW]), read))
+            if not never:
+                wanted.append(read)
+        topic.keep(wanted)
 
 
-def _places(name: str, topic: Topic, case: Case) -> Iterator[Anomaly]:
-    """Records that were acknowledged at one place, and are not there but elsewhere; see `lost` for nowhere."""
-    for (partition, offset), sent in topic.sent_at.items():
-        read, pair = topic.reads.get((partition, offset)), pair_of(sent)
-        if case.must(sent) and (read is None or pair_of(read) != pair) and not topic.lacks(pair):
-            sentence = f"{_named(name, pair)} was acknowledged at {place_name(sent)}, and is not there"
-            elsewhere = topic.found(pair)
-            kind = Kind.OFFSETS_INCONSISTENT if elsewhere or read else Kind.LOST
-            yield Anomaly(kind, sentence, (sent, *([read] if read else []), *elsewhere[:FEW], *topic.proof))
+def misplaced(case: Case) -> Iterator[Anomaly]:
+    """Checks that a record is at the place where it was acknowledged; one that is nowhere is lost (`miscounted`).
+
+    It does not check a record whose sender does not know the place.
+    """
+    for name, topic in case.topics.items():
+        for (partition, offset), sent in topic.sent_at.items():
+            read, pair = topic.reads.get((partition, offset)), pair_of(sent)
+            if case.must(sent) and (read is None or pair_of(read) != pair) and not topic.lacks(pair):
+                sentence = f"{_named(name, pair)} was acknowledged at {place_name(sent)}, and is not there"
+                elsewhere = topic.found(pair)
+                kind = Kind.OFFSETS_INCONSISTENT if elsewhere or read else Kind.LOST
+                yield Anomaly(kind, sentence, (sent, *([read] if read else []), *elsewhere[:FEW], *topic.proof))
 
 
-def _torn_transactions(case: Case) -> Iterator[Anomaly]:
-    """Transactions of which some records were read and some were not."""
-    for name, fate in case.fates.items():
+def torn_transactions(case: Case) -> Iterator[Anomaly]:
+    """Checks that all records of a transaction are read, or none.
+
+    It leaves out equal records without a place: which of them was read is not known.
+    """
+    for name, found in case.transactions.items():
         here: list[Sent] = []
         missing: list[Sent] = []
-        for sent in fate.sends:
+        for sent in found.sends:
             if sent.outcome is Outcome.FAILED:
                 continue
             topic = case.topics[sent.topic]
             if sent.offset >= 0:
                 read = topic.reads.get((sent.partition, sent.offset))
                 (here if read is not None and pair_of(read) == pair_of(sent) else missing).append(sent)
-            elif len(topic.sends[pair_of(sent)]) == 1:  # else it cannot be told which one was read
+            elif len(topic.sends[pair_of(sent)]) == 1:  # of equal records it is not known which one was read
                 (here if topic.seen[pair_of(sent)] else missing).append(sent)
-        if here and missing and not fate.never:
+        if here and missing and not found.never:
             case.torn.update((sent.topic, pair_of(sent)) for sent in missing)
             sentence = (
-                f"of transaction {name} ({fate.phase}), {len(here)} records were read and {len(missing)} were not"
+                f"of transaction {name} ({found.phase}), {len(here)} records were read and {len(missing)} were not"
             )
             reads = case.topics[here[0].topic].found(pair_of(here[0]))
             proof = case.topics[missing[0].topic].proof
             yield Anomaly(
-                Kind.TORN_TRANSACTION, sentence, (*fate.events, *missing[:FEW], *here[:FEW], *reads[:1], *proof)
+                Kind.TORN_TRANSACTION, sentence, (*found.events, *missing[:FEW], *here[:FEW], *reads[:1], *proof)
             )
 
 
-def _torn_steps(case: Case) -> Iterator[Anomaly]:
-    """Steps of which some outputs were read and some were not; only outputs that no other step has can tell."""
+def torn_steps(case: Case) -> Iterator[Anomaly]:
+    """Checks that all outputs of a step are read, or none.
+
+    It leaves out outputs that another step has as well, and offsets, which are not read from topics.
+    """
     for inputs, outputs in case.forks:
         own = [(topic, pair) for topic, pair in outputs if case.topics[topic].only_by(pair, inputs)]
         missing = [(topic, pair) for topic, pair in own if case.topics[topic].lacks(pair)]
@@ -147,49 +154,75 @@ def _torn_steps(case: Case) -> Iterator[Anomaly]:
             yield Anomaly(Kind.TORN_TRANSACTION, sentence, (*inputs, *here[:FEW], *case.topics[missing[0][0]].proof))
 
 
-def _too_much(name: str, topic: Topic) -> Iterator[Anomaly]:
-    """Records that nothing led to, or more of them than what led to them."""
-    for pair, number in topic.seen.items():
-        causes = topic.causes.get(pair, ())
-        if number > len(causes):
-            events = [event for cause in causes[:FEW] for event in cause.events]
-            kind = Kind.DUPLICATE if causes else Kind.FOREIGN
-            sentence = f"{_named(name, pair)} is there {number} times, and {len(causes)} led to it"
-            if not causes:
-                sentence = f"{_named(name, pair)} was read, and nothing led to it"
-            yield Anomaly(kind, sentence, (*events, *topic.found(pair)[: len(causes) + FEW]))
+def passed_over(case: Case) -> Iterator[Anomaly]:
+    """Checks that a final read has every record of other committed readers; not records that all readers skip."""
+    for name, topic in case.topics.items():
+        if len(topic.read_by) == 1:
+            continue
+        for reader, ends in topic.final.items():
+            for place in sorted(topic.reads.keys() - set(topic.read_by[reader])):
+                read = topic.reads[place]
+                sentence = f"{_named(name, pair_of(read))} was read by {read.reader}, not by {reader}, which read all"
+                yield Anomaly(Kind.OFFSETS_INCONSISTENT, sentence, (read, ends[read.partition]))
 
 
-def _too_little(name: str, topic: Topic, case: Case) -> Iterator[Anomaly]:
-    """Records that must be there and are not."""
-    for pair, causes in topic.causes.items():
-        if topic.lacks(pair) and (name, pair) not in case.torn:
-            number = topic.seen[pair]
-            sentence = f"{_named(name, pair)} is there {number} times, and must be {topic.least(pair)} times"
-            events = [event for cause in causes[:FEW] for event in cause.events]
-            yield Anomaly(Kind.LOST, sentence, (*events, *topic.proof))
+def miscounted(case: Case) -> Iterator[Anomaly]:
+    """Checks that each record is there as often as it has causes, within the tolerance of the guarantee.
+
+    It counts equal records together, and detects no loss in an input without sends. A record that is missing from a
+    torn transaction or step is not reported as lost again.
+    """
+    for name, topic in case.judged():
+        comparison = topic.compared()
+        for kind, items in ((Kind.DUPLICATE, comparison.duplicate), (Kind.FOREIGN, comparison.foreign)):
+            for pair in items:
+                number, causes = topic.seen[pair], topic.causes.get(pair, [])
+                sentence = f"{_named(name, pair)} is there {number} times, and {len(causes)} led to it"
+                if not causes:
+                    sentence = f"{_named(name, pair)} was read, and nothing led to it"
+                yield Anomaly(kind, sentence, (*_events(causes), *topic.found(pair)[: len(causes) + FEW]))
+        for pair in comparison.lost:
+            if (name, pair) not in case.torn:
+                number = topic.seen[pair]
+                sentence = f"{_named(name, pair)} is there {number} times, and must be {topic.least(pair)} times"
+                yield Anomaly(Kind.LOST, sentence, (*_events(topic.causes[pair]), *topic.proof))
 
 
-def _order(name: str, topic: Topic) -> Iterator[Anomaly]:
-    """Records of one key in another order than what led to them."""
-    newest: dict[object, tuple[Cause, Read]] = {}
-    for cause, read in _paired(topic):
-        line = (cause.chain, read.partition, read.key)
-        before = newest.get(line)
-        if before is None or before[0].rank < cause.rank:
-            newest[line] = (cause, read)
-        else:
-            sentence = (
-                f"{_named(name, pair_of(read))} was read after what came later: {_named(name, pair_of(before[1]))}"
-            )
-            yield Anomaly(Kind.ORDER_BROKEN, sentence, (*cause.events, *before[0].events, before[1], read))
+def disordered(case: Case) -> Iterator[Anomaly]:
+    """Checks that the records of one key and one origin are in the order of their causes.
+
+    An origin is a sender, or a partition of an input. Not judged are the order between keys or origins, surplus copies,
+    and equal records of which one is missing. With at least once, one copy of each record must be in order.
+    """
+    for name, topic in case.judged():
+        paired = list(_paired(topic))
+        late = overtaken((each for each in paired if not each[0].repeats), _line, _rank)
+        late_again = overtaken_in_every_copy((each for each in paired if each[0].repeats), _line, _rank)
+        for (before, later), (cause, read) in chain(late, late_again):
+            sentence = f"{_named(name, pair_of(read))} was read after what came later: {_named(name, pair_of(later))}"
+            yield Anomaly(Kind.ORDER_BROKEN, sentence, (*cause.events, *before.events, later, read))
+
+
+CHECKS: Final[Sequence[Callable[[Case], Iterator[Anomaly]]]] = (
+    read_too_early,
+    misplaced,
+    torn_transactions,
+    torn_steps,
+    passed_over,
+    miscounted,
+    disordered,
+)
+"""All checks, in order: a violation that one has reported is left out of the later ones.
+
+`Case.take` finds offsets that contradict each other before the checks.
+"""
 
 
 def _paired(topic: Topic) -> Iterator[tuple[Cause, Read]]:
-    """Each record with what led to it, in the order of the log; of equal records the nth with the nth.
+    """Yields each record with its cause, in the order of the topic; the nth of equal records with the nth cause.
 
-    Left out are copies too many, and equal records of which one is missing or which are of several chains: it cannot
-    be told which one is which.
+    Equal records are left out where they cannot be matched: one is missing or may be repeated, or they are of several
+    chains. Surplus copies are left out too. A record with one cause that may be repeated is yielded with every copy.
     """
     used: dict[Pair, list[Cause]] = {}
     for read in topic.ordered:
@@ -197,28 +230,35 @@ def _paired(topic: Topic) -> Iterator[tuple[Cause, Read]]:
         causes = topic.causes.get(pair)
         if causes is None:
             continue
-        if len(causes) > 1 or topic.seen[pair] > 1:
+        cause = causes[0]
+        if len(causes) > 1 or (topic.seen[pair] > 1 and not cause.repeats):
             if pair not in used:
-                alike = topic.seen[pair] >= len(causes) and len({cause.chain for cause in causes}) == 1
-                used[pair] = causes[::-1] if alike else []
+                used[pair] = causes[::-1] if _correspond(causes, topic.seen[pair]) else []
             if not used[pair]:
                 continue
             cause = used[pair].pop()
-        else:
-            cause = causes[0]
         if cause.chain is not None:
             yield cause, read
 
 
-def _passed_over(name: str, topic: Topic) -> Iterator[Anomaly]:
-    """Records that one committed reader was handed, and another one's final read was not."""
-    if len(topic.read_by) == 1:
-        return
-    for reader, ends in topic.final.items():
-        for place in sorted(topic.reads.keys() - set(topic.read_by[reader])):
-            read = topic.reads[place]
-            sentence = f"{_named(name, pair_of(read))} was read by {read.reader}, and not by {reader}, who read all"
-            yield Anomaly(Kind.OFFSETS_INCONSISTENT, sentence, (read, ends[read.partition]))
+def _correspond(causes: Sequence[Cause], number: int) -> bool:
+    """Whether the nth of equal records belongs to the nth cause."""
+    if len(causes) == 1:
+        return True
+    return number >= len(causes) and len({cause.chain for cause in causes}) == 1 and not causes[0].repeats
+
+
+def _line(each: tuple[Cause, Read]) -> tuple[object, int, bytes | None]:
+    cause, read = each
+    return cause.chain, read.partition, read.key
+
+
+def _rank(each: tuple[Cause, Read]) -> int:
+    return each[0].rank
+
+
+def _events(causes: Iterable[Cause]) -> list[Event]:
+    return [event for cause in islice(causes, FEW) for event in cause.events]
 
 
 def _named(topic: str, pair: Pair) -> str:

@@ -1,13 +1,13 @@
-"""TestDriver: a graph without a broker, in one thread: records in, turns, records out, crashes where a test wants them.
+"""TestDriver: runs a graph without a broker, in one thread, and crashes it at any request.
 
-The workers are the real ones (engine/worker.py), on a MemoryLog and a clock that only the test moves::
+The workers are the real ones (processing/worker.py), on a MemoryCluster and a clock that only the test moves::
 
     with TestDriver(graph) as driver:
         driver.send("shop.orders", {"quantity": 2, "unit_price": 5}, key="order-1")
         driver.run()
         assert driver.values("shop.priced") == [{"quantity": 2, "unit_price": 5, "total": 10}]
 
-A *process* here is a slot: all processors of the graph, which die together in a crash and start anew with `restart`.
+A *process* here is a slot: all processors of the graph, which die together in a crash and start again at `restart`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,33 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kstreams_py.config import Settings
-from kstreams_py.engine.topics import check_topics, create_topics
-from kstreams_py.engine.transaction import Surroundings
-from kstreams_py.engine.worker import IDLE_WAIT, Worker
 from kstreams_py.errors import DecodeError, GraphError, UserMistake
-from kstreams_py.record import HASH_HEADER, Headers, Message, Positions
-from kstreams_py.serde import Registry, Serde, bind
-from kstreams_py.testing.memory_broker import Isolation
-from kstreams_py.testing.memory_log import ManualClock, MemoryLog
-from kstreams_py.topology import Graph, Topic
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.serdes import Serde, bind
+from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.topology import Graph
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.topics import check_topics, create_topics
+from kstreams_py.processing.worker import IDLE_WAIT, Worker, open_worker
+from kstreams_py.records import HASH_HEADER, Headers, Message, Positions
+from kstreams_py.settings import Settings
+from kstreams_py.testing.events import Isolation
+from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 
 QUIET_TURNS: Final = 3
-"""Turns in a row that change nothing, after which there is nothing left to do."""
+"""Turns in a row without a change, after which a run is complete."""
 
 TURNS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record of a topic, key and value decoded; the time is in milliseconds since 1970.
+    """A record of a topic.
 
-    `delivery_hash` is that of the step that wrote it, None where no step did; the headers are without it.
+    - `key`, `value`: decoded.
+    - `headers`: without the header of the delivery hash.
+    - `timestamp`: milliseconds since 1970.
+    - `delivery_hash`: that of the step that wrote the record; None if no step did.
     """
 
     topic: str
@@ -55,7 +60,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """Where a process can die: at its nth request of a name, which was carried out (`applied`) or never arrived."""
+    """A point where a process can die: its nth request of a name, which is carried out (`applied`) or lost."""
 
     request: str
     nth: int
@@ -66,15 +71,18 @@ class CrashPoint:
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Ends a process at a crash point."""
 
 
 class TestDriver:
-    """A graph, its log and its workers.
+    """Runs a graph on a cluster in memory.
 
-    `slots` processes share the partitions. Topics that declare no number of them get `partitions`, or as many as those
-    they are read with, or 1. `registry` keeps the schemas, in memory unless given. What stops a worker is raised by the
-    call that ran it. Raises GraphError and TopicError as a worker does.
+    - `slots`: how many processes share the partitions.
+    - `partitions`: of topics that declare none; by default as many as the topics they are read with, or 1.
+    - `settings`: Settings() by default.
+    - `registry`: of schemas; by default in memory.
+
+    An exception that stops a worker is raised by the call that ran it. Raises GraphError and TopicError as a worker.
     """
 
     __test__ = False  # the name is not meant for pytest
@@ -90,16 +98,16 @@ class TestDriver:
     ) -> None:
         settings = settings or Settings()
         self.clock = ManualClock()
-        """Moves with `advance`, and where a worker waits before it tries again."""
-        self.log = MemoryLog(
+        """The time, in seconds: moves with `advance`, and when a worker waits before it repeats a call."""
+        self.cluster = MemoryCluster(
             self.clock,
             transaction_timeout=settings.transaction_timeout_ms / 1000,
             session_timeout=settings.session_timeout_ms / 1000,
         )
-        """What is there, byte for byte, and `inject` for faults other than a crash."""
+        """The cluster: has all records as bytes, and `faults` for failures other than a crash."""
         self._graph = graph
         self._registry = registry or MemoryRegistry()
-        self._around = Surroundings(self.log, self._registry, settings, self._engine_clock, self.clock.advance)
+        self._environment = Environment(self.cluster, self._registry, settings, self._engine_clock, self.clock.advance)
         self._serdes: dict[tuple[str, str], Serde] = {}
         self._down: set[int] = set()
         self._joining: set[int] = set()
@@ -112,11 +120,11 @@ class TestDriver:
         if partitions is not None:
             alike = {name: graph.partitions_like(name, {}) for name in graph.topics}
             free = [topic for topic in graph.topics.values() if topic.partitions is None and alike[topic.name] == 1]
-            self.log.create_topics((topic.name, partitions, -1, dict(topic.config)) for topic in free)
-        create_topics(graph, self.log)
-        check_topics(graph, self.log)
-        self.log.watch(self._on_request)
-        self._first = len(self.log.requests)
+            self.cluster.create_topics((topic.name, partitions, -1, dict(topic.config)) for topic in free)
+        create_topics(graph, self.cluster)
+        check_topics(graph, self.cluster)
+        self.cluster.faults.watch(self._on_request)
+        self._first = len(self.cluster.faults.requests)
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +133,7 @@ class TestDriver:
         self.close()
 
     def close(self) -> None:
-        """Stops all processes; what they have not committed is undone."""
+        """Stops all processes without a commit."""
         for slot in list(self._workers):
             self._end(slot)
 
@@ -141,64 +149,71 @@ class TestDriver:
         timestamp: int = 0,
         partition: int = -1,
     ) -> None:
-        """Writes a record, committed at once; None is a tombstone, timestamp 0 the clock's time, partition -1 by key.
+        """Writes a record, committed at once.
 
-        Raises what the topic's serdes raise. `log.append` writes bytes that they would refuse.
+        - `value`: None for a tombstone.
+        - `timestamp`: milliseconds since 1970; 0 for the clock's time.
+        - `partition`: -1 to choose one by the key.
+
+        Raises as the topic's serdes do; `cluster.append` writes bytes that they would refuse.
         """
         name = self._topic(topic).name
         raw = [None if part is None else self._serde(name, role).serialize(part) for role, part in _roles(key, value)]
-        self.log.append(name, raw[1], raw[0], headers, timestamp, partition)
+        self.cluster.append(name, raw[1], raw[0], headers, timestamp, partition)
 
-    def read(self, topic: Topic | str, isolation: Isolation = "read_committed") -> list[Record]:
-        """All records of a topic, by partition and offset. Raises DecodeError for bytes that its serdes refuse."""
-        return [self._record(m) for m in self.log.records(self._topic(topic).name, isolation)]
+    def read(self, topic: Topic | str, isolation: Isolation | str = Isolation.COMMITTED) -> list[Record]:
+        """Returns all records of a topic, by partition and offset. Raises DecodeError if its serdes refuse one."""
+        return [self._record(m) for m in self.cluster.records(self._topic(topic).name, isolation)]
 
     def values(self, topic: Topic | str) -> list[Any]:
-        """The values of all records of a topic."""
+        """Returns the values of all committed records of a topic."""
         return [record.value for record in self.read(topic)]
 
     def dead_letters(self) -> list[Record]:
-        """The dead letters of all processors; each value is a dict by schemas/dead_letter.avsc."""
+        """Returns the dead letters of all processors; each value is a dict by schemas/dead_letter.avsc."""
         names = dict.fromkeys(p.errors for p in self._graph.processors if p.errors is not None)
         return [record for name in names for record in self.read(name)]
 
     def committed(self, processor: str) -> Positions:
-        """The committed positions of a processor, by its id; partitions without one are left out."""
+        """Returns the committed offsets of a processor, by its id; partitions without one are left out."""
         ids = [each.id for each in self._graph.processors]
         if processor not in ids:
             raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: it has {', '.join(ids)}")
-        return self.log.group(f"{self._graph.name}.{processor}")
+        return self.cluster.groups[f"{self._graph.name}.{processor}"]
 
     # Turns.
 
     def run(self) -> None:
-        """Runs all processes until nothing is left to do; what is done then is committed.
+        """Runs all processes until every record is processed and committed.
 
-        Raises what stops a worker: the user's unhandled exceptions, and the errors of errors.py. After Stop, its
-        process is down.
+        Raises an exception that stops a worker: a function's of a class in `stop_on`, or one of errors.py. After Stop,
+        the process is down.
         """
         self._check_up()
         if not self._until_quiet(crash=False):
             raise UserMistake(
-                f"graph {self._graph.name!r} is not done after {TURNS_MAX} turns: do its topics go round? Use step()"
+                f"graph {self._graph.name!r} is not done after {TURNS_MAX} turns: use step() if its topics form a cycle"
             )
 
     def step(self) -> None:
-        """One turn of every processor in every slot: a fetch, the steps it brought, a commit if one is due."""
+        """Runs one turn of every processor in every slot: a fetch, its steps, a commit if one is due."""
         self._check_up()
         self._turn_all()
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock; time-outs come with the next turn."""
+        """Moves the clock; time-outs take effect at the next turn."""
         self.clock.advance(seconds)
 
     # Crashes.
 
     def crash(self, at: CrashPoint | str | None = None, *, nth: int = 1, applied: bool = True) -> None:
-        """Runs until a process makes the nth request of this name from now on, and dies of it.
+        """Runs until a process makes the nth request of a name from now on, and dies there, as from a SIGKILL.
 
-        The request is carried out (`applied`) or never arrives; "" is any request; without `at`, all processes die now.
-        What was open stays open, as after a SIGKILL. Raises UserMistake if the run has no such request.
+        - `at`: a crash point, or the name of a request, "" for any; None to kill all processes now.
+        - `nth`: which of the requests with this name.
+        - `applied`: whether the request is carried out or lost.
+
+        Open transactions stay open. Raises UserMistake if the run has no such request.
         """
         if at is None:
             self._workers.clear()
@@ -206,24 +221,24 @@ class TestDriver:
             return
         point = at if isinstance(at, CrashPoint) else CrashPoint(at, nth, applied)
         self._check_up()
-        before, down = len(self.log.requests), set(self._down)
-        self.log.inject(point.request, nth=point.nth, error=Crash(), applied=point.applied)
+        before, down = len(self.cluster.faults.requests), set(self._down)
+        self.cluster.faults.inject(point.request, nth=point.nth, error=Crash(), applied=point.applied)
         self._until_quiet(crash=True)
         if self._down == down:
-            made = Counter(self.log.requests[before:])
-            listed = ", ".join(f"{number} {name}" for name, number in made.items())
-            raise UserMistake(f"the run ended before request {point}: it made {listed}; see crash_points()")
+            requests = Counter(self.cluster.faults.requests[before:])
+            listed = ", ".join(f"{number} {name}" for name, number in requests.items())
+            raise UserMistake(f"the run ended before request {point}: its requests were {listed}; see crash_points()")
 
     def crash_points(self) -> list[CrashPoint]:
-        """Where the run so far could have crashed, each for `crash` of a new driver that is sent the same records."""
+        """Returns all crash points of the run so far, for `crash` of a new driver that is sent the same records."""
         points, seen = [], Counter[str]()
-        for request in self.log.requests[self._first :]:
+        for request in self.cluster.faults.requests[self._first :]:
             seen[request] += 1
             points += [CrashPoint(request, seen[request], applied) for applied in (True, False)]
         return points
 
     def restart(self) -> None:
-        """Starts the processes that are down, in their slots, with the next turn."""
+        """Starts the processes that are down, in their slots, at the next turn."""
         self._down.clear()
 
     @property
@@ -231,10 +246,10 @@ class TestDriver:
         """The slots whose process has crashed or stopped."""
         return frozenset(self._down)
 
-    # How it turns.
+    # Turns of the processes.
 
     def _until_quiet(self, *, crash: bool) -> bool:
-        """Turns until nothing changes any more (or, with `crash`, a process has died); False if that takes too long."""
+        """Turns until nothing changes (or, with `crash`, a process has died); False after TURNS_MAX turns."""
         quiet, down = 0, len(self._down)
         for _ in range(TURNS_MAX):
             before = self._state()
@@ -247,16 +262,17 @@ class TestDriver:
         return False
 
     def _state(self) -> object:
-        """What a turn changes, if it does anything."""
+        """The state that a turn changes if it does anything."""
         return [
-            (slot, worker.counters.as_dict(), dict(worker.tasks.positions), worker.session.busy, worker.tasks.ready)
+            (slot, worker.counters.as_dict(), worker.ledger.positions, worker.committer.busy, worker.tasks.ready)
             for slot, workers in self._workers.items()
             for worker in workers
         ]
 
     def _on_request(self, name: str, _: object) -> None:
         if self._waiting and name == "consume":
-            self._waited += IDLE_WAIT  # as who waits in vain; to the broker all workers wait at once, which is no time
+            # an idle worker waits; all workers wait at the same time, so the broker's clock does not move
+            self._waited += IDLE_WAIT
 
     def _engine_clock(self) -> float:
         return self.clock() + self._waited
@@ -266,7 +282,7 @@ class TestDriver:
             raise UserMistake("every process has crashed or stopped: call restart() first")
 
     def _turn_all(self) -> None:
-        """One turn; whoever is not there yet joins first, so that nobody has begun when the partitions are dealt."""
+        """Runs one turn of all slots; new workers join first, so that none has begun when partitions are assigned."""
         for act in (self._start, self._join, self._turn):
             for slot in self._slots:
                 if slot not in self._down:
@@ -283,10 +299,10 @@ class TestDriver:
             raise
 
     def _turn(self, slot: int) -> None:
-        """One turn of each processor. Once one of them has stopped, all others commit what is done, as in any slot."""
+        """Runs one turn of each processor; once one has stopped, the others commit what is processed, as in a slot."""
         workers, failures = self._workers[slot], dict[Worker, Exception]()
         for worker in workers:
-            _keep_failure(worker, worker.step, failures)
+            _keep_failure(worker, worker.run_turn, failures)
             if failures or self._stopping[slot].is_set():
                 break
         else:
@@ -303,14 +319,15 @@ class TestDriver:
             return
         self._stopping[slot] = stopping = Event()
         self._workers[slot] = [
-            Worker(self._graph, processor, slot, self._around, stopping) for processor in self._graph.processors
+            open_worker(self._graph, processor, slot, self._environment, stopping)
+            for processor in self._graph.processors
         ]
         for worker in self._workers[slot]:
             worker.start()
         self._joining.add(slot)
 
     def _join(self, slot: int) -> None:
-        """The turn in which a new worker is given its partitions; it reads nothing yet."""
+        """Runs the turn in which a new worker is assigned its partitions and reads no record yet."""
         if slot in self._joining:
             self._joining.discard(slot)
             self._turn(slot)
@@ -320,13 +337,13 @@ class TestDriver:
         for worker in self._workers.pop(slot, []):
             worker.close()
 
-    # What is in a topic.
+    # Records of a topic.
 
     def _topic(self, topic: Topic | str) -> Topic:
         found = self._graph.topics.get(str(topic))
         if found is None:
             names = ", ".join(self._graph.topics)
-            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: it has {names}; or see `log`")
+            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: it has {names}; see `cluster`")
         return found
 
     def _serde(self, name: str, role: str) -> Serde:
@@ -347,7 +364,8 @@ class TestDriver:
         try:
             return None if data is None else self._serde(m.topic(), role).deserialize(data)
         except DecodeError as error:
-            raise DecodeError(f"{role} of {m.topic()}[{m.partition()}]@{m.offset()}: {error}; see `log`") from None
+            place = f"{m.topic()}[{m.partition()}]@{m.offset()}"
+            raise DecodeError(f"{role} of {place}: {error}; `cluster.records` has the bytes") from None
 
 
 def _keep_failure(worker: Worker, act: Callable[[], None], failures: dict[Worker, Exception]) -> None:
@@ -362,7 +380,7 @@ def _roles(key: Any, value: Any) -> Sequence[tuple[str, Any]]:
 
 
 class MemoryRegistry:
-    """A serde.Registry in memory: ids count from 1."""
+    """A formats.registry.Registry in memory; ids count from 1."""
 
     def __init__(self) -> None:
         self._schemas: list[tuple[str, str]] = []

@@ -1,16 +1,20 @@
-"""A history taken apart: what it says of each topic and transaction, and what each topic should hold."""
+"""A history by topic and transaction, and the causes of the records that each topic should hold.
+
+It keeps the events, because an anomaly's evidence is the events that show it. Offsets that contradict each other are
+anomalies at once; an incomplete history raises HistoryError.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kstreams_py.errors import HistoryError
-from kstreams_py.testing.history import (
+from kstreams_py.testing.events import (
     Assigned,
     Committed,
     Event,
@@ -23,151 +27,95 @@ from kstreams_py.testing.history import (
     Sent,
     Transaction,
 )
-
-Content = tuple[str, bytes | None, bytes | None]
-"""Topic, key, value."""
-
-Pair = tuple[bytes | None, bytes | None]
-"""Key and value, in a topic."""
+from kstreams_py.testing.expected import Expected, Pair, listed, pair_of
+from kstreams_py.testing.verdicts import Anomaly, Comparison, Kind, compare
 
 Place = tuple[int, int]
 """Partition and offset, in a topic."""
 
 
-class Kind(StrEnum):
-    """What can be wrong."""
-
-    LOST = "lost"
-    DUPLICATE = "duplicate"
-    FOREIGN = "foreign"
-    ABORTED_READ = "aborted read"
-    TORN_TRANSACTION = "torn transaction"
-    PRECOMMITTED_READ = "precommitted read"
-    ORDER_BROKEN = "order broken"
-    OFFSETS_INCONSISTENT = "offsets inconsistent"
-
-
-@dataclass(frozen=True, slots=True)
-class Anomaly:
-    """One thing that must not be: what kind, a sentence, and the events that show it."""
-
-    kind: Kind
-    sentence: str
-    evidence: tuple[Event, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.sentence}"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What the records of a topic must lead to; of several topics: a join, one record of each partition in step.
-
-    `outputs` gets the Read of each input and returns (topic, key, value) of each output of the step, as bytes, to
-    topics in `to`; without it, a record passes through to the one topic in `to` as it is. Several for one `to` are an
-    alts, or several processors. Raises HistoryError.
-    """
-
-    inputs: str | Sequence[str]
-    to: str | Sequence[str]
-    outputs: Callable[..., Iterable[Content]] | None = None
-
-    def __post_init__(self) -> None:
-        if self.outputs is None and (len(listed(self.inputs)) != 1 or len(listed(self.to)) != 1):
-            raise HistoryError(f"{self.name}: give outputs=, a function: only one topic passes through to one other")
-
-    @property
-    def name(self) -> str:
-        """In a message."""
-        return f"Expected({' and '.join(listed(self.inputs))} to {', '.join(listed(self.to))})"
-
-    def step(self, inputs: tuple[Read, ...]) -> list[tuple[str, Pair]]:
-        """Topic and contents of each output that these inputs must lead to."""
-        read = inputs[0]
-        if self.outputs is None:
-            return [(listed(self.to)[0], (read.key, read.value))]
-        try:
-            found = [(topic, (key, value)) for topic, key, value in self.outputs(*inputs)]
-        except Exception as error:
-            raise HistoryError(f"{self.name}: outputs() failed at {read}: {type(error).__name__}: {error}") from error
-        for topic, (key, value) in found:
-            if topic not in listed(self.to):
-                raise HistoryError(f"{self.name}: outputs() returned a record for {topic!r}: add it to `to`")
-            if not isinstance(key, bytes | None) or not isinstance(value, bytes | None):
-                raise HistoryError(f"{self.name}: outputs() returned ({key!r}, {value!r}): return bytes or None")
-        return found
-
-
-def pair_of(event: Sent | Read) -> Pair:
-    return event.key, event.value
-
-
 def place_name(event: Sent | Read) -> str:
-    """Where a record is."""
+    """Formats the place of a record."""
     return f"{event.topic}[{event.partition}]@{event.offset}"
 
 
-def listed(names: str | Sequence[str]) -> Sequence[str]:
-    return (names,) if isinstance(names, str) else names
-
-
 class Cause(NamedTuple):
-    """Why a record should be there: whether it must, what shows it, and its rank among those of its chain."""
+    """Why a record should be in a topic.
+
+    - `must`: there has to be one copy at least.
+    - `events`: the evidence.
+    - `chain`: causes of one chain have an order; None for a cause without one.
+    - `rank`: the place in that order.
+    - `repeats`: there may be any number of copies; otherwise one at most.
+    """
 
     must: bool
     events: tuple[Event, ...]
     chain: object
     rank: int
+    repeats: bool = False
+
+
+_REPEATS = attrgetter("repeats")
 
 
 @dataclass(slots=True)
 class Topic:
-    """What a history says of one topic."""
+    """The records of one topic in a history: sent, read, and expected."""
 
     sends: dict[Pair, list[Sent]] = field(default_factory=dict)
     sent_at: dict[Place, Sent] = field(default_factory=dict)
     reads: dict[Place, Read] = field(default_factory=dict)
-    """What committed readers were handed: the first read of each place."""
+    """The first read of each place by a committed reader."""
     dirty: dict[Place, Read] = field(default_factory=dict)
-    """The same of uncommitted readers."""
+    """The first read of each place by an uncommitted reader."""
     read_by: defaultdict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
     final: defaultdict[str, dict[int, ReadOut]] = field(default_factory=lambda: defaultdict(dict))
     ends: dict[int, int] = field(default_factory=dict)
     ordered: list[Read] = field(default_factory=list)
-    """`reads` by partition and offset, without the unwanted."""
-    unwanted: list[Read] = field(default_factory=list)
-    """Of `reads`, those that no committed reader should have been handed."""
+    """`reads` by partition and offset, without records that no committed reader should have read."""
     seen: Counter[Pair] = field(default_factory=Counter)
-    """How many of each contents are in `ordered`."""
+    """The number of records in `ordered`, by contents."""
     causes: dict[Pair, list[Cause]] = field(default_factory=dict)
-    given: bool = False
-    """An input of which the history does not say how it came to be."""
+    is_assumed: bool = False
+    """An input without sends: its records are assumed to be right."""
     _least: dict[Pair, int] = field(default_factory=dict)
     _index: dict[Pair, list[Read]] = field(default_factory=dict)
 
+    def keep(self, wanted: list[Read]) -> None:
+        """Replaces `ordered` by these of its records."""
+        self.ordered = wanted
+        self.seen = Counter(map(pair_of, wanted))
+
     def least(self, pair: Pair) -> int:
-        """How many records of these contents there must be."""
+        """The least number of records with these contents that must be there."""
         if pair not in self._least:
             self._least[pair] = sum(cause.must for cause in self.causes.get(pair, ()))
         return self._least[pair]
 
+    def compared(self) -> Comparison[Pair]:
+        """Compares the records that were read with their causes."""
+        least = {pair: self.least(pair) for pair in self.causes}
+        most = {pair: inf if any(map(_REPEATS, causes)) else len(causes) for pair, causes in self.causes.items()}
+        return compare(self.seen, least, most)
+
     def lacks(self, pair: Pair) -> bool:
-        """Fewer records of these contents were read than there must be."""
+        """Whether fewer records with these contents were read than must be there."""
         return self.seen[pair] < self.least(pair)
 
     def found(self, pair: Pair) -> Sequence[Read]:
-        """The records of these contents; to be asked for evidence only, as it takes an index."""
+        """The records with these contents. For evidence only: the first call builds an index."""
         if not self._index:
             for read in self.ordered:
                 self._index.setdefault(pair_of(read), []).append(read)
         return self._index.get(pair, [])
 
     def only_by(self, pair: Pair, inputs: tuple[Event, ...]) -> bool:
-        """Nothing but this step leads to these contents; a step's causes follow each other."""
+        """Whether this step is the only cause of these contents; the causes of a step follow each other."""
         return self.causes[pair][0].events is inputs and self.causes[pair][-1].events is inputs
 
     def check(self, name: str) -> None:
-        """Raises HistoryError unless final reads say what is there, in every partition."""
+        """Raises HistoryError unless final reads cover every partition."""
         if not self.final:
             raise HistoryError(f"no committed reader has read all of topic {name!r}: record a final_read of it")
         numbers = {number for places in (self.reads, self.dirty, self.sent_at) for number, _ in places}
@@ -181,13 +129,13 @@ class Topic:
 
     @property
     def proof(self) -> tuple[Event, ...]:
-        """One final read."""
+        """The events of one final read."""
         return tuple(next(iter(self.final.values())).values())
 
 
 @dataclass(slots=True)
-class Fate:
-    """A transaction: when its commit was asked for, how it ended, what was sent in it."""
+class TransactionEvents:
+    """A transaction: when its commit was requested, its newest phase, and the records sent in it."""
 
     events: list[Event]
     asked: float = inf
@@ -196,12 +144,12 @@ class Fate:
 
     @property
     def never(self) -> bool:
-        """It cannot have been committed."""
+        """Whether it certainly was not committed."""
         return self.phase in (Phase.BEGUN, Phase.ABORTED)
 
 
 class Case:
-    """A history taken apart: topics, transactions, and what is wrong with offsets, which shows on the way."""
+    """A history by topic and transaction, and the anomalies of offsets, which `take` finds."""
 
     def __init__(self, rules: tuple[Expected, ...]) -> None:
         self.rules = rules
@@ -209,20 +157,20 @@ class Case:
         self.anomalies: list[Anomaly] = []
         self._written = {name for rule in rules for name in listed(rule.to)}
         self._inputs = {name for rule in rules for name in listed(rule.inputs)}
-        self.fates: dict[str, Fate] = {}
+        self.transactions: dict[str, TransactionEvents] = {}
         self._isolation: dict[str, Isolation] = {}
         self._reached: defaultdict[str, dict[tuple[str, int], Read]] = defaultdict(dict)
         self._positions: dict[tuple[str, str, int], Committed] = {}
         self._rank = 0
         self.torn: set[tuple[str, Pair]] = set()
-        """Topic and contents of what is missing from a transaction or step that is there in part."""
+        """Topic and contents of records that are missing from a torn transaction or step."""
         self.forks: list[tuple[tuple[Read, ...], list[tuple[str, Pair]]]] = []
         """Inputs and outputs of each step with several outputs."""
 
-    # What happened.
+    # The events.
 
     def take(self, history: Iterable[Event]) -> None:
-        """Takes all events in; raises HistoryError for a history that says too little or contradicts itself."""
+        """Takes all events; raises HistoryError for a history that is incomplete or contradicts itself."""
         takers: dict[type[Event], Callable[[Any], object]] = {
             Sent: self._sent,
             Transaction: self._transaction,
@@ -240,7 +188,7 @@ class Case:
         for name, topic in self.topics.items():
             if name not in self._written:
                 self._cause_by_sends(topic)
-                topic.given = not topic.sends
+                topic.is_assumed = not topic.sends
             topic.ordered = [topic.reads[place] for place in sorted(topic.reads)]
             for place, read in topic.dirty.items():
                 self._compare(topic.reads.get(place, read), read)
@@ -253,29 +201,29 @@ class Case:
             if other is not event:
                 self._inconsistent(f"two records were acknowledged at {place_name(event)}", other, event)
         if event.transaction:
-            self._fate(event.transaction).sends.append(event)
+            self._find_transaction(event.transaction).sends.append(event)
 
-    def _fate(self, name: str) -> Fate:
-        if name not in self.fates:
+    def _find_transaction(self, name: str) -> TransactionEvents:
+        if name not in self.transactions:
             raise HistoryError(f"transaction {name!r} was never begun: use the name that History.begun returned")
-        return self.fates[name]
+        return self.transactions[name]
 
     def _transaction(self, event: Transaction) -> None:
         name, phase = event.transaction, event.phase
         if phase is Phase.BEGUN:
-            if name in self.fates:
+            if name in self.transactions:
                 raise HistoryError(f"transaction {name!r} was begun twice: each needs a name of its own")
-            self.fates[name] = Fate([event])
+            self.transactions[name] = TransactionEvents([event])
             return
-        fate = self._fate(name)
-        if fate.phase in (Phase.COMMITTED, Phase.ABORTED) and phase is not fate.phase:
-            raise HistoryError(f"transaction {name!r} is {phase} after it was {fate.phase}")
+        found = self._find_transaction(name)
+        if found.phase in (Phase.COMMITTED, Phase.ABORTED) and phase is not found.phase:
+            raise HistoryError(f"transaction {name!r} is {phase} after it was {found.phase}")
         if phase is Phase.COMMIT_ASKED:
-            fate.asked = min(fate.asked, event.at)
-        elif phase is Phase.COMMITTED and fate.asked == inf:
+            found.asked = min(found.asked, event.at)
+        elif phase is Phase.COMMITTED and found.asked == inf:
             raise HistoryError(f"transaction {name!r} was committed without commit_asked: record it before you ask")
-        fate.phase = phase
-        fate.events.append(event)
+        found.phase = phase
+        found.events.append(event)
 
     def _read(self, event: Read) -> None:
         topic, place, line = self.topics[event.topic], (event.partition, event.offset), (event.topic, event.partition)
@@ -322,7 +270,7 @@ class Case:
             raise HistoryError("the history has no sends, and nothing is expected: there is nothing to judge")
         for name in sorted({*declared, *self.topics}):
             if name not in declared:
-                raise HistoryError(f"topic {name!r} was read, and nobody said what should be in it: see Expected")
+                raise HistoryError(f"topic {name!r} was read, and nothing declares its records: add an Expected for it")
             self.topics[name].check(name)
         for event in self._positions.values():
             end = self.topics[event.topic].ends.get(event.partition)
@@ -331,18 +279,22 @@ class Case:
             if event.position > end:
                 self._inconsistent(f"{event}, beyond its end at {end}", event, *self.topics[event.topic].proof)
 
-    # What should be there.
+    def judged(self) -> Iterator[tuple[str, Topic]]:
+        """The topics that are judged: all but inputs without sends."""
+        return ((name, topic) for name, topic in self.topics.items() if not topic.is_assumed)
+
+    # The causes.
 
     def _cause_by_sends(self, topic: Topic) -> None:
         for pair, sends in topic.sends.items():
             for sent in sends:
                 if not self.never(sent):
-                    # one whose outcome is unknown is recorded late: it has no place in the order
+                    # a record with an unknown outcome is recorded late, so it has no place in the order
                     chain = ("sender", sent.sender) if sent.outcome is Outcome.ACKNOWLEDGED else None
                     topic.causes.setdefault(pair, []).append(Cause(self.must(sent), (sent,), chain, sent.at))
 
     def expect(self) -> None:
-        """Derives what must be in the written topics from what is in the inputs."""
+        """Derives the causes of the records in the written topics from the records of the inputs."""
         for index, rule in enumerate(self.rules):
             inputs = [self.topics[name] for name in listed(rule.inputs)]
             if odd := [topic for topic in inputs if topic.ends.keys() != inputs[0].ends.keys()]:
@@ -354,46 +306,47 @@ class Case:
                     self._step(rule, chain, reads)
 
     def _step(self, rule: Expected, chain: object, reads: tuple[Read, ...]) -> None:
-        outputs = rule.step(reads)
+        outputs, tolerated = rule.step(reads), rule.tolerated
+        must, repeats = Kind.LOST not in tolerated, Kind.DUPLICATE in tolerated
         for topic, pair in outputs:
             self._rank += 1
-            self.topics[topic].causes.setdefault(pair, []).append(Cause(True, reads, chain, self._rank))
-        if len(outputs) > 1:
+            self.topics[topic].causes.setdefault(pair, []).append(Cause(must, reads, chain, self._rank, repeats))
+        if len(outputs) > 1 and Kind.TORN_TRANSACTION not in tolerated:
             self.forks.append((reads, outputs))
 
-    # What is known of a sent record.
+    # The fate of a sent record.
 
     def must(self, sent: Sent) -> bool:
-        """A committed reader of the whole topic must have been handed it."""
+        """Whether a committed reader of the whole topic must have read it."""
         if sent.outcome is not Outcome.ACKNOWLEDGED:
             return False
-        return not sent.transaction or self.fates[sent.transaction].phase is Phase.COMMITTED
+        return not sent.transaction or self.transactions[sent.transaction].phase is Phase.COMMITTED
 
     def never(self, sent: Sent) -> bool:
-        """No committed reader may be handed it, ever."""
-        return sent.outcome is Outcome.FAILED or bool(sent.transaction and self.fates[sent.transaction].never)
+        """Whether no committed reader may ever read it."""
+        return sent.outcome is Outcome.FAILED or bool(sent.transaction and self.transactions[sent.transaction].never)
 
     def innocent(self, read: Read, sent: Sent) -> bool:
-        """Nothing is wrong with this read, if it is of this record."""
+        """Whether this read is right, if it is of this record."""
         if sent.outcome is Outcome.FAILED:
             return False
-        fate = self.fates[sent.transaction] if sent.transaction else None
-        return fate is None or (not fate.never and fate.asked <= read.at)
+        found = self.transactions[sent.transaction] if sent.transaction else None
+        return found is None or (not found.never and found.asked <= read.at)
 
     def standing(self, sends: Sequence[Sent]) -> tuple[float, bool, bool]:
-        """Of records of the same contents: when one may be read at the earliest, if never, and if one was given up."""
-        fates = [self.fates[sent.transaction] if sent.transaction else None for sent in sends]
-        earliest = min(-inf if fate is None else fate.asked for fate in fates)
+        """Of records with the same contents: the earliest time of a read, whether none may be, whether one failed."""
+        transactions = [self.transactions[sent.transaction] if sent.transaction else None for sent in sends]
+        earliest = min(-inf if found is None else found.asked for found in transactions)
         failed = any(sent.outcome is Outcome.FAILED for sent in sends)
-        aborted = any(fate is not None and fate.phase is Phase.ABORTED for fate in fates)
+        aborted = any(found is not None and found.phase is Phase.ABORTED for found in transactions)
         return earliest, all(map(self.never, sends)), failed or aborted
 
     def story(self, sends: Sequence[Sent]) -> Iterator[Event]:
-        """What shows how these came to be, or not to be."""
+        """Yields the sends, each with the events of its transaction."""
         for sent in sends:
             yield sent
             if sent.transaction:
-                yield from self.fates[sent.transaction].events
+                yield from self.transactions[sent.transaction].events
 
 
 def _by_partition(topic: Topic) -> dict[int, list[Read]]:

@@ -1,16 +1,17 @@
-"""A Kafka broker in memory: partitions with markers, transactions with epochs, groups with seats.
+"""A Kafka broker in memory: partitions with markers, transactions with epochs, groups with memberships.
 
-Nothing here reads a clock or waits: time is an argument, and every request is answered at once. The clients that speak
-to it, and what a test may do to them, are in testing.py. It follows Apache Kafka with a client that speaks EndTxn v1:
+It reads no clock and never waits: time is an argument, and every request is answered at once. Its clients are in
+memory_clients.py, the faults in faults.py. It behaves as Apache Kafka with a client that speaks EndTxn v1:
 
-- a transaction opens with its first partition or group, and ends with one marker in each of its partitions, which may
-  follow the answer to its commit after a while;
-- a transactional id has one epoch that counts, the newest; a time-out raises it as a new producer does;
-- a batch is known by producer id, epoch and sequence per partition: doubles are dropped, gaps are refused;
-- a group rebalances in two phases: all members join anew (or their sessions time out), then a new generation is dealt;
-- a static member's seat outlives it: who takes the seat has its partitions at once, and nobody else notices;
-- these are the old partitions, whatever the new member subscribes to and however its topics have grown: only the next
-  rebalance deals others (seen on Kafka 4.3.1 with librdkafka 2.16: none comes by itself).
+- A transaction opens with its first partition or group, and ends with one marker in each of its partitions. The markers
+  may follow the answer to the commit with a delay.
+- Only the newest epoch of a transactional id is valid; a time-out raises it, as a new producer does.
+- A batch is identified by producer id, epoch and sequence per partition: duplicates are dropped, gaps are refused.
+- A group rebalances in two phases: all members join again, or their sessions time out; then a new generation is
+  assigned.
+- A static membership outlives its process: the member that takes it gets its partitions at once, without a rebalance.
+- These are the old partitions, whatever the new member subscribes to and however its topics have grown. Only the next
+  rebalance assigns others (seen on Kafka 4.3.1 with librdkafka 2.16: none comes by itself).
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from kstreams_py.delivery import Output
 from kstreams_py.errors import (
     Abortable,
     Fenced,
@@ -33,10 +33,11 @@ from kstreams_py.errors import (
     Retriable,
     TopicError,
 )
-from kstreams_py.partitioner import partition_of
-from kstreams_py.record import Positions, TopicPartition
-
-Isolation = Literal["read_committed", "read_uncommitted"]
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.membership import Owner, replaced
+from kstreams_py.kafka.partitioner import partition_of
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.testing.events import Isolation
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -44,14 +45,14 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "retention.bytes": "-1",
     "retention.ms": "604800000",
 }
-"""Settings of a topic for which it was given none."""
+"""The default settings of a topic."""
 
 RECORD_OVERHEAD: Final = 70
-"""Bytes of a batch with one record, beside its key, value and headers (about)."""
+"""Bytes of a batch with one record, without its key, value and headers (about)."""
 
 
 class Content(NamedTuple):
-    """What a producer says of a record; the time is in milliseconds since 1970."""
+    """A record without its place; the timestamp is in milliseconds since 1970."""
 
     key: bytes | None
     value: bytes | None
@@ -59,7 +60,7 @@ class Content(NamedTuple):
     timestamp: int
 
     def check_size(self, topic: str, limit: int, outputs: Sequence[Any] = ()) -> None:
-        """Raises Refused, of these outputs, if a batch with this record alone is larger than so many bytes."""
+        """Raises Refused, with these outputs, if a batch with this record alone is larger than `limit` bytes."""
         headers = sum(len(name) + len(value or b"") for name, value in self.headers or ())
         size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
         if size > limit:
@@ -70,13 +71,13 @@ class Content(NamedTuple):
             raise Refused(mistake, outputs)
 
     def output(self, partition: TopicPartition) -> Output:
-        """The record as it was written."""
+        """The record as an Output to this partition."""
         return (*partition[:1], self.value, self.key, partition.partition, None, None, self.timestamp, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A record at its place: a record.Message."""
+    """A record at its place: a records.Message."""
 
     _partition: TopicPartition
     _offset: int
@@ -105,14 +106,14 @@ class StoredMessage:
 
 
 class Marker(NamedTuple):
-    """Where a transaction ended: it takes an offset, and no reader sees it."""
+    """The end of a transaction in a partition: it takes an offset, and readers do not see it."""
 
     producer_id: int
     commits: bool
 
 
 class Stamp(NamedTuple):
-    """What makes a batch known: who sent it, in which life, and its first record's place in the sender's sequence."""
+    """The identity of a batch: its producer id, the epoch, and the sequence number of its first record."""
 
     producer_id: int
     epoch: int
@@ -120,7 +121,7 @@ class Stamp(NamedTuple):
 
 
 class Partition:
-    """A partition: its offsets run without gaps over records and markers, so that readers see gaps."""
+    """A partition. Records and markers have consecutive offsets, so readers see gaps."""
 
     def __init__(self, name: TopicPartition) -> None:
         self.name = name
@@ -132,16 +133,16 @@ class Partition:
 
     @property
     def end(self) -> int:
-        """The offset of whatever is written next (the high watermark)."""
+        """The next offset to be written (the high watermark)."""
         return len(self._slots)
 
     @property
     def stable(self) -> int:
-        """The last stable offset: the first one of the earliest open transaction, else the end."""
+        """The last stable offset: the first offset of the earliest open transaction, or the end if none is open."""
         return min(offsets[0] for offsets in self._open.values()) if self._open else len(self._slots)
 
     def append(self, batch: Sequence[Content], stamp: Stamp | None, *, transactional: bool) -> None:
-        """Writes a batch, unless it is a double. Raises Abortable where one is missing before it."""
+        """Writes a batch, unless it is a duplicate. Raises Abortable if an earlier batch is missing."""
         if stamp is not None:
             epoch, expected = self._sequences.get(stamp.producer_id, (stamp.epoch, 0))
             if epoch != stamp.epoch:
@@ -160,22 +161,22 @@ class Partition:
             self._slots.append(StoredMessage(self.name, self.end, content))
 
     def end_transaction(self, marker: Marker) -> None:
-        """Ends a producer's transaction here; its records become visible, or never will be."""
+        """Ends a producer's transaction in this partition; if it is committed, its records become visible."""
         offsets = self._open.pop(marker.producer_id, [])
         if not marker.commits:
             self._aborted.update(offsets)
         self._slots.append(marker)
 
     def read(self, position: int, isolation: Isolation) -> Iterator[StoredMessage]:
-        """Records from a position on, in order, as far as they are visible."""
-        committed = isolation == "read_committed"
+        """Yields the visible records from an offset on, in order."""
+        committed = isolation is Isolation.COMMITTED
         for offset in range(max(position, self.start), self.stable if committed else self.end):
             slot = self._slots[offset]
             if isinstance(slot, StoredMessage) and not (committed and offset in self._aborted):
                 yield slot
 
     def newest(self) -> StoredMessage | None:
-        """The newest record that is committed."""
+        """The newest committed record; None if there is none."""
         for offset in range(self.stable - 1, self.start - 1, -1):
             slot = self._slots[offset]
             if isinstance(slot, StoredMessage) and offset not in self._aborted:
@@ -187,17 +188,17 @@ class Partition:
         self.start = max(self.start, min(before, self.end))
 
     def check(self, position: int) -> None:
-        """Raises InputLost if nothing can be read from this position."""
+        """Raises InputLost if the partition does not hold this offset."""
         if not self.start <= position <= self.end:
             raise InputLost(
                 f"{self.name}: position {position} is not in the log, which holds {self.start} to {self.end}: records "
-                "were deleted before they were read; set the group's position on purpose (kafka-consumer-groups "
+                "were deleted before they were read; set the group's offset on purpose (kafka-consumer-groups "
                 "--reset-offsets)"
             )
 
 
 class Topic:
-    """A topic: its partitions, and where records without a key go next."""
+    """A topic: its partitions and settings, and the next partition for a record without a key."""
 
     def __init__(self, name: str, topic_id: str, partitions: int, settings: Mapping[str, str]) -> None:
         self.topic_id = topic_id
@@ -205,8 +206,8 @@ class Topic:
         self.partitions = [Partition(TopicPartition(name, number)) for number in range(partitions)]
         self._keyless = 0
 
-    def place(self, key: bytes | None) -> int:
-        """The partition number for a key: as Java's clients have it; round robin without a key."""
+    def partition_for(self, key: bytes | None) -> int:
+        """The partition number for a key, as Java's clients compute it; round robin without a key."""
         if key is not None:
             return partition_of(key, len(self.partitions))
         self._keyless += 1
@@ -215,10 +216,14 @@ class Topic:
 
 @dataclass(slots=True)
 class TransactionalId:
-    """A transactional id: the epoch that counts, and its open transaction (since when; None: none is open).
+    """A transactional id and its transaction.
 
-    `partitions` may be written in it, and `positions` be added. Once its end is decided (`commits`), the markers follow
-    at `ends_at`; until then its records are still open.
+    - `epoch`: the valid epoch.
+    - `since`: when the open transaction began; None if none is open.
+    - `partitions`: those that may be written in it.
+    - `positions`: whether offsets may be added to it.
+    - `commits`: how the newest transaction ends; None while that is not decided.
+    - `ends_at`: when its markers are written; its records stay open until then. None without a decision.
     """
 
     producer_id: int
@@ -230,18 +235,18 @@ class TransactionalId:
     ends_at: float | None = None
 
 
-class Membership(NamedTuple):
-    """What a member knows of itself: the group's metadata that goes with every commit."""
+class GroupMetadata(NamedTuple):
+    """The group metadata of a member, which it sends with every commit."""
 
     group: str
-    seat: str
+    instance_id: str
     member: int
     generation: int
 
 
 @dataclass(slots=True)
-class Seat:
-    """A static member: who sits there, when it was last heard of, and whether it joined the coming generation."""
+class StaticMember:
+    """A static member: its member id, its topics, its last heartbeat, and whether it has joined the next generation."""
 
     member: int
     topics: frozenset[str]
@@ -255,121 +260,124 @@ class Heard(Enum):
 
     STABLE = auto()
     REBALANCING = auto()
-    """Join the coming generation."""
+    """The member has to join the next generation."""
     UNKNOWN = auto()
-    """This member's session has timed out."""
+    """The session of the member has timed out."""
 
 
 class Group:
-    """A consumer group: positions, pending positions of open transactions, seats."""
+    """A consumer group: committed offsets, pending offsets of open transactions, static members."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.generation = 0
-        self.seats: dict[str, Seat] = {}
+        self.static_members: dict[str, StaticMember] = {}
         self.positions: Positions = {}
         self.pending: dict[int, Positions] = {}
         self.leader = ""
-        """The seat whose member deals: only what this one learns of its topics causes a rebalance."""
+        """The instance id of the leader: a rebalance for new partitions starts only when the leader learns of them."""
         self._rebalancing = False
         self._members = 0
 
-    def join(self, seat: str, topics: Collection[str], now: float) -> int:
-        """Sits down, at once if the seat is held, else once all others have joined anew; returns the member's id."""
+    def join(self, instance_id: str, topics: Collection[str], now: float) -> int:
+        """Joins and returns the new member id: at once for a held membership, otherwise after a rebalance."""
         self._members += 1
-        held = self.seats.get(seat)
+        held = self.static_members.get(instance_id)
         if held is None:
             self.rebalance()
-        if self.leader not in self.seats:
-            self.leader = seat
+        if self.leader not in self.static_members:
+            self.leader = instance_id
         partitions = held.partitions if held else frozenset[TopicPartition]()
-        self.seats[seat] = Seat(self._members, frozenset(topics), now, partitions=partitions)
+        self.static_members[instance_id] = StaticMember(self._members, frozenset(topics), now, partitions=partitions)
         return self._members
 
-    def hear(self, seat: str, member: int, now: float) -> Heard:
-        """A heartbeat, and what the member is told. Raises Replaced if another holds its seat."""
-        held = self._held(seat, member)
+    def hear(self, instance_id: str, member: int, now: float) -> Heard:
+        """Takes a heartbeat and returns the answer. Raises Replaced if another member holds the membership."""
+        held = self._held(instance_id, member)
         if held is None:
             return Heard.UNKNOWN
         held.heard = now
         return Heard.STABLE if held.joined else Heard.REBALANCING
 
-    def rejoin(self, seat: str) -> None:
-        """Joins the coming generation."""
-        self.seats[seat].joined = True
+    def rejoin(self, instance_id: str) -> None:
+        """Joins the next generation."""
+        self.static_members[instance_id].joined = True
 
     def deal(self, counts: Mapping[str, int]) -> bool:
-        """Deals a new generation if all are here for it; whether there is a generation to work in.
+        """Assigns a new generation if all members have joined it; returns whether the newest generation is assigned.
 
-        By range over the sorted seats, each topic by itself: topics of as many partitions are dealt alike.
+        `counts` are the numbers of partitions by topic. Partitions are assigned by range over the sorted instance ids,
+        each topic by itself, so topics with equal numbers of partitions are assigned alike.
         """
-        if self._rebalancing and all(seat.joined for seat in self.seats.values()):
+        if self._rebalancing and all(member.joined for member in self.static_members.values()):
             self._rebalancing = False
             self.generation += 1
-            for seat in self.seats.values():
-                seat.partitions = frozenset()
+            for member in self.static_members.values():
+                member.partitions = frozenset()
             for topic, count in counts.items():
-                takers = [seat for _, seat in sorted(self.seats.items()) if topic in seat.topics]
-                for index, seat in enumerate(takers):
+                takers = [member for _, member in sorted(self.static_members.items()) if topic in member.topics]
+                for index, member in enumerate(takers):
                     share, extra = divmod(count, len(takers))
                     first = share * index + min(index, extra)
                     numbers = range(first, first + share + (index < extra))
-                    seat.partitions |= {TopicPartition(topic, number) for number in numbers}
+                    member.partitions |= {TopicPartition(topic, number) for number in numbers}
         return not self._rebalancing
 
-    def check(self, membership: Membership) -> None:
-        """Raises Replaced if another member holds the seat, Abortable if this one is not of the generation."""
-        if not self.holds(membership.seat, membership.member):
-            raise Abortable(f"group {self.name}: {membership.seat} is no member (any more)")
+    def check(self, membership: GroupMetadata) -> None:
+        """Raises Replaced if another member holds the membership, Abortable if this one is of an old generation."""
+        if self._held(membership.instance_id, membership.member) is None:
+            raise Abortable(f"group {self.name}: {membership.instance_id} is no member (any more)")
         if membership.generation != self.generation:
             raise Abortable(
-                f"group {self.name}: {membership.seat} is of generation {membership.generation}, and "
+                f"group {self.name}: {membership.instance_id} is of generation {membership.generation}, and "
                 f"{self.generation} is the newest"
             )
 
-    def holds(self, seat: str, member: int) -> bool:
-        """Whether this member holds the seat; False if nobody does. Raises Replaced if another member holds it."""
-        return self._held(seat, member) is not None
+    def owner(self, instance_id: str, member: int) -> Owner:
+        """Who holds the membership, as seen by this member."""
+        holder = self.static_members.get(instance_id)
+        if holder is None:
+            return Owner.NOBODYS
+        return Owner.OURS if holder.member == member else Owner.ANOTHERS
 
     def expire(self, before: float) -> None:
-        """Frees the seats of members that were not heard of since."""
-        for name, seat in list(self.seats.items()):
-            if seat.heard < before:
+        """Ends the memberships without a heartbeat since `before`."""
+        for name, member in list(self.static_members.items()):
+            if member.heard < before:
                 self.rebalance()
-                del self.seats[name]
-        if self.leader not in self.seats:
-            self.leader = min(self.seats, default="")
+                del self.static_members[name]
+        if self.leader not in self.static_members:
+            self.leader = min(self.static_members, default="")
 
-    def leave(self, name: str, member: int) -> bool:
-        """Frees a seat at once, if this member has it."""
-        seat = self.seats.get(name)
-        if seat is None or seat.member != member:
+    def leave(self, instance_id: str, member: int) -> bool:
+        """Ends the membership at once if this member holds it; returns whether it did."""
+        if self.owner(instance_id, member) is not Owner.OURS:
             return False
-        seat.heard = float("-inf")
+        self.static_members[instance_id].heard = float("-inf")
         self.expire(0.0)
         return True
 
     def keep(self, now: float) -> None:
-        """Starts all sessions again, as a coordinator does that was away."""
-        for seat in self.seats.values():
-            seat.heard = now
+        """Starts all sessions again, as a coordinator does after it was unavailable."""
+        for member in self.static_members.values():
+            member.heard = now
 
-    def _held(self, seat: str, member: int) -> Seat | None:
-        held = self.seats.get(seat)
+    def _held(self, instance_id: str, member: int) -> StaticMember | None:
+        held = self.static_members.get(instance_id)
         if held is not None and held.member != member:
-            raise Replaced(f"another worker has taken the slot of {seat} over; this one ends")
+            raise replaced(instance_id, f"member {held.member}")
         return held
 
     def rebalance(self) -> None:
-        """Asks all members to join the coming generation."""
+        """Asks all members to join the next generation."""
         if not self._rebalancing:
             self._rebalancing = True
-            for seat in self.seats.values():
-                seat.joined = False
+            for member in self.static_members.values():
+                member.joined = False
 
 
 class Broker:
-    """All topics, transactional ids and groups, and the requests that touch more than one of them."""
+    """All topics, transactional ids and groups, and the requests to them."""
 
     def __init__(self, *, transaction_timeout: float, session_timeout: float, marker_delay: float = 0.0) -> None:
         self.topics: dict[str, Topic] = {}
@@ -382,12 +390,12 @@ class Broker:
         self._ids = 0
 
     def next_id(self) -> int:
-        """A number given out once: for producers and topics."""
+        """Returns a new number, for a producer or a topic."""
         self._ids += 1
         return self._ids
 
     def pass_time(self, now: float) -> None:
-        """Writes markers, aborts transactions that are open for too long, and frees the seats of silent members."""
+        """Sets the time: writes due markers, aborts transactions and ends memberships that have timed out."""
         if now == self._now:
             return
         self._now = now
@@ -401,22 +409,22 @@ class Broker:
             group.expire(now - self.session_timeout)
 
     def keep_sessions(self, now: float) -> None:
-        """Starts the sessions of all members again: nobody is heard while a coordinator is away."""
+        """Starts all sessions again: no heartbeat arrives while a coordinator is unavailable."""
         for group in self.groups.values():
             group.keep(now)
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Adds partitions until the topic has so many."""
+        """Adds partitions until the topic has this number of them."""
         found = self.topic(name).partitions
         found += [Partition(TopicPartition(name, number)) for number in range(len(found), partitions)]
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
-        """Creates a topic; one that exists is left alone."""
+        """Creates a topic, unless it exists."""
         if name not in self.topics:
             self.topics[name] = Topic(name, f"memory-{self.next_id()}", partitions, settings)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic, and what transactions and groups have of it."""
+        """Deletes a topic, and removes its partitions from transactions and groups."""
         del self.topics[name]
         for held in self._transactional.values():
             held.partitions = {tp for tp in held.partitions if tp.topic != name}
@@ -426,35 +434,35 @@ class Broker:
                     del positions[tp]
 
     def topic(self, name: str) -> Topic:
-        """Raises TopicError if there is none."""
+        """Returns a topic. Raises TopicError if it does not exist."""
         if name not in self.topics:
             raise TopicError(f"topic {name!r} does not exist: run `kstreams topics create`")
         return self.topics[name]
 
     def partition(self, name: TopicPartition) -> Partition:
-        """Raises TopicError if there is none."""
+        """Returns a partition. Raises TopicError if it does not exist."""
         partitions = self.topic(name.topic).partitions
         if not 0 <= name.partition < len(partitions):
             raise TopicError(f"topic {name.topic!r} has {len(partitions)} partitions, and no {name.partition}")
         return partitions[name.partition]
 
     def group(self, name: str) -> Group:
-        """The group, made by its first mention."""
+        """Returns a group; creates it if it does not exist."""
         return self.groups.setdefault(name, Group(name))
 
     # Transactions.
 
     def init_producer(self, transactional_id: str) -> tuple[int, int]:
-        """A producer id and its new epoch; what the older one left open is aborted."""
+        """Returns the producer id and a new epoch; aborts the open transaction of the older producer."""
         held = self._transactional.setdefault(transactional_id, TransactionalId(self.next_id()))
         self._abort(held)
         held.epoch += 1
         return held.producer_id, held.epoch
 
     def enlist(self, transactional_id: str, epoch: int, partition: TopicPartition | None, now: float) -> None:
-        """Opens a transaction unless one is open, and adds a partition (None: positions) to it. Raises Fenced.
+        """Opens a transaction unless one is open, and adds a partition (None: offsets) to it. Raises Fenced.
 
-        The markers of the one before come first: a client is kept waiting for them (CONCURRENT_TRANSACTIONS).
+        The markers of the previous transaction are written first: a client waits for them (CONCURRENT_TRANSACTIONS).
         """
         held = self._of_epoch(transactional_id, epoch)
         self._write_markers(held)
@@ -468,8 +476,8 @@ class Broker:
     def produce(
         self, partition: TopicPartition, batch: Sequence[Content], stamp: Stamp | None, transactional_id: str | None
     ) -> None:
-        """Writes a batch, in the transaction of the id if there is one. Raises Fenced, Abortable, Refused."""
-        log, settings = self.partition(partition), self.topic(partition.topic).settings
+        """Writes a batch, in the transaction of the id unless that is None. Raises Fenced, Abortable, Refused."""
+        target, settings = self.partition(partition), self.topic(partition.topic).settings
         outputs = [content.output(partition) for content in batch]
         for content in batch:
             content.check_size(partition.topic, int(settings["max.message.bytes"]), outputs)
@@ -479,18 +487,18 @@ class Broker:
             held = self._of_epoch(transactional_id, stamp.epoch)
             if partition not in held.partitions:
                 raise Abortable(f"{transactional_id}: {partition} is not part of an open transaction")
-        log.append(batch, stamp, transactional=transactional_id is not None)
+        target.append(batch, stamp, transactional=transactional_id is not None)
 
-    def add_positions(self, transactional_id: str, epoch: int, positions: Positions, membership: Membership) -> None:
-        """Makes positions of a group pending in a transaction. Raises Fenced, Abortable.
+    def add_positions(self, transactional_id: str, epoch: int, positions: Positions, membership: GroupMetadata) -> None:
+        """Makes offsets of a group pending in a transaction. Raises Fenced, Abortable.
 
-        Of a producer that says nothing of a member, nothing is asked: so a zombie could commit.
+        Group metadata without a member is not checked: a zombie that sends such metadata can commit.
         """
         held = self._of_epoch(transactional_id, epoch)
         if not held.positions:
             raise Abortable(f"{transactional_id}: positions are not part of an open transaction")
         group = self.group(membership.group)
-        if membership.seat:
+        if membership.instance_id:
             try:
                 group.check(membership)
             except Replaced as replaced:
@@ -498,9 +506,10 @@ class Broker:
         group.pending.setdefault(held.producer_id, {}).update(positions)
 
     def end_transaction(self, transactional_id: str, epoch: int, *, commits: bool) -> None:
-        """Commits or aborts whatever is open. Raises Fenced, OutcomeUnknown if nothing is, unless it says so again.
+        """Commits or aborts the open transaction; accepts the repetition of the last request.
 
-        EndTxn v1 does not say which transaction it means: a late one ends another of its epoch (KAFKA-17754).
+        Raises Fenced, and OutcomeUnknown if no transaction is open. EndTxn v1 does not name its transaction: a late
+        request ends another one of its epoch (KAFKA-17754).
         """
         held = self._of_epoch(transactional_id, epoch)
         if held.since is None:
@@ -514,18 +523,18 @@ class Broker:
     def _of_epoch(self, transactional_id: str, epoch: int) -> TransactionalId:
         held = self._transactional[transactional_id]
         if held.epoch != epoch:
-            raise Fenced(f"{transactional_id}: epoch {epoch} is over, {held.epoch} counts")
+            raise Fenced(f"{transactional_id}: epoch {epoch} is fenced by epoch {held.epoch}")
         return held
 
     def _abort(self, held: TransactionalId) -> None:
-        """Aborts what is open; what was committed or aborted already gets its markers."""
+        """Aborts the open transaction; writes the markers of one whose end is decided."""
         if held.since is not None:
             held.since, held.commits, held.ends_at = None, False, self._now
         self._write_markers(held)
         held.commits = None
 
     def _write_markers(self, held: TransactionalId) -> None:
-        """Ends a transaction in its partitions and its groups, if its end is decided."""
+        """Ends a transaction in its partitions and groups, if its end is decided."""
         if held.ends_at is None:
             return
         commits = held.commits is True
@@ -538,12 +547,12 @@ class Broker:
         held.ends_at, held.positions = None, False
         held.partitions.clear()
 
-    # Positions.
+    # Committed offsets.
 
     def committed(self, group: str, partitions: Collection[TopicPartition]) -> Positions:
-        """A group's positions, of partitions that have one. Raises Retriable while one is pending."""
+        """Returns a group's committed offsets, of partitions that have one. Raises Retriable while one is pending."""
         found = self.group(group)
         for positions in found.pending.values():
             if waiting := sorted(set(partitions) & set(positions)):
-                raise Retriable(f"group {group}: the position of {waiting[0]} is pending in a transaction")
+                raise Retriable(f"group {group}: the offset of {waiting[0]} is pending in a transaction")
         return {tp: found.positions[tp] for tp in sorted(partitions) if tp in found.positions}

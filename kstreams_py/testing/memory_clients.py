@@ -1,4 +1,4 @@
-"""The clients of the broker in memory, and the network between: producers, consumers, faults on request."""
+"""The producers and consumers of the broker in memory, and the network between them, with its faults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from functools import partial
 from random import Random
 from typing import Final, TypeVar, Union
 
-from kstreams_py.delivery import Consumer, Durability, Output, Promise
 from kstreams_py.errors import (
     Abortable,
+    ClientError,
     KStreamsError,
-    LogError,
     OutcomeUnknown,
     Refused,
     Replaced,
@@ -21,25 +20,30 @@ from kstreams_py.errors import (
     TopicError,
     Unavailable,
 )
-from kstreams_py.groups import OpenTransaction
-from kstreams_py.record import Message, Positions, TopicPartition
-from kstreams_py.testing.memory_broker import Broker, Content, Heard, Membership, Stamp
+from kstreams_py.kafka.contracts import Consumer, Output, ProducerMode
+from kstreams_py.kafka.groups import OpenTransaction
+from kstreams_py.kafka.membership import Membership, Owner, replaced
+from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.testing.events import Isolation
+from kstreams_py.testing.memory_broker import Broker, Content, GroupMetadata, Heard, Stamp
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
-"""Bytes that the client takes for a record at most, whatever its topic takes (message.max.bytes)."""
+"""The largest record that the client accepts, in bytes, whatever its topic accepts (message.max.bytes)."""
 
 SENDS_MAX: Final = 3
-"""How often a batch is sent in a row until its producer says that it finds no answer."""
+"""How often a batch is sent in a row before its producer reports that there is no answer."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What befalls a request: it is carried out (`applied`) or lost on its way, and raises `error` in its caller.
+    """A fault of one request.
 
-    With `late` seconds, it reaches the broker (once more) that much later; its client is tainted, but for a producer
-    whose caller is told that the outcome is unknown.
+    - `error`: raised in the caller; None for an answer as usual.
+    - `applied`: whether the request is carried out or lost.
+    - `late`: seconds after which the request reaches the broker (once more); None if it does not. Its client is then
+      tainted, except a producer whose caller gets OutcomeUnknown.
     """
 
     error: BaseException | None = None
@@ -52,7 +56,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Requests of these names find no answer for a while; `applied` says of each whether it is carried out."""
+    """Requests of these names get no answer `until` a time; `applied` returns for each whether it is carried out."""
 
     until: float
     requests: frozenset[str]
@@ -63,45 +67,47 @@ Client = Union["MemoryProducer", "MemoryConsumer", None]
 
 
 class Network:
-    """What is between clients and broker: requests that arrive, get lost or come late, and the time that passes."""
+    """The network between clients and broker: delivers requests, loses or delays them, and makes time pass."""
 
     def __init__(self, broker: Broker, clock: Callable[[], float], linger: float, chance: Random | None = None) -> None:
         self.broker = broker
         self.clock = clock
         self.linger = linger
+        self.queue_records = 100_000
+        """Records that a producer keeps while no broker answers."""
         self.chance = chance
         self.requests: list[str] = []
         self.watcher: Callable[[str, object], Fault | None] = lambda *_: None
         self.lingering: list[MemoryProducer] = []
         self.opened: dict[int, OpenTransaction] = {}
-        """By producer id, its newest transaction that has positions."""
+        """The newest transaction with offsets, by producer id."""
         self._faults: list[tuple[str, int, Fault]] = []
         self._outages: list[Outage] = []
         self._late: list[tuple[float, Callable[[], object]]] = []
 
     def inject(self, request: str, nth: int, fault: Fault) -> None:
-        """Lets the nth request of a name ("" for any) from now on go wrong."""
+        """Injects a fault into the nth request of a name ("" for any) from now on."""
         self._faults.append((request, nth, fault))
 
     def begin_outage(self, outage: Outage) -> None:
-        """Lets requests go without an answer for a while."""
+        """Begins a time without answers to some requests."""
         self._outages.append(outage)
 
     def outage(self, name: str) -> Outage | None:
-        """Why requests of a name find no answer now; None if they do."""
+        """The outage in which requests of a name get no answer now; None if there is none."""
         if not self._outages:
             return None
         now = self.clock()
         return next((outage for outage in self._outages if name in outage.requests and now < outage.until), None)
 
     def request(self, name: str, action: Callable[[], T], client: Client = None) -> T:
-        """Carries a client's request out, or lets it go wrong."""
+        """Lets time pass, then carries out a client's request, with its fault if it has one."""
         fault = self.watcher(name, client)
         self.pass_time()
         return self._carry(name, action, client, fault)
 
     def transport(self, name: str, action: Callable[[], T], client: Client) -> T:
-        """As `request`, without a look at the clock."""
+        """Like `request`, but without letting time pass."""
         return self._carry(name, action, client, self.watcher(name, client))
 
     def _carry(self, name: str, action: Callable[[], T], client: Client, fault: Fault | None) -> T:
@@ -125,7 +131,7 @@ class Network:
         raise fault.error
 
     def pass_time(self) -> None:
-        """Lets come what time brings: late requests, lingering records, time-outs."""
+        """Lets the effects of time happen: late requests, lingering records, time-outs."""
         now = self.clock()
         if self._late:
             arriving = [action for at, action in self._late if at <= now]
@@ -155,23 +161,23 @@ class Network:
 
 
 class MemoryProducer:
-    """delivery.Producer in memory."""
+    """kafka.contracts.Producer in memory."""
 
-    def __init__(self, network: Network, promise: Promise, durability: Durability, transactional_id: str) -> None:
+    def __init__(self, network: Network, mode: ProducerMode, transactional_id: str) -> None:
         self._network = network
-        self._retries = promise.may_repeat or durability is Durability.COMMITTED
-        self._answered = durability is not Durability.NONE
-        self._id = transactional_id if promise.transactional else None
-        idempotent = durability is Durability.COMMITTED
+        self._retries = mode.may_repeat or mode.idempotent
+        self._answered = mode.acks != 0
+        self._id = transactional_id if mode.transactional else None
+        idempotent = mode.idempotent
         self._producer_id = network.broker.next_id() if idempotent else None
         self._epoch = 0 if self._id is None else -1
         self._sequences: dict[TopicPartition, int] = {}
         self._own_ids: dict[TopicPartition, int] = {}
-        """Without transactions: producer ids of partitions where a batch has failed; the others go on as they were."""
+        """Without transactions: the producer ids of partitions where a batch has failed; others keep the first id."""
         self._queue: list[tuple[str, int, Content]] = []
         self._queued_at = 0.0
         self._unanswered: dict[TopicPartition, list[list[Content]]] = {}
-        """Batches that were sent and found no answer, and those behind them: sent again as they are."""
+        """Batches without an answer, and those behind them: they are sent again unchanged."""
         self._failed: list[KStreamsError] = []
         self._open = False
         self._enlisted: set[TopicPartition | None] = set()
@@ -183,7 +189,7 @@ class MemoryProducer:
         return self._tainted
 
     def taint(self) -> None:
-        """A request of this producer may yet reach the broker."""
+        """Marks that a request of this producer may reach the broker late."""
         self._tainted = True
 
     def write(self, outputs: list[Output]) -> None:
@@ -191,6 +197,7 @@ class MemoryProducer:
         now, done = self._network.clock(), 0
         try:
             for output in outputs:
+                self._await_space()
                 topic, value, key, number, _, _, timestamp, headers = output
                 done += 1
                 content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
@@ -269,16 +276,29 @@ class MemoryProducer:
         self._unanswered = {}
 
     def send_if_due(self) -> None:
-        """Sends what has lingered for long enough."""
+        """Sends the queue if it has lingered for long enough."""
         if self._network.clock() - self._queued_at >= self._network.linger:
             self._send()
 
+    def _await_space(self) -> None:
+        """Sends, if the queue is full; raises if it stays full because there is no answer."""
+        if not self._unanswered or self._unacknowledged < self._network.queue_records:
+            return
+        self._send()
+        if self._unacknowledged >= self._network.queue_records:
+            raise (Abortable if self._id is not None else Retriable)("the producer's queue stayed full")
+
+    @property
+    def _unacknowledged(self) -> int:
+        return len(self._queue) + sum(len(batch) for batches in self._unanswered.values() for batch in batches)
+
     def _send(self) -> None:
-        """Sends the queue, a batch to each partition; what fails is kept for the next call that can say so."""
+        """Sends the queue, a batch to each partition; keeps errors for the next call that can raise them."""
         batches: dict[TopicPartition, list[Content]] = {}
         for name, number, content in self._queue:
             try:
-                tp = TopicPartition(name, self._network.broker.topic(name).place(content.key) if number < 0 else number)
+                topic = self._network.broker.topic(name)
+                tp = TopicPartition(name, topic.partition_for(content.key) if number < 0 else number)
                 batches.setdefault(self._network.broker.partition(tp).name, []).append(content)
             except TopicError as error:
                 self._failed.append(error)
@@ -292,7 +312,7 @@ class MemoryProducer:
             self._send_batches(tp)
 
     def _send_batches(self, tp: TopicPartition) -> None:
-        """Sends what there is for a partition, in order, until a batch finds no answer."""
+        """Sends the batches of a partition, in order, until one gets no answer."""
         batches = self._unanswered[tp]
         while batches and self._send_batch(tp, batches[0]):
             del batches[0]
@@ -300,7 +320,7 @@ class MemoryProducer:
             self._unanswered.pop(tp, None)
 
     def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> bool:
-        """Whether the batch was answered, by a failure perhaps."""
+        """Sends a batch; returns whether there was an answer, which may be an error."""
         sequence = self._sequences.get(tp, 0)
         stamp = None
         if self._producer_id is not None:
@@ -321,19 +341,19 @@ class MemoryProducer:
             if self._answered:
                 self._failed.append(failure)
             if self._id is None and self._producer_id is not None:
-                # whether a failed batch was written is not known (KIP-360): the next one begins a new sequence
+                # it is not known whether a failed batch was written (KIP-360): the next one begins a new sequence
                 self._own_ids[tp] = self._network.broker.next_id()
                 self._sequences.pop(tp, None)
             return True
         return False
 
     def _start_sequences(self, producer_id: int, epoch: int) -> None:
-        """Begins all sequences anew, with a new epoch."""
+        """Begins all sequences at 0, with a new epoch."""
         self._producer_id, self._epoch = producer_id, epoch
         self._sequences.clear()
 
     def _enlist(self, partition: TopicPartition | None) -> None:
-        """Makes a partition (None: positions) part of the transaction, unless it is already."""
+        """Adds a partition (None: offsets) to the transaction, unless it is part of it already."""
         if self._id is None or partition in self._enlisted:
             return
         self._ending_needed = True
@@ -342,7 +362,7 @@ class MemoryProducer:
         self._enlisted.add(partition)
 
     def _ending(self, *, commits: bool) -> Callable[[], None]:
-        """The request that ends the transaction; none is needed where the broker cannot have heard of it."""
+        """The request that ends the transaction; does nothing if the broker cannot know the transaction."""
         if not self._ending_needed:
             return lambda: None
         assert self._id is not None
@@ -366,32 +386,33 @@ class MemoryProducer:
 
 
 class MemoryConsumer:
-    """delivery.Consumer in memory: a static member of its group, with librdkafka's habits.
+    """kafka.contracts.Consumer in memory: a static member of its group, which behaves as librdkafka does.
 
-    A member whose session is over forgets its id and joins again, which takes the membership from whoever has it. As
-    ports/kafka does, it asks the group first who that is; but one that has no partitions is not even told.
+    A member whose session has timed out forgets its member id and joins again, which takes the membership from its
+    holder. As kafka/ does, it first asks the group for the holder; but a member without partitions joins again at once,
+    because the client does not report that its session has timed out.
     """
 
-    def __init__(self, network: Network, group: str, seat: str, metadata_age: float = 0.0) -> None:
-        """`metadata_age` is how old, in seconds, what the client knows of its topics' partitions may be."""
+    def __init__(self, network: Network, group: str, instance_id: str, metadata_age: float = 0.0) -> None:
+        """`metadata_age` is the age in seconds after which the client asks again for its topics' partitions."""
         self.ends: Positions = {}
         self.tainted = False
         self._network = network
         self._group = network.broker.group(group)
-        self._seat = seat
+        self._instance_id = instance_id
         self._member = 0
         self._generation = -1
         self._joins = False
-        """It is about to join: no answer has come yet."""
+        """It is joining, and has no answer yet."""
         self._lost = False
-        """The membership is over; the group is asked who holds it before this member joins again."""
+        """The membership is lost; the group is asked for its holder before this member joins again."""
         self._heard = 0.0
-        """When the group answered last."""
+        """The time of the group's last answer."""
         self._fenced = False
-        """A heartbeat was refused: another member has the seat."""
+        """A heartbeat was refused: another member holds the membership."""
         self._topics: tuple[str, ...] = ()
         self._counts: dict[str, int] = {}
-        """Partitions of each topic, as this client knows them."""
+        """The number of partitions of each topic, as this client knows it."""
         self._counted = 0.0
         self._metadata_age = metadata_age
         self._on_assigned: Callable[[set[TopicPartition]], None] = lambda _: None
@@ -402,7 +423,7 @@ class MemoryConsumer:
         self._rebalances = 0
 
     def taint(self, request: str) -> None:
-        """A commit of this member may yet reach the group."""
+        """Marks that a request of this member may reach the group late, if it is a commit."""
         self.tainted |= request == "commit"
 
     def subscribe(
@@ -417,23 +438,23 @@ class MemoryConsumer:
         self._join()
 
     def _forget_old_assignment(self) -> None:
-        """Ends the membership that this one replaces, if what the group has assigned is not what its topics have."""
-        held = self._group.seats.get(self._seat)
-        assigned = {tp for seat in self._group.seats.values() for tp in seat.partitions}
+        """Ends the membership that this one takes over if the assignment of the group does not fit its topics."""
+        held = self._group.static_members.get(self._instance_id)
+        assigned = {tp for instance_id in self._group.static_members.values() for tp in instance_id.partitions}
         if held is not None and assigned != {
             TopicPartition(name, number) for name, count in self._count().items() for number in range(count)
         }:
-            self._group.leave(self._seat, held.member)
+            self._group.leave(self._instance_id, held.member)
 
     def _join(self) -> None:
-        """Joins as a new member; without an answer once more with the next `consume`."""
+        """Joins as a new member; without an answer, the next `consume` joins again."""
         self._joins, self._generation, self._positions = True, -1, {}
         counts = self._count()
 
         def join() -> int:
-            return self._group.join(self._seat, self._topics, self._network.clock())
+            return self._group.join(self._instance_id, self._topics, self._network.clock())
 
-        with suppress(LogError):
+        with suppress(ClientError):
             self._member = self._request("subscribe", join)
             self._joins, self._fenced, self._heard, self._counts = False, False, self._network.clock(), counts
 
@@ -449,27 +470,29 @@ class MemoryConsumer:
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         del timeout  # nothing can come while the only thread waits
-        if self._lost and not self._return():
+        if self._lost and not self._join_again():
             return []
         return self._request("consume", lambda: self._consume(limit))
 
-    def _return(self) -> bool:
-        """Joins again if no other member has taken the membership; False if the group does not say. Raises Replaced."""
+    def _join_again(self) -> bool:
+        """Joins again if no other member holds the membership; False if the group does not answer. Raises Replaced."""
         try:
-            self.hold_seat()
-        except (LogError, Unavailable):
+            owner, holder = self.membership()
+        except (ClientError, Unavailable):
             return False
+        if owner is Owner.ANOTHERS:
+            raise replaced(self._instance_id, holder)
         self.rejoin()
         return True
 
     def _consume(self, limit: int) -> list[Message]:
         before = self._rebalances
         if self._topics:
-            self._keep_seat()
+            self._keep_membership()
         if self._rebalances != before:
             return []
         order, chance = list(self._positions), self._network.chance
-        if chance is not None:  # whatever came first, as much as has come
+        if chance is not None:  # partitions in the order of arrival, and as many records as have arrived
             order = chance.sample(sorted(order), chance.randint(0, len(order)))
             limit = chance.choice((1, 3, limit))
         found: list[Message] = []
@@ -481,16 +504,16 @@ class MemoryConsumer:
         return found
 
     def heartbeat(self) -> None:
-        """What the client's own thread does while its user is busy: the session goes on."""
+        """Sends a heartbeat, as the client's own thread does while its user is busy, so that the session continues."""
         if not self._joins and not self._lost and self._network.outage("heartbeat") is None:
             try:
-                if self._group.hear(self._seat, self._member, self._network.clock()) is not Heard.UNKNOWN:
+                if self._group.hear(self._instance_id, self._member, self._network.clock()) is not Heard.UNKNOWN:
                     self._heard = self._network.clock()
             except Replaced:
                 self._fenced = True
 
-    def _keep_seat(self) -> None:
-        """The client's part in its group: heartbeats, rebalances, joining again."""
+    def _keep_membership(self) -> None:
+        """Does the client's work for its group: heartbeats, rebalances, joining again."""
         broker = self._network.broker
         for topic in self._topics:
             broker.topic(topic)
@@ -503,19 +526,19 @@ class MemoryConsumer:
             self._generation = self._group.generation
             self._rebalances += 1
             self._positions = {}
-            self._on_assigned(set(self._group.seats[self._seat].partitions))
+            self._on_assigned(set(self._group.static_members[self._instance_id].partitions))
 
     def _is_heard(self) -> bool:
-        """Whether the group knows this member, after a heartbeat; it joins the coming generation if there is one."""
+        """Sends a heartbeat; joins the next generation if there is one. Returns whether the group knows this member."""
         now, timeout = self._network.clock(), self._network.broker.session_timeout
         if self._network.outage("heartbeat") is not None:
             if now - self._heard > timeout:
                 self._lose()
             return False
         if now - self._heard > timeout and self._generation < 0 and not self._fenced:
-            self._join()  # nothing was assigned: the client does not say that its session was over
+            self._join()  # without partitions: the client does not report that its session has timed out
         try:
-            heard = self._group.hear(self._seat, self._member, now)
+            heard = self._group.hear(self._instance_id, self._member, now)
         except Replaced:
             self._lose()
             return False
@@ -523,27 +546,27 @@ class MemoryConsumer:
             self._lose()
             return False
         self._heard = now
-        grown = self._has_grown(now)  # whoever is not the leader joins again, and is given what it had
-        if grown and self._group.leader == self._seat:
+        grown = self._has_grown(now)  # a member that is not the leader joins again, and keeps its partitions
+        if grown and self._group.leader == self._instance_id:
             self._group.rebalance()
         if grown or heard is Heard.REBALANCING:
             return self._join_generation()
         return True
 
     def _join_generation(self) -> bool:
-        """Joins the coming generation; False if the group has forgotten this member meanwhile."""
+        """Joins the next generation; False if the group has forgotten this member meanwhile."""
         if self._generation >= 0:
             self._positions = {}
             self._rebalances += 1
             self._on_revoked()
         self._generation = -1
-        if self._lost or self._group.hear(self._seat, self._member, self._heard) is Heard.UNKNOWN:
+        if self._lost or self._group.hear(self._instance_id, self._member, self._heard) is Heard.UNKNOWN:
             return False
-        self._group.rejoin(self._seat)
+        self._group.rejoin(self._instance_id)
         return True
 
     def _lose(self) -> None:
-        """The membership is over: another member has it, or the session has timed out."""
+        """Records that the membership is lost: another member holds it, or the session has timed out."""
         self._lost, self._generation, self._positions = True, -1, {}
         self._rebalances += 1
         self._on_lost()
@@ -553,19 +576,19 @@ class MemoryConsumer:
         return {name: len(topics[name].partitions) for name in self._topics if name in topics}
 
     def _has_grown(self, now: float) -> bool:
-        """Whether topics have other partitions than this client knew; it asks once what it knows is old."""
+        """Whether the numbers of partitions differ from those that this client knew; asks if these are old."""
         known = self._counts
         if now - self._counted >= self._metadata_age:
             self._counts, self._counted = self._count(), now
         return known != self._counts
 
     def _fetch(self, tp: TopicPartition, limit: int) -> list[Message]:
-        """The next records of a partition, which then goes to the end of the queue."""
+        """Returns the next records of a partition, and moves it to the end of the order of fetching."""
         partition = self._network.broker.partition(tp)
         position = self._positions[tp]
         partition.check(position)
         found: list[Message] = []
-        for m in partition.read(position, "read_committed"):
+        for m in partition.read(position, Isolation.COMMITTED):
             if len(found) == limit:
                 break
             found.append(m)
@@ -594,12 +617,13 @@ class MemoryConsumer:
             self._lose()
             raise Abortable(str(replaced)) from None
 
-    def hold_seat(self) -> bool:
-        return self._request("hold_seat", lambda: self._group.holds(self._seat, self._member))
+    def membership(self) -> Membership:
+        owner = self._request("membership", lambda: self._group.owner(self._instance_id, self._member))
+        return Membership(owner, "another member" if owner is Owner.ANOTHERS else "")
 
-    def group_metadata(self) -> Membership:
-        """What goes with a commit, as this member knows it now."""
-        return Membership(self._group.name, self._seat, self._member, self._generation)
+    def group_metadata(self) -> GroupMetadata:
+        """The group metadata for a commit, as this member knows it."""
+        return GroupMetadata(self._group.name, self._instance_id, self._member, self._generation)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         self._paused = frozenset(partitions)
@@ -608,8 +632,8 @@ class MemoryConsumer:
         self._positions = {}
 
     def give_up(self) -> bool:
-        """Leaves the group; whether the seat was this member's."""
-        return self._group.leave(self._seat, self._member)
+        """Leaves the group; returns whether this member held the membership."""
+        return self._group.leave(self._instance_id, self._member)
 
     def _request(self, name: str, action: Callable[[], T]) -> T:
         return self._network.request(name, action, self)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on containers: the images, built from this tree, and a network with a broker in it."""
+"""Fixtures of the container tests: the images, built from this checkout, and a network with a broker in it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import docker
 import pytest
+from docker.client import DockerClient
 from docker.errors import DockerException, ImageNotFound
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
@@ -17,31 +17,32 @@ from testcontainers.core.network import Network
 from testcontainers.core.wait_strategies import HealthcheckWaitStrategy
 
 from kstreams_py import Settings
-from tests.containers.stage import STARTUP_SECONDS, Broker, free_port
+from kstreams_py.embedded.nodes import free_ports
+from tests.containers.stage import STARTUP_SECONDS, Broker
 
 ROOT = Path(__file__).parents[2]
 
 BASES = ("python:3.11-slim", "debian:bookworm-slim")
-"""What the images may stand on: the first that the engine has, else it has to get the first."""
+"""The base images: the first of them that the engine has, otherwise the first, which the engine pulls."""
 
-# What is started here is removed by fixtures; the container that testcontainers adds for this need not be there.
+# fixtures remove what they start, so the container that testcontainers starts for this is not needed
 testcontainers_config.ryuk_disabled = True
 
 
-def connected() -> tuple[docker.DockerClient | None, str]:
-    """A client of the engine that answers, or why there is none."""
+def connect() -> tuple[DockerClient | None, str]:
+    """Returns a client of the container engine and "", or None and the reason."""
     try:
-        return docker.from_env(), ""
+        return DockerClient.from_env(), ""
     except DockerException as error:
         return None, str(error)
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[docker.DockerClient]:
-    """The container engine that DOCKER_HOST names, or the one at its usual place."""
+def engine() -> Iterator[DockerClient]:
+    """The container engine at DOCKER_HOST, or at its default address."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # docker's client forgets the socket that does not connect
-        client, why = connected()
+        warnings.simplefilter("ignore", ResourceWarning)  # docker's client does not close a socket that cannot connect
+        client, why = connect()
         gc.collect()
     if client is None:
         pytest.skip(f"no container engine answers (start one, or set DOCKER_HOST): {why}")
@@ -50,8 +51,8 @@ def engine() -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def build(engine: docker.DockerClient) -> list[str]:
-    """The command that builds images; their names go after it, the options of `docker build` after those."""
+def build(engine: DockerClient) -> list[str]:
+    """The script that builds images, followed by options of `docker build`."""
     for base in BASES:
         try:
             engine.images.get(base)
@@ -63,8 +64,8 @@ def build(engine: docker.DockerClient) -> list[str]:
     return [str(ROOT / "docker" / "build"), "--network", "host", "--build-arg", f"BASE={base}"]
 
 
-def built(command: list[str], *names: str) -> None:
-    """Builds images; what has not changed since is in the engine's cache."""
+def build_images(command: list[str], *names: str) -> None:
+    """Builds these images by the script of `build`; the engine caches layers that have not changed."""
     script, *options = command
     done = subprocess.run(
         [script, *names, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -74,36 +75,36 @@ def built(command: list[str], *names: str) -> None:
 
 @pytest.fixture(scope="session")
 def images(build: list[str]) -> None:
-    """The worker's image and the broker's."""
-    built(build, "worker", "kafka")
+    """Builds the worker's image and the broker's."""
+    build_images(build, "worker", "kafka")
 
 
 @pytest.fixture(scope="session")
 def all_images(build: list[str]) -> None:
-    """The images of compose.yaml."""
-    built(build, "worker", "kafka", "spark")
+    """Builds the images of compose.yaml."""
+    build_images(build, "worker", "kafka", "spark")
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A directory that containers may write, under a user of their own."""
-    made = tmp_path / "data"
-    made.mkdir()
-    made.chmod(0o777)
-    return made
+    """A directory that any user may write: containers have a user of their own."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    directory.chmod(0o777)
+    return directory
 
 
 @pytest.fixture
-def network(engine: docker.DockerClient) -> Iterator[Network]:
-    """A network of the test's own, on which containers know each other by name."""
-    with Network() as made:
-        yield made
+def network(engine: DockerClient) -> Iterator[Network]:
+    """A network for one test, on which containers find each other by name."""
+    with Network() as network:
+        yield network
 
 
 @pytest.fixture
 def kafka(images: None, network: Network, tmp_path: Path) -> Iterator[Broker]:
-    """A broker from its image: `kafka` for containers, a port of loopback for the test."""
-    port = free_port()
+    """A broker from its image: its address is `kafka` for containers, and a port of the loopback for the test."""
+    (port,) = free_ports([None])
     container = (
         DockerContainer("kstreams-kafka")
         .with_network(network)
@@ -111,7 +112,8 @@ def kafka(images: None, network: Network, tmp_path: Path) -> Iterator[Broker]:
         .with_envs(KAFKA_NODES="kafka", KAFKA_OUTSIDE=f"127.0.0.1:{port}")
         .waiting_for(HealthcheckWaitStrategy().with_startup_timeout(STARTUP_SECONDS))
     )
-    container.ports["29092"] = ("127.0.0.1", port)  # with_bind_ports() would bind it everywhere
+    # with_bind_ports() would bind the port on all interfaces
+    container.ports["29092"] = ("127.0.0.1", port)  # type: ignore[assignment]
     with container:
         settings = Settings.load(bootstrap_servers=f"127.0.0.1:{port}", schema_directory=tmp_path / "schemas")
         yield Broker(container, settings)

@@ -1,6 +1,6 @@
-"""The services of docker/compose.yaml, run as the file has them, but that the ports on this machine are free ones.
+"""The services of docker/compose.yaml, run as the file declares them, except that the published ports are free ones.
 
-Not by the tool of that name, which an engine need not have: what the file says is handed to the engine.
+The test starts them through the engine's API, since an engine may lack `docker compose`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from testcontainers.core.network import Network
 from testcontainers.core.wait_strategies import HealthcheckWaitStrategy
 
 from kstreams_py import Settings
-from kstreams_py.demo.data import CARRIER, delays, expect, read
-from tests.containers.stage import LIMIT, STARTUP_SECONDS, Flights, free_port, stopped
+from kstreams_py.demo.data import CARRIER, delays, expect
+from kstreams_py.demo.data_files import read
+from kstreams_py.embedded.nodes import free_ports
+from tests.containers.stage import LIMIT, STARTUP_SECONDS, Flights, stop_container
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
@@ -31,18 +33,18 @@ WORKERS = ("worker-0", "worker-1")
 
 
 class Services:
-    """Services by their names in the file; all of them end together."""
+    """Starts services by their names in the file; `close` ends all of them."""
 
     def __init__(self, network: Network, data: Path) -> None:
         self._services: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
         self._network = network
         self._data = data
         self._started = ExitStack()
-        self.ports = {name: free_port() for name in BROKERS}
+        self.ports = dict(zip(BROKERS, free_ports([None] * len(BROKERS)), strict=True))
         self.containers: dict[str, DockerContainer] = {}
 
     def start(self, name: str, *arguments: str) -> DockerContainer:
-        """The service's container, started; arguments go after its command."""
+        """Starts the container of a service; the arguments follow its command."""
         service = self._services[name]
         container = (
             DockerContainer(service["image"])
@@ -52,7 +54,7 @@ class Services:
         )
         if name in self.ports:
             container.with_env("KAFKA_OUTSIDE", f"127.0.0.1:{self.ports[name]}")
-            container.ports["29092"] = ("127.0.0.1", self.ports[name])
+            container.ports["29092"] = ("127.0.0.1", self.ports[name])  # type: ignore[assignment]
         if "state:/data" in service["volumes"]:
             container.with_volume_mapping(self._data, "/data", "rw")
         more = {"entrypoint": service["entrypoint"]} if "entrypoint" in service else {}
@@ -65,12 +67,12 @@ class Services:
         return container
 
     def output(self, name: str, *arguments: str) -> str:
-        """What a service says that ends by itself, and must do so well."""
+        """Runs a service that ends by itself, and returns its output; its exit status must be 0."""
         wrapped = self.start(name, *arguments).get_wrapped_container()
         status = wrapped.wait(timeout=LIMIT)["StatusCode"]
-        said: str = wrapped.logs().decode()
-        assert status == 0, said
-        return said
+        output: str = wrapped.logs().decode()
+        assert status == 0, output
+        return output
 
     def close(self) -> None:
         self._started.close()
@@ -78,14 +80,14 @@ class Services:
 
 @pytest.fixture
 def services(all_images: None, network: Network, data: Path) -> Iterator[Services]:
-    made = Services(network, data)
-    yield made
-    for name, container in made.containers.items():  # pytest shows it where the test has failed
+    services = Services(network, data)
+    yield services
+    for name, container in services.containers.items():  # pytest shows this output if the test has failed
         sys.stdout.write(f"--- {name}\n{container.get_wrapped_container().logs(tail=20).decode()}\n")
-    made.close()
+    services.close()
 
 
-def test_compose_services_run_the_flights_to_the_row_and_spark_reads_them(
+def test_compose_services_deliver_every_flight_once_and_spark_reads_them(
     services: Services, data: Path, tmp_path: Path
 ) -> None:
     healthy = HealthcheckWaitStrategy().with_startup_timeout(STARTUP_SECONDS)
@@ -100,12 +102,12 @@ def test_compose_services_run_the_flights_to_the_row_and_spark_reads_them(
     assert {info.replication for info in flights.topics.values()} == {3}
     table = re.findall(r"^\|\s*(\w\w)\|\s*(\d+)\|\s*(-?[\d.]+)\|$", services.output("spark"), flags=re.MULTILINE)
     assert {carrier: (int(number), float(minutes)) for carrier, number, minutes in table} == by_airline()
-    assert [stopped(worker) for worker in workers] == [0, 0]
-    assert flights.wrong(data) == []
+    assert [stop_container(worker) for worker in workers] == [0, 0]
+    assert flights.failed_checks(data) == []
 
 
 def by_airline() -> dict[str, tuple[int, float]]:
-    """Departed flights and their mean delay, from the file alone; all of them are of January."""
+    """Computes the departed flights and their mean delay from the file; all of them are of January."""
     departed = expect(read(RECORDS)).rows["departed"]
     assert {row[CARRIER] for row in departed} == {carrier for carrier, _ in delays(departed)}
     return {carrier: (number, round(mean, 2)) for (carrier, month), (number, mean) in delays(departed).items()}

@@ -1,4 +1,4 @@
-"""The files in docker/, as far as they can be checked without an engine: these tests always run."""
+"""The files in docker/: checks that need no container engine, so they always run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kstreams_py.config import Settings
+from kstreams_py.embedded.nodes import Node, server_properties
 from kstreams_py.errors import Replaced
-from kstreams_py.ports.broker import Node, server_properties
+from kstreams_py.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -38,6 +38,13 @@ def kafka_node() -> ModuleType:
     return module
 
 
+def search(pattern: str, text: str) -> str:
+    """Returns the group of the pattern in the text."""
+    match = re.search(pattern, text)
+    assert match is not None, pattern
+    return match[1]
+
+
 def test_compose_has_three_brokers_two_workers_and_the_jobs(services: dict[str, dict[str, Any]]) -> None:
     assert {name: service["image"] for name, service in services.items()} == {
         **dict.fromkeys(BROKERS, "kstreams-kafka"),
@@ -47,26 +54,30 @@ def test_compose_has_three_brokers_two_workers_and_the_jobs(services: dict[str, 
     assert {name for name, service in services.items() if service.get("profiles")} == {"departures", "spark"}
 
 
-def test_compose_images_are_those_that_build_makes_and_are_never_pulled(services: dict[str, dict[str, Any]]) -> None:
+def test_compose_images_are_those_that_docker_build_builds_and_are_never_pulled(
+    services: dict[str, dict[str, Any]],
+) -> None:
     script = (DOCKER / "build").read_text()
     assert {service["image"] for service in services.values()} == {
-        f"kstreams-{name}" for name in re.search(r"images=\((\w+(?: \w+)*)\)", script)[1].split()
+        f"kstreams-{name}" for name in search(r"images=\((\w+(?: \w+)*)\)", script).split()
     }
     assert {service["pull_policy"] for service in services.values()} == {"never"}
 
 
-def test_compose_publishes_on_loopback_only_and_where_the_brokers_say(services: dict[str, dict[str, Any]]) -> None:
+def test_compose_publishes_ports_on_loopback_only_at_the_advertised_addresses(
+    services: dict[str, dict[str, Any]],
+) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published == {name: [f"{services[name]['environment']['KAFKA_OUTSIDE']}:29092"] for name in BROKERS}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
-def test_compose_gives_each_broker_its_place_and_each_worker_its_slot(services: dict[str, dict[str, Any]]) -> None:
-    for place, name in enumerate(BROKERS):
+def test_compose_gives_each_broker_its_index_and_each_worker_its_slot(services: dict[str, dict[str, Any]]) -> None:
+    for name in BROKERS:
         nodes = services[name]["environment"]["KAFKA_NODES"].split(",")
-        assert (nodes, nodes[int(services[name]["environment"]["KAFKA_NODE"])]) == (BROKERS, BROKERS[place])
+        assert (nodes, nodes[int(services[name]["environment"]["KAFKA_NODE"])]) == (BROKERS, name)
         assert services[name]["volumes"] == [f"{name}:/data"]
-    slots = [re.search(r"--slot (\d+)", services[f"worker-{i}"]["command"])[1] for i in range(2)]
+    slots = [search(r"--slot (\d+)", services[f"worker-{i}"]["command"]) for i in range(2)]
     assert slots == ["0", "1"]
 
 
@@ -80,7 +91,7 @@ def test_compose_waits_for_brokers_and_gives_workers_time_to_drain(services: dic
 
 
 def test_compose_does_not_restart_a_worker_whose_slot_was_taken(services: dict[str, dict[str, Any]]) -> None:
-    """`on-failure` leaves down what ends with 0: tini's -e turns a status into that, and passes on all others."""
+    """`on-failure` restarts nothing that exits with 0. tini's -e maps one status to 0, and passes on all others."""
     entrypoint = json.loads(
         re.findall(r"^ENTRYPOINT (.+)$", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)[-1]
     )
@@ -91,10 +102,12 @@ def test_compose_does_not_restart_a_worker_whose_slot_was_taken(services: dict[s
     assert f"tini -e {Replaced.exit_status}" in (DOCKER / "README.md").read_text()
 
 
-def test_broker_in_a_container_has_the_embedded_brokers_settings_but_for_the_listeners(kafka_node: ModuleType) -> None:
-    place = {"KAFKA_NODES": ",".join(BROKERS), "KAFKA_NODE": "1", "KAFKA_OUTSIDE": "127.0.0.1:9093"}
+def test_broker_in_a_container_has_the_settings_of_the_embedded_broker_except_the_listeners(
+    kafka_node: ModuleType,
+) -> None:
+    variables = {"KAFKA_NODES": ",".join(BROKERS), "KAFKA_NODE": "1", "KAFKA_OUTSIDE": "127.0.0.1:9093"}
     nodes = [Node(i, 9092, 9093, Path("/data")) for i in range(3)]
-    assert kafka_node.properties(place | {"KAFKA_SETTINGS": "a.b=1 c=d=e"}) == {
+    assert kafka_node.properties(variables | {"KAFKA_SETTINGS": "a.b=1 c=d=e"}) == {
         **server_properties(nodes[1], nodes),
         "controller.quorum.voters": "0@kafka-0:9093,1@kafka-1:9093,2@kafka-2:9093",
         "listeners": "INSIDE://:9092,OUTSIDE://:29092,CONTROLLER://:9093",
@@ -107,7 +120,7 @@ def test_broker_in_a_container_has_the_embedded_brokers_settings_but_for_the_lis
     }
 
 
-def test_brokers_of_a_cluster_agree_on_its_id_and_other_clusters_have_another(kafka_node: ModuleType) -> None:
+def test_brokers_of_a_cluster_compute_the_same_cluster_id_and_other_clusters_another(kafka_node: ModuleType) -> None:
     assert re.fullmatch(r"[\w-]{22}", kafka_node.cluster_id(BROKERS))
     assert kafka_node.cluster_id(BROKERS) != kafka_node.cluster_id(BROKERS[:1])
 
@@ -119,14 +132,14 @@ def test_images_do_not_run_as_root_and_pass_signals_on(name: str) -> None:
     assert re.search(r'^ENTRYPOINT \["tini", "--", ', text, flags=re.MULTILINE)
 
 
-def test_image_names_no_package_that_the_project_does_not_have() -> None:
+def test_images_install_only_extras_that_the_project_has() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = re.findall(r"'(?:\.|kstreams_py)\[([\w,]+)\]'", "".join(p.read_text() for p in DOCKER.glob("*Dockerfile")))
     assert asked
     assert not {extra for names in asked for extra in names.split(",")} - set(extras)
 
 
-def test_readme_tells_of_every_variable_that_the_broker_reads() -> None:
+def test_readme_lists_every_variable_that_the_broker_reads() -> None:
     read = set(re.findall(r'environ(?:ment)?\.get\("(\w+)"', (DOCKER / "kafka_node.py").read_text()))
-    told = set(re.findall(r"^\| `(KAFKA_\w+)` \|", (DOCKER / "README.md").read_text(), flags=re.MULTILINE))
-    assert told == read
+    listed = set(re.findall(r"^\| `(KAFKA_\w+)` \|", (DOCKER / "README.md").read_text(), flags=re.MULTILINE))
+    assert listed == read

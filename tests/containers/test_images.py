@@ -1,4 +1,4 @@
-"""The images, run: the broker serves this machine and its network, the worker keeps its guarantee and drains."""
+"""Runs the images: the broker serves this machine and its network, the worker keeps its guarantee and drains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from tests.containers.stage import TARGET, Broker, Flights, stopped
+from tests.containers.stage import TARGET, Broker, Flights, stop_container
 from tests.system.command import command
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
@@ -37,7 +37,9 @@ def workers(kafka: Broker, network: Network, data: Path) -> Iterator[list[Docker
         ]
 
 
-def test_broker_image_serves_workers_on_this_machine_to_the_row(kafka: Broker, data: Path, tmp_path: Path) -> None:
+def test_broker_image_serves_workers_outside_of_containers_that_deliver_every_flight_once(
+    kafka: Broker, data: Path, tmp_path: Path
+) -> None:
     environment = {**kafka.settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(data)}
     asked = ("run", TARGET, "--workers", 2, "--create-topics")
     flights = Flights(kafka.settings, RECORDS)
@@ -45,24 +47,24 @@ def test_broker_image_serves_workers_on_this_machine_to_the_row(kafka: Broker, d
         flights.await_all()
         workers.send(signal.SIGTERM)
         assert workers.wait() == 0, workers.text
-    assert flights.wrong(data) == []
+    assert flights.failed_checks(data) == []
 
 
-def test_worker_image_drains_on_sigterm_and_the_slot_goes_on_to_the_row(
+def test_worker_image_drains_on_sigterm_and_its_restarted_slot_delivers_every_flight_once(
     kafka: Broker, workers: list[DockerContainer], data: Path
 ) -> None:
     flights = Flights(kafka.settings, RECORDS)
     with flights.running(write_in=12):
         flights.await_departed(RECORDS // 4)
         drained = workers[0].get_wrapped_container()
-        assert stopped(workers[0]) == 0, drained.logs().decode()
-        drained.start()  # the same slot again: it goes on where it had committed
+        assert stop_container(workers[0]) == 0, drained.logs().decode()
+        drained.start()  # the same slot again: it continues at its committed offsets
         flights.await_all()
-    assert [stopped(worker) for worker in workers] == [0, 0]
-    assert flights.wrong(data) == []
+    assert [stop_container(worker) for worker in workers] == [0, 0]
+    assert flights.failed_checks(data) == []
 
 
-def test_worker_of_compose_ends_with_0_where_its_slot_was_taken_and_with_its_status_else(images: None) -> None:
+def test_worker_of_compose_exits_with_0_if_its_slot_was_taken_and_otherwise_with_its_status(images: None) -> None:
     entrypoint = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["worker-0"]["entrypoint"]
     *tini, program = entrypoint
     assert program == "kstreams"

@@ -1,35 +1,35 @@
-"""A Log under test: the one in memory or the one on a real broker, behind the same shorthands."""
+"""The implementations of Cluster under test, in memory and on a real broker, with the same helper methods."""
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import confluent_kafka as ck
 
-from kstreams_py.config import ClientSettings, Settings
-from kstreams_py.delivery import PROMISES, Consumer, Durability, Guarantee, Log, Output, Producer
 from kstreams_py.errors import Retriable
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.record import Message, Positions, TopicPartition
-from kstreams_py.testing import MemoryLog
-from kstreams_py.testing.memory_broker import Membership
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.settings import ClientSettings, Settings
+from kstreams_py.testing import MemoryCluster
+from kstreams_py.testing.memory_broker import GroupMetadata
 from tests.system.harness import first_offset
+from tests.waiting import wait_until
 
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
 
 BOUND = 30.0
-"""Seconds after which a condition that was waited for counts as failed."""
+"""Seconds after which a condition that does not come true fails a test."""
 
 
 def until(done: Callable[[], bool]) -> None:
-    """Waits for a condition, which polls by itself."""
-    deadline = time.monotonic() + BOUND
-    while not done():
-        assert time.monotonic() < deadline, "waited in vain"
+    """Waits until the condition is true. The condition itself polls."""
+    wait_until(done, "what the test waits for", BOUND, pause=0.0)
 
 
 def row(m: Message) -> Row:
@@ -41,15 +41,15 @@ def output(topic: str, value: bytes | None, key: bytes | None = None, partition:
 
 
 class Member:
-    """A consumer in a group that starts at the committed positions, and keeps what happens to it."""
+    """A group member that starts at the committed offsets, and records its callbacks and records."""
 
-    def __init__(self, log: Log, consumer: Consumer, topics: Sequence[str]) -> None:
+    def __init__(self, cluster: Cluster, consumer: Consumer, topics: Sequence[str]) -> None:
         self.events: list[object] = []
         self.rows: list[Row] = []
         self.consumer = consumer
-        self._log = log
+        self._cluster = cluster
         self._assigned: set[TopicPartition] | None = None
-        """What was assigned, until reading has started there."""
+        """Assigned partitions that reading has not started on yet."""
         consumer.subscribe(
             topics, self._on_assigned, lambda: self.events.append("revoked"), lambda: self.events.append("lost")
         )
@@ -58,64 +58,64 @@ class Member:
         self.events.append(partitions)
         self._assigned = partitions
 
-    def _starts_at_committed(self, partitions: set[TopicPartition]) -> bool:
+    def _can_start_at_committed(self, partitions: set[TopicPartition]) -> bool:
         try:
             positions = self.consumer.committed(partitions)
-            self.consumer.assign(self._log.starts(partitions - positions.keys()) | positions)
-        except Retriable:  # the leader of a new partition may not know yet that it is
+            self.consumer.assign(self._cluster.starts(partitions - positions.keys()) | positions)
+        except Retriable:  # the leader of a new partition may not know it yet
             return False
         return True
 
     def holds(self, *partitions: TopicPartition) -> bool:
-        """Whether exactly these were assigned last."""
+        """Whether the last callback assigned exactly these partitions."""
         return self.events[-1:] == [set(partitions)]
 
     def poll(self) -> Member:
         found = self.consumer.consume(100, 0.1)
         if (assigned := self._assigned) is not None:
-            assert not found, "records between an assignment and its start"
-            until(lambda: self._starts_at_committed(assigned))
+            assert not found, "records were returned between the assignment and the start"
+            until(lambda: self._can_start_at_committed(assigned))
             self._assigned = None
         self.rows += map(row, found)
         return self
 
 
-def together(*members: tuple[Any, ...]) -> None:
-    """Polls members, each given with partitions, until each holds just these."""
+def poll_until_held(*members: tuple[Any, ...]) -> None:
+    """Polls members, each given as (member, *partitions), until each holds exactly these partitions."""
 
-    def done() -> bool:
+    def all_hold() -> bool:
         holding = [member.poll().holds(*partitions) for member, *partitions in members]
         return all(holding)
 
-    until(done)
+    until(all_hold)
 
 
 class Rig:
-    """A log under test, with fresh names, shorthands, and what the protocol has no call for."""
+    """A cluster under test, with unique names, helper methods, and reads that the protocol does not offer."""
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self._consumers: list[Consumer] = []
         self._producers: list[Producer] = []
 
     def uncommitted(self, topic: str) -> list[Row]:
-        """What a read_uncommitted reader gets: records of open and aborted transactions too."""
+        """The records that a read_uncommitted reader gets, including those of open and aborted transactions."""
         raise NotImplementedError
 
     def high_watermarks(self, topic: str) -> Positions:
-        """The end of each partition, open transactions included."""
+        """The high watermark of each partition, which includes open transactions."""
         raise NotImplementedError
 
     def no_member(self, group: str) -> object:
-        """Group metadata that names neither member nor generation."""
+        """Group metadata without a member and a generation."""
         raise NotImplementedError
 
     def settle(self, topic: str) -> None:
-        """Waits until no transaction is open: a broker writes its markers after it has answered the commit."""
-        until(lambda: (ends := self.high_watermarks(topic)) == self.log.ends(list(ends)))
+        """Waits until no transaction is open: a broker answers the commit before it has written the markers."""
+        until(lambda: (ends := self.high_watermarks(topic)) == self.cluster.ends(list(ends)))
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        return [TopicPartition(topic, number) for number in range(self.log.topics([topic])[topic].partitions)]
+        return [TopicPartition(topic, number) for number in range(self.cluster.topics([topic])[topic].partitions)]
 
     def close(self) -> None:
         for producer in self._producers:
@@ -128,25 +128,25 @@ class Rig:
 
     def topic(self, partitions: int = 1, **settings: str) -> str:
         name = self.name()
-        self.log.create_topics([(name, partitions, 1, {k.replace("_", "."): v for k, v in settings.items()})])
+        self.cluster.create_topics([(name, partitions, 1, {k.replace("_", "."): v for k, v in settings.items()})])
         return name
 
-    def consumer(self, group: str | None = None, seat: str = "seat") -> Consumer:
-        self._consumers.append(self.log.consumer(group or self.name(), seat))
+    def consumer(self, group: str | None = None, instance_id: str = "member") -> Consumer:
+        self._consumers.append(self.cluster.consumer(group or self.name(), instance_id))
         return self._consumers[-1]
 
-    def member(self, group: str, seat: str, *topics: str) -> Member:
-        return Member(self.log, self.consumer(group, seat), topics)
+    def member(self, group: str, instance_id: str, *topics: str) -> Member:
+        return Member(self.cluster, self.consumer(group, instance_id), topics)
 
     def plain(self, durability: Durability = Durability.COMMITTED) -> Producer:
-        """A producer without transactions."""
-        self._producers.append(self.log.producer(PROMISES[Guarantee.AT_LEAST_ONCE], durability, "plain"))
+        """Creates a producer without transactions."""
+        self._producers.append(self.cluster.producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), "plain"))
         return self._producers[-1]
 
     def producer(self, transactional_id: str | None = None) -> Producer:
-        """A producer that is ready to begin a transaction."""
-        promise = PROMISES[Guarantee.EXACTLY_ONCE]
-        producer = self.log.producer(promise, Durability.COMMITTED, transactional_id or self.name())
+        """Creates a producer that is ready to begin a transaction."""
+        mode = producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED)
+        producer = self.cluster.producer(mode, transactional_id or self.name())
         self._producers.append(producer)
         producer.init_transactions()
         return producer
@@ -157,7 +157,7 @@ class Rig:
         producer.flush()
 
     def transaction(self, topic: str, *values: bytes, commits: bool = True) -> None:
-        """A whole transaction on partition 0, with its marker."""
+        """Writes a whole transaction to partition 0, and waits for its marker."""
         producer = self.producer()
         producer.begin_transaction()
         producer.write([output(topic, value) for value in values])
@@ -169,9 +169,9 @@ class Rig:
         self.settle(topic)
 
     def messages(self, topic: str, start: int = 0) -> list[Message]:
-        """What a read_committed reader gets from every partition now, up to its end."""
+        """The records that a read_committed reader gets now from every partition, up to its end."""
         partitions = self.partitions(topic)
-        ends = self.log.ends(partitions)
+        ends = self.cluster.ends(partitions)
         consumer = self.consumer()
         consumer.assign(dict.fromkeys(partitions, start))
         found: list[Message] = []
@@ -184,32 +184,32 @@ class Rig:
         return sorted(found, key=lambda m: (m.partition(), m.offset()))
 
     def committed(self, topic: str) -> list[Row]:
-        """What a read_committed reader gets once no transaction is open."""
+        """The records that a read_committed reader gets once no transaction is open."""
         self.settle(topic)
         return list(map(row, self.messages(topic)))
 
 
 class MemoryRig(Rig):
-    """The log in memory."""
+    """The cluster in memory."""
 
     def __init__(self) -> None:
-        self._memory = MemoryLog()
+        self._memory = MemoryCluster()
         super().__init__(self._memory)
 
     def uncommitted(self, topic: str) -> list[Row]:
         return list(map(row, self._memory.records(topic, "read_uncommitted")))
 
     def high_watermarks(self, topic: str) -> Positions:
-        ends = self.log.ends(self.partitions(topic))
+        ends = self.cluster.ends(self.partitions(topic))
         seen = self.uncommitted(topic)
         return {tp: max([end, *(o + 1 for n, o, _ in seen if n == tp.partition)]) for tp, end in ends.items()}
 
     def no_member(self, group: str) -> object:
-        return Membership(group, "", 0, -1)
+        return GroupMetadata(group, "", 0, -1)
 
 
 class KafkaRig(Rig):
-    """The log on a real broker."""
+    """The cluster on a real broker."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -224,7 +224,7 @@ class KafkaRig(Rig):
             }
         )
         super().__init__(
-            KafkaLog(
+            KafkaCluster(
                 Settings(
                     bootstrap_servers=bootstrap_servers,
                     request_timeout_ms=5_000,
@@ -258,7 +258,7 @@ class KafkaRig(Rig):
     def high_watermarks(self, topic: str) -> Positions:
         reader, partitions = self._reader, self.partitions(topic)
         for tp in partitions:
-            first_offset(reader, ck.TopicPartition(*tp))  # returns once the leader of a new partition knows that it is
+            first_offset(reader, ck.TopicPartition(*tp))  # returns once the leader knows the new partition
         return {tp: reader.get_watermark_offsets(ck.TopicPartition(*tp), 5.0)[1] for tp in partitions}
 
     def no_member(self, group: str) -> object:

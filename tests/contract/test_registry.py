@@ -1,4 +1,4 @@
-"""What every Registry does, on files and on a schema registry over HTTP; and what only one of the two can do wrong."""
+"""The Registry contract, on files and over HTTP, and the failures that only one of the two has."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from kstreams_py.errors import KStreamsError, MissingSoftware, SchemaError, SettingsError, Unavailable
-from kstreams_py.ports import registry as port
-from kstreams_py.ports.registry import FileRegistry, SchemaRegistry, open_registry
-from kstreams_py.serde import Avro, Registry, canonical, content_id, unreadable
+from kstreams_py.formats import file_registry
+from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.evolution import unreadable
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.http_registry import SchemaRegistry
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.schemas import canonical, content_id
 
 USER = "alice:p@ss,w/rd"
 AT_ONCE = {"max.retries": 0, "timeout": 5}
@@ -26,21 +31,21 @@ SUBJECT = "departures of to-day/EWR-value"
 
 
 def flight(**fields: Any) -> str:
-    """The text of a record schema; a field's type, or a tuple of its type and its default."""
-    of = [
+    """The text of a record schema; each field is its type, or a tuple of type and default."""
+    declared = [
         {"name": n, "type": f[0], "default": f[1]} if isinstance(f, tuple) else {"name": n, "type": f}
         for n, f in fields.items()
     ]
-    return canonical({"type": "record", "name": "Flight", "fields": of})
+    return canonical({"type": "record", "name": "Flight", "fields": declared})
 
 
 V1, V2 = flight(number="int"), flight(number="long", gate=("string", "?"))
-MISFIT = flight(number="int", gate="string")
+INCOMPATIBLE = flight(number="int", gate="string")
 OTHER = flight(number="string")
 
 
 class RestServer(ThreadingHTTPServer):
-    """A small schema registry: the few requests the client makes, with the API's own status and error codes."""
+    """A small schema registry for the requests that the client sends, with the status and error codes of the API."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Requests)
@@ -100,11 +105,11 @@ class _Requests(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         self.server.requests.append(f"{method} {'/'.join(path)}")
-        given = self.headers.get("Authorization", "").removeprefix("Basic ")
+        credentials = self.headers.get("Authorization", "").removeprefix("Basic ")
         answer: Any
         if self.server.broken is not None:
             status, answer = self.server.broken
-        elif self.server.users and base64.b64decode(given).decode() not in self.server.users:
+        elif self.server.users and base64.b64decode(credentials).decode() not in self.server.users:
             status, answer = 401, {"error_code": 401, "message": "Unauthorized"}
         else:
             status, answer = self.server.answer(method, path, json.loads(body) if body else {})
@@ -115,7 +120,7 @@ class _Requests(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *args: object) -> None:
-        """Nothing on the terminal."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -134,15 +139,15 @@ def url(server: RestServer, user: str = "") -> str:
 
 @pytest.fixture(params=["files", "http"])
 def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Registry]:
-    """Opens the same registry once more, as another process would."""
+    """Opens another client of the same registry, as another process does."""
     if request.param == "files":
         return lambda: FileRegistry(tmp_path / "schemas")
     server = request.getfixturevalue("server")
     return lambda: SchemaRegistry(url(server), **AT_ONCE)
 
 
-def message(kind: type[Exception], call: Callable[..., object], *arguments: object) -> str:
-    """What the exception says; its class must be exactly `kind`."""
+def raised_message(kind: type[Exception], call: Callable[..., object], *arguments: object) -> str:
+    """Calls a function that must raise exactly `kind`, and returns the message."""
     with pytest.raises(kind) as caught:
         call(*arguments)
     assert type(caught.value) is kind
@@ -152,7 +157,7 @@ def message(kind: type[Exception], call: Callable[..., object], *arguments: obje
 # The contract.
 
 
-def test_registry_schema_registered_is_found_by_its_id_everywhere(open_again: Callable[[], Registry]) -> None:
+def test_registry_registered_schema_is_found_by_its_id_in_another_client(open_again: Callable[[], Registry]) -> None:
     schema_id = open_again().register(SUBJECT, V1)
     assert 0 <= schema_id < 2**31
     assert json.loads(open_again().schema(schema_id)) == json.loads(V1)
@@ -173,18 +178,18 @@ def test_registry_same_schema_has_one_id_in_all_subjects(open_again: Callable[[]
 def test_registry_subject_has_all_writers_schemas(open_again: Callable[[], Registry]) -> None:
     registry = open_again()
     ids = [registry.register(SUBJECT, V1), registry.register(SUBJECT, V2)]
-    registry.register("other-value", MISFIT)
+    registry.register("other-value", INCOMPATIBLE)
     assert open_again().ids(SUBJECT) == sorted(ids)
 
 
 def test_registry_unknown_subject_has_no_schemas(open_again: Callable[[], Registry]) -> None:
-    assert open_again().ids("nobody-value") == []
+    assert open_again().ids("unknown-value") == []
 
 
-def test_registry_unknown_id_is_a_lookup_error_that_says_where(open_again: Callable[[], Registry]) -> None:
+def test_registry_unknown_id_is_a_lookup_error_that_names_the_registry(open_again: Callable[[], Registry]) -> None:
     registry = open_again()
     registry.register(SUBJECT, V1)
-    assert message(LookupError, registry.schema, 4711).startswith("id 4711 is not in ")
+    assert raised_message(LookupError, registry.schema, 4711).startswith("id 4711 is not in ")
 
 
 def test_registry_schema_that_cannot_read_older_ones_is_refused_and_not_kept(
@@ -192,7 +197,7 @@ def test_registry_schema_that_cannot_read_older_ones_is_refused_and_not_kept(
 ) -> None:
     registry = open_again()
     schema_id = registry.register(SUBJECT, V1)
-    found = message(SchemaError, registry.register, SUBJECT, MISFIT)
+    found = raised_message(SchemaError, registry.register, SUBJECT, INCOMPATIBLE)
     assert found.startswith(f"a schema that does not fit subject {SUBJECT!r}: ")
     assert found.endswith("; give each new field a default and only widen types, or write to a new topic")
     assert open_again().ids(SUBJECT) == [schema_id]
@@ -200,11 +205,11 @@ def test_registry_schema_that_cannot_read_older_ones_is_refused_and_not_kept(
 
 def test_registry_schema_that_cannot_read_the_oldest_is_refused(open_again: Callable[[], Registry]) -> None:
     registry = open_again()
-    for gate in ("gate", "door", "stand", "belt"):  # so that the ids of old and new come in either order
+    for gate in ("gate", "door", "stand", "belt"):  # so that the ids of old and new are in either order
         number, subject = f"{gate}_number", f"{gate}-value"
         registry.register(subject, flight(**{number: "int"}))
         registry.register(subject, flight(**{number: "int", gate: ("string", "?")}))
-        message(SchemaError, registry.register, subject, flight(**{number: "int", gate: "string"}))
+        raised_message(SchemaError, registry.register, subject, flight(**{number: "int", gate: "string"}))
 
 
 def test_registry_serves_a_serde_whose_schema_evolves(open_again: Callable[[], Registry]) -> None:
@@ -242,7 +247,7 @@ def test_files_id_is_made_of_the_schema_however_it_is_written(tmp_path: Path) ->
     assert FileRegistry(tmp_path / "b").register("else-value", V1) == content_id(V1)
 
 
-def test_files_are_a_schema_each_and_a_mark_for_each_subject(tmp_path: Path) -> None:
+def test_files_are_one_per_schema_and_one_mark_per_subject(tmp_path: Path) -> None:
     FileRegistry(tmp_path).register("flights-value", V1)
     files = {str(each.relative_to(tmp_path)): each.read_text() for each in tmp_path.rglob("*") if each.is_file()}
     schema_id = content_id(V1)
@@ -258,10 +263,10 @@ def test_files_of_a_subject_with_any_name_stay_in_the_directory(tmp_path: Path) 
     assert [each.name for each in (tmp_path / "schemas" / "subjects").iterdir()] == ["..%2F..%2Fup-value"]
 
 
-def test_files_misfit_is_named_by_field(tmp_path: Path) -> None:
+def test_files_incompatible_schema_is_named_by_field(tmp_path: Path) -> None:
     registry = FileRegistry(tmp_path)
     schema_id = registry.register("flights-value", V1)
-    assert message(SchemaError, registry.register, "flights-value", MISFIT) == (
+    assert raised_message(SchemaError, registry.register, "flights-value", INCOMPATIBLE) == (
         f"a schema that does not fit subject 'flights-value': it cannot read what schema {schema_id} wrote, "
         "as Flight.gate is new and has no default; "
         "give each new field a default and only widen types, or write to a new topic"
@@ -299,7 +304,7 @@ def test_files_two_processes_that_register_at_once_agree(
     assert FileRegistry(tmp_path).ids("flights-value") == sorted({each for each in found if isinstance(each, int)})
 
 
-def test_files_registered_after_a_crash_between_schema_and_mark(tmp_path: Path) -> None:
+def test_files_schema_is_registered_again_after_a_crash_before_its_mark(tmp_path: Path) -> None:
     schema_id = FileRegistry(tmp_path).register("flights-value", V1)
     (tmp_path / "subjects" / "flights-value" / str(schema_id)).unlink()
     (tmp_path / f"{schema_id}.avsc.new").write_text("half a sche")
@@ -311,7 +316,7 @@ def test_files_registered_after_a_crash_between_schema_and_mark(tmp_path: Path) 
 
 def test_files_unknown_id_says_which_directory_to_share(tmp_path: Path) -> None:
     expected = f"id 7 is not in {tmp_path}: share that directory with the writer, or set schema_registry_url"
-    assert message(LookupError, FileRegistry(tmp_path).schema, 7) == expected
+    assert raised_message(LookupError, FileRegistry(tmp_path).schema, 7) == expected
 
 
 def test_files_schema_changed_by_hand_is_refused(tmp_path: Path) -> None:
@@ -319,29 +324,29 @@ def test_files_schema_changed_by_hand_is_refused(tmp_path: Path) -> None:
     schema_id = registry.register("flights-value", V1)
     file = tmp_path / f"{schema_id}.avsc"
     file.write_text(V2)
-    expected = f"schema file {file} was changed: restore it, its id stands for its text"
-    assert message(SchemaError, registry.schema, schema_id) == expected
-    assert message(SchemaError, registry.register, "flights-value", V1) == expected
-    assert message(SchemaError, registry.register, "flights-value", V2) == expected
+    expected = f"schema file {file} was changed: restore it, its id is the hash of its text"
+    assert raised_message(SchemaError, registry.schema, schema_id) == expected
+    assert raised_message(SchemaError, registry.register, "flights-value", V1) == expected
+    assert raised_message(SchemaError, registry.register, "flights-value", V2) == expected
 
 
-def test_files_schema_deleted_by_hand_is_missed(tmp_path: Path) -> None:
+def test_files_schema_deleted_by_hand_is_reported(tmp_path: Path) -> None:
     registry = FileRegistry(tmp_path)
     schema_id = registry.register("flights-value", V1)
     (tmp_path / f"{schema_id}.avsc").unlink()
-    assert message(SchemaError, registry.register, "flights-value", V2) == (
+    assert raised_message(SchemaError, registry.register, "flights-value", V2) == (
         f"no schema can be added to subject 'flights-value': id {schema_id} is not in {tmp_path}: "
         "share that directory with the writer, or set schema_registry_url"
     )
 
 
-def test_files_two_schemas_of_one_id_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "content_id", lambda text: 7)
+def test_files_second_schema_with_the_same_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_registry, "content_id", lambda text: 7)
     registry = FileRegistry(tmp_path)
     assert registry.register("flights-value", V1) == 7
     for subject in ("flights-value", "other-value"):
-        assert message(SchemaError, registry.register, subject, V2) == (
-            f"id 7 already stands for another schema in {tmp_path}: change any doc in the new one"
+        assert raised_message(SchemaError, registry.register, subject, V2) == (
+            f"id 7 is that of another schema in {tmp_path}: change any doc in the new one"
         )
 
 
@@ -349,21 +354,25 @@ def test_files_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     directory = tmp_path / "file" / "schemas"
     registry = FileRegistry(directory)
-    assert message(Unavailable, registry.register, SUBJECT, V1).startswith(
+    assert raised_message(Unavailable, registry.register, SUBJECT, V1).startswith(
         f"schema directory {directory} cannot be written: [Errno 20] Not a directory"
     )
-    assert message(Unavailable, registry.schema, 7).startswith(f"schema file {directory}/7.avsc cannot be read: ")
-    assert message(Unavailable, registry.ids, SUBJECT).startswith(f"schema directory {directory} cannot be read: ")
+    assert raised_message(Unavailable, registry.schema, 7).startswith(
+        f"schema file {directory}/7.avsc cannot be read: "
+    )
+    assert raised_message(Unavailable, registry.ids, SUBJECT).startswith(
+        f"schema directory {directory} cannot be read: "
+    )
 
 
-def test_files_locked_by_a_process_that_does_not_go_on_is_unavailable(
+def test_files_directory_that_another_process_keeps_locked_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(port, "_LOCK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(file_registry, "_LOCK_SECONDS_MAX", 0.05)
     registry = FileRegistry(tmp_path)
     registry.register("other-value", V1)
     with registry._locked():
-        assert message(Unavailable, registry.register, "flights-value", V1) == (
+        assert raised_message(Unavailable, registry.register, "flights-value", V1) == (
             f"schema directory {tmp_path} cannot be written: another process has held {tmp_path}/.lock for too long"
         )
         assert registry.register("other-value", V1) == content_id(V1)
@@ -373,7 +382,7 @@ def test_files_locked_by_a_process_that_does_not_go_on_is_unavailable(
 # HTTP.
 
 
-def test_http_schema_is_asked_for_once(server: RestServer) -> None:
+def test_http_schema_is_requested_once(server: RestServer) -> None:
     serde = Avro(json.loads(V1)).bind(SchemaRegistry(url(server), **AT_ONCE), "flights-value")
     data = [serde.serialize({"number": n}) for n in range(3)]
     reader = Avro(json.loads(V1)).bind(SchemaRegistry(url(server), **AT_ONCE), "flights-value")
@@ -381,13 +390,17 @@ def test_http_schema_is_asked_for_once(server: RestServer) -> None:
     assert server.requests == ["POST subjects/flights-value/versions", "GET schemas/ids/1"]
 
 
-def test_http_user_in_the_address_is_sent_and_shows_nowhere(server: RestServer) -> None:
+def test_http_user_in_the_address_is_sent_and_never_shown(server: RestServer) -> None:
     server.users = {USER}
     address = url(server, "alice:p%40ss%2Cw%2Frd@")
     registry = SchemaRegistry(address, **AT_ONCE)
     assert registry.register("flights-value", V1) == 1
     server.users = {"bob:other"}
-    found = [message(Unavailable, SchemaRegistry(address, **AT_ONCE).schema, 1), repr(registry), str(vars(registry))]
+    found = [
+        raised_message(Unavailable, SchemaRegistry(address, **AT_ONCE).schema, 1),
+        repr(registry),
+        str(vars(registry)),
+    ]
     assert found[0] == f"the schema registry at {url(server)} refuses the credentials (401): correct them"
     assert [each for each in found if "alice" in each or "p@ss" in each or "p%40" in each] == []
 
@@ -403,7 +416,7 @@ def test_http_user_without_a_password_is_sent(server: RestServer) -> None:
     assert SchemaRegistry(url(server, "token@"), **AT_ONCE).register("flights-value", V1) == 1
 
 
-def test_http_second_address_serves_when_the_first_does_not(server: RestServer) -> None:
+def test_http_second_address_is_used_when_the_first_does_not_answer(server: RestServer) -> None:
     server.users = {USER}
     user = "alice:p%40ss%2Cw%2Frd@"
     registry = SchemaRegistry(f"http://{user}127.0.0.1:9,{url(server, user)}", **AT_ONCE)
@@ -413,7 +426,7 @@ def test_http_second_address_serves_when_the_first_does_not(server: RestServer) 
 def test_http_registry_that_does_not_answer_is_unavailable_without_its_password() -> None:
     registry = SchemaRegistry("http://alice:secret@127.0.0.1:9", **AT_ONCE)
     for call, argument in ((registry.schema, 1), (registry.ids, SUBJECT)):
-        found = message(Unavailable, call, argument)
+        found = raised_message(Unavailable, call, argument)
         assert found.startswith(
             "no answer from the schema registry at http://127.0.0.1:9: start it, or correct schema_registry_url ("
         )
@@ -429,24 +442,24 @@ def test_http_registry_that_does_not_answer_is_unavailable_without_its_password(
         (500, '{"message": "out of order", "error_code": 50001}', "answers with status 500: out of order"),
     ],
 )
-def test_http_answer_that_is_no_answer_is_unavailable_and_not_an_unknown_schema(
+def test_http_error_status_is_unavailable_and_not_an_unknown_schema(
     server: RestServer, status: int, answer: str, expected: str
 ) -> None:
     server.broken = (status, answer)
     registry = SchemaRegistry(url(server), **AT_ONCE)
-    assert message(Unavailable, registry.schema, 1) == f"the schema registry at {url(server)} {expected}"
-    assert message(Unavailable, registry.ids, SUBJECT) == f"the schema registry at {url(server)} {expected}"
+    assert raised_message(Unavailable, registry.schema, 1) == f"the schema registry at {url(server)} {expected}"
+    assert raised_message(Unavailable, registry.ids, SUBJECT) == f"the schema registry at {url(server)} {expected}"
 
 
 def test_http_answer_that_is_not_json_is_unavailable(server: RestServer) -> None:
     server.broken = (200, "<html>welcome</html>")
-    found = message(Unavailable, SchemaRegistry(url(server), **AT_ONCE).schema, 1)
+    found = raised_message(Unavailable, SchemaRegistry(url(server), **AT_ONCE).schema, 1)
     assert found.startswith(f"no answer from the schema registry at {url(server)}: ")
 
 
 def test_http_schema_that_the_registry_refuses_is_a_schema_error(server: RestServer) -> None:
     server.broken = (422, '{"message": "Invalid schema", "error_code": 42201}')
-    found = message(SchemaError, SchemaRegistry(url(server), **AT_ONCE).register, "flights-value", V1)
+    found = raised_message(SchemaError, SchemaRegistry(url(server), **AT_ONCE).register, "flights-value", V1)
     assert (
         found == f"the schema registry at {url(server)} refuses the schema of subject 'flights-value': Invalid schema"
     )
@@ -454,7 +467,7 @@ def test_http_schema_that_the_registry_refuses_is_a_schema_error(server: RestSer
 
 def test_http_schema_of_another_kind_is_a_lookup_error(server: RestServer) -> None:
     server.schemas.append({"schema": "message Flight {}", "schemaType": "PROTOBUF"})
-    found = message(LookupError, SchemaRegistry(url(server), **AT_ONCE).schema, 1)
+    found = raised_message(LookupError, SchemaRegistry(url(server), **AT_ONCE).schema, 1)
     assert found == f"id 1 in the schema registry at {url(server)} is PROTOBUF, not Avro"
 
 
@@ -471,8 +484,8 @@ def test_http_schema_of_another_kind_is_a_lookup_error(server: RestServer) -> No
         "",
     ],
 )
-def test_http_address_that_is_none_is_refused_without_showing_it(address: str) -> None:
-    assert message(SettingsError, SchemaRegistry, address) == (
+def test_http_malformed_address_is_refused_and_not_shown(address: str) -> None:
+    assert raised_message(SettingsError, SchemaRegistry, address) == (
         "schema_registry_url is not of the form http://user:password@host:port: correct it; "
         "in user and password write / , @ as %2F %2C %40"
     )
@@ -484,13 +497,13 @@ def test_http_setting_that_is_wrong_is_named() -> None:
     assert str(caught.value) == "schema registry at http://127.0.0.1:9: Unrecognized properties: no.such"
 
 
-def test_http_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_without_the_extra_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
-    assert message(MissingSoftware, SchemaRegistry, "http://127.0.0.1:9") == (
+    assert raised_message(MissingSoftware, SchemaRegistry, "http://127.0.0.1:9") == (
         "schema_registry_url needs the package 'confluent_kafka.schema_registry': pip install 'kstreams_py[registry]'"
     )
 
 
-def test_open_registry_takes_the_address_where_there_is_one(tmp_path: Path) -> None:
+def test_open_registry_uses_the_address_if_given_else_the_directory(tmp_path: Path) -> None:
     found = [open_registry(None, tmp_path), open_registry("http://127.0.0.1:9", tmp_path)]
     assert [type(each) for each in found] == [FileRegistry, SchemaRegistry]

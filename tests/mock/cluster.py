@@ -1,32 +1,32 @@
-"""librdkafka's mock cluster, driven by ctypes: brokers inside the test's process that answer as the test says.
+"""librdkafka's mock cluster, driven by ctypes: brokers inside the test's process with answers that the test sets.
 
-The library is the one that confluent-kafka has loaded, so that client and cluster are of one version. What the brokers
-do, tried with plain clients (test_cluster.py holds this table):
+The library is the one that confluent-kafka has loaded, so client and cluster have the same version. The table shows
+what the brokers do; test_cluster.py checks it with plain clients:
 
 =========================  ===========================================================================================
-requests                   what the brokers do
+requests                   answer of the brokers
 =========================  ===========================================================================================
-Produce, Fetch             store and give back batches; one batch a partition and Fetch; acks=0 is answered as well.
-                           An answer with an error never appends
-Produce, idempotent        sequence numbers are checked for transactional producers only: what another idempotent
-                           producer sends again is stored twice, and a batch is lost ("ok") if it fails while another
-                           one is behind it
-Metadata                   topics, leaders, epochs, topic ids; a producer's question creates a topic (4 partitions)
+Produce, Fetch             store and return batches, one batch per partition and Fetch; acks=0 is answered as well.
+                           A Produce answered with an error appends nothing
+Produce, idempotent        sequence numbers are checked for transactional producers only: a batch that another
+                           idempotent producer sends again is stored twice, and a batch that fails while another one is
+                           behind it is lost ("ok")
+Metadata                   topics, leaders, epochs, topic ids; a producer's request creates a topic (4 partitions)
 ListOffsets                first and end offset; by time always -1. The last stable offset is the end
 transactions               InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn are answered;
                            read_committed reads open and aborted records too, TxnOffsetCommit stores nothing, and a
                            second producer of the same transactional.id does not fence the first
-OffsetCommit, OffsetFetch  positions of a group; members are checked by member id and generation
+OffsetCommit, OffsetFetch  committed offsets of a group; members are checked by member id and generation
 classic groups             JoinGroup, SyncGroup, Heartbeat, LeaveGroup, session time-outs; a member that joins an
-                           existing group waits for its session time-out less one second
-static members             group.instance.id is kept, but not enforced: a second member of the same name is one member
-                           more, nobody is fenced (a test answers FENCED_INSTANCE_ID by itself)
+                           existing group waits for its session time-out minus one second
+static members             group.instance.id is stored, but not enforced: a second member with the same name is an
+                           additional member, and no member is fenced (a test answers FENCED_INSTANCE_ID itself)
 FindCoordinator            one broker for a group or transactional.id; `set_coordinator` moves it
 DescribeTopics             answered (it is Metadata)
 other admin requests       DescribeGroups, DescribeConfigs, CreateTopics, DeleteTopics, DeleteRecords: not supported
 =========================  ===========================================================================================
 
-Never fork without exec while a cluster or a client exists: its threads are not in the child.
+Never fork without exec while a cluster or a client exists: the child has none of its threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from confluent_kafka import cimpl
 
 
 class Api(IntEnum):
-    """Kafka's requests by their keys."""
+    """Kafka's requests by API key."""
 
     Produce = 0
     Fetch = 1
@@ -72,14 +72,14 @@ class Api(IntEnum):
 _APIS: Final = {int(api): api for api in Api}
 
 ALWAYS: Final = 20_000
-"""So many answers are never used up."""
+"""The number of answers that no test uses up."""
 
 _PRODUCER: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that a broker has received, at this time.monotonic()."""
+    """A request that a broker has received; `at` is its time.monotonic()."""
 
     broker: int
     api: Api
@@ -88,7 +88,7 @@ class Request:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """librdkafka as this process has loaded it: a symbol is looked for in the extension module and what it links to."""
+    """librdkafka as this process has loaded it: symbols are looked up in the extension module and its libraries."""
     library = ctypes.CDLL(cimpl.__file__)
     pointer, text = c_void_p, c_char_p
     declared: dict[str, tuple[Any, list[Any]]] = {
@@ -131,7 +131,7 @@ def _library() -> ctypes.CDLL:
 class MockCluster:
     """Brokers 1 to `brokers` on loopback.
 
-    An error is a code of KafkaError: 0 is the usual answer, KafkaError._TRANSPORT closes the connection.
+    Errors are codes of KafkaError: 0 is the usual answer, KafkaError._TRANSPORT closes the connection.
     """
 
     def __init__(self, brokers: int = 1) -> None:
@@ -155,7 +155,7 @@ class MockCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Ends all brokers and their connections."""
+        """Stops all brokers and closes their connections."""
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(self._handle)
 
@@ -164,72 +164,72 @@ class MockCluster:
         assert not code, f"{name}{arguments}: {self._library.rd_kafka_err2name(code).decode()}"
 
     def create(self, *topics: str, partitions: int = 1, replication: int | None = None, leader: int = 1) -> None:
-        """Creates topics, on all brokers if no replication is given, with one leader for all partitions."""
+        """Creates topics with one leader for all partitions; the default replication is the number of brokers."""
         for topic in topics:
             self._call("rd_kafka_mock_topic_create", topic.encode(), partitions, replication or self._brokers)
             for partition in range(partitions):
                 self.set_leader(topic, partition, leader)
 
     def set_topic_error(self, topic: str, error: int) -> None:
-        """Metadata and AddPartitionsToTxn answer this for the topic until it is set to 0."""
+        """Sets the error of the topic in answers to Metadata and AddPartitionsToTxn; 0 clears it."""
         self._call("rd_kafka_mock_topic_set_error", topic.encode(), error)
 
     def answer(self, api: Api, *errors: int) -> None:
-        """Answers the next requests with these, one each, whichever broker gets them."""
+        """Sets the answers to the next requests of this kind, one each, whichever broker gets them."""
         self._call("rd_kafka_mock_push_request_errors_array", api, len(errors), (c_int * len(errors))(*errors))
 
     def answer_always(self, api: Api, error: int) -> None:
-        """Answers every request with this until `clear`."""
+        """Sets the answer to every request of this kind until `clear`."""
         self.answer(api, *[error] * ALWAYS)
 
     def clear(self, *apis: Api) -> None:
-        """Drops what is left of `answer` and `answer_always` for these requests, or for all."""
+        """Drops the unused answers of `answer` and `answer_always` for these requests, or for all."""
         for api in apis or Api:
             self._call("rd_kafka_mock_clear_request_errors", api)
 
     def answer_from(self, broker: int, api: Api, *answers: tuple[int, int]) -> None:
-        """Answers this broker's next requests with (error, milliseconds until it is sent), one each.
+        """Sets the answers of one broker to the next requests: (error, delay in milliseconds), one each.
 
-        From then on `answer` is for the other brokers only; `clear` leaves these answers.
+        From then on `answer` applies to the other brokers only; `clear` keeps these answers.
         """
         flat = [c_int(value) for answer in answers for value in answer]
         self._call("rd_kafka_mock_broker_push_request_error_rtts", broker, api, len(answers), *flat)
 
     def answer_partition(self, topic: str, partition: int, api: Api, *errors: int) -> None:
-        """Answers the next requests with these for this partition alone; of Produce and Fetch only."""
+        """Sets the answers to the next requests for this partition only; for Produce and Fetch."""
         values = [c_int(error) for error in errors]
         self._call("rd_kafka_mock_partition_push_request_errors", topic.encode(), partition, api, len(values), *values)
 
     def set_leader(self, topic: str, partition: int, broker: int) -> None:
-        """Moves a partition to a broker; to -1: it has no leader."""
+        """Makes a broker the leader of a partition; with -1 the partition has no leader."""
         self._call("rd_kafka_mock_partition_set_leader", topic.encode(), partition, broker)
 
     def set_coordinator(self, of: Literal["group", "transaction"], key: str, broker: int) -> None:
-        """Moves a group or a transactional.id to a broker."""
+        """Makes a broker the coordinator of a group or a transactional.id."""
         self._call("rd_kafka_mock_coordinator_set", of.encode(), key.encode(), broker)
 
     def set_down(self, broker: int) -> None:
-        """Closes a broker's connections and refuses new ones; what it leads and coordinates stays with it."""
+        """Closes a broker's connections and refuses new ones; it remains leader and coordinator."""
         self._call("rd_kafka_mock_broker_set_down", broker)
 
     def set_up(self, broker: int) -> None:
         self._call("rd_kafka_mock_broker_set_up", broker)
 
     def hide(self, broker: int) -> None:
-        """Takes a broker out of Metadata for good, as one that is fenced; partitions move, connections stay open."""
+        """Removes a broker from Metadata, as if it were fenced; its partitions move, its connections stay open."""
         self._call("rd_kafka_mock_broker_remove_from_metadata", broker)
 
     def set_delay(self, broker: int, milliseconds: int) -> None:
-        """Sends every answer of this broker so much later."""
+        """Delays every answer of this broker."""
         self._call("rd_kafka_mock_broker_set_rtt", broker, milliseconds)
 
     def track(self) -> None:
-        """Forgets the requests that `requests` knows, and keeps those that come from now on."""
+        """Forgets the requests recorded so far, and records those from now on."""
         self._call("rd_kafka_mock_clear_requests")
         self._call("rd_kafka_mock_start_request_tracking")
 
     def requests(self, *apis: Api) -> list[Request]:
-        """What the brokers have received since `track`, of these requests or of all."""
+        """The requests of these kinds, or of all, that the brokers have received since `track`."""
         count = c_size_t()
         found = self._library.rd_kafka_mock_get_requests(self._cluster, ctypes.byref(count))
         received = []

@@ -11,6 +11,6 @@ from tests.mock.cluster import MockCluster
 
 @pytest.fixture
 def mock() -> Iterator[MockCluster]:
-    """Two brokers; topics are led by broker 1 if a test does not say otherwise."""
+    """Two brokers; broker 1 leads all topics by default."""
     with MockCluster(brokers=2) as cluster:
         yield cluster

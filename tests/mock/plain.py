@@ -1,4 +1,4 @@
-"""Plain clients of a mock cluster: what a test writes and reads back, nothing of the framework."""
+"""Plain clients of a mock cluster, without the framework."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, Final
 
 import confluent_kafka as ck
 
+from tests import waiting
 from tests.mock.cluster import MockCluster
 
 Settings = Mapping[str, Any]
 NONE: Final[Settings] = {}
 
 BOUND: Final = 60.0
-"""Seconds after which a condition that was waited for fails a test."""
+"""Seconds after which a condition that does not come true fails a test."""
 
 
 def settings_of(mock: MockCluster, changed: Settings = NONE) -> dict[str, Any]:
@@ -23,14 +24,12 @@ def settings_of(mock: MockCluster, changed: Settings = NONE) -> dict[str, Any]:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Returns once the condition is true; it waits a little by itself."""
-    deadline = time.monotonic() + BOUND
-    while not condition():
-        assert time.monotonic() < deadline, f"after {BOUND:g} s still not: {what}"
+    """Returns once the condition is true. The condition itself waits a little."""
+    waiting.wait_until(condition, what, BOUND, pause=0.0)
 
 
 def write(mock: MockCluster, topic: str, values: Sequence[bytes], changed: Settings = NONE) -> list[str]:
-    """Writes in order, one request at a time; what each delivery report says."""
+    """Writes in order, one request at a time; returns the error name of each delivery report, or "ok"."""
     reports: list[str] = []
     producer = ck.Producer(settings_of(mock, {"max.in.flight": 1, **changed}))
     for value in values:
@@ -40,27 +39,28 @@ def write(mock: MockCluster, topic: str, values: Sequence[bytes], changed: Setti
 
 
 def read(mock: MockCluster, topic: str, changed: Settings = NONE) -> list[bytes | None]:
-    """All values of partition 0."""
+    """Reads all values of partition 0."""
     return [message.value() for message in read_all(mock, topic, changed)]
 
 
 def read_all(mock: MockCluster, topic: str, changed: Settings = NONE) -> list[Any]:
-    """All records of partition 0."""
+    """Reads all records of partition 0."""
     consumer = ck.Consumer(settings_of(mock, {"group.id": "read", "enable.partition.eof": True, **changed}))
     consumer.assign([ck.TopicPartition(topic, 0, 0)])
     found: list[Any] = []
     deadline = time.monotonic() + BOUND
     while time.monotonic() < deadline:
         for message in consumer.consume(1_000, 0.1):
-            if message.error() is None:
+            error = message.error()
+            if error is None:
                 found.append(message)
-            elif message.error().code() == ck.KafkaError._PARTITION_EOF:
+            elif error.code() == ck.KafkaError._PARTITION_EOF:
                 return found
-    raise AssertionError(f"the end of {topic} was not reached")
+    raise AssertionError(f"{topic} could not be read to its end")
 
 
 def member(mock: MockCluster, topic: str, changed: Settings = NONE) -> ck.Consumer:
-    """A consumer of the group "group" that starts at the first record."""
+    """Creates a consumer of the group "group" that starts at the first record."""
     settings = {"group.id": "group", "enable.auto.commit": False, "auto.offset.reset": "earliest", **changed}
     consumer = ck.Consumer(settings_of(mock, settings))
     consumer.subscribe([topic])

@@ -1,12 +1,12 @@
-"""One worker on a mock cluster that answers one request with an error, and what became of it.
+"""Runs one worker on a mock cluster that answers one kind of request with an error, and records the outcome.
 
-The worker is driven turn by turn in the thread of its cell, so that many cells run side by side. Its clock is the real
-one plus what it has slept, so that it never waits for itself.
+The worker runs turn by turn in the thread of its cell, so that many cells run in parallel. Its clock is the real clock
+plus the time it has slept, so that a sleep takes no time.
 
-A mock cluster neither fences nor hides what is not committed, and forgets the positions of a transaction (cluster.py).
-So each output has its transaction in a header, a ledger keeps which transactions were committed with which positions,
-and the worker is given those back. Who holds its membership, and the settings of topics, are answers of a stub, for the
-mock cluster knows neither DescribeGroups nor DescribeConfigs.
+A mock cluster does not fence, shows uncommitted records, and drops the offsets of a transaction (cluster.py). So each
+output has its transaction in a header, a ledger keeps the committed transactions and their offsets, and the worker
+reads committed offsets from it. A stub answers who holds the membership, and the settings of topics, as the mock
+cluster supports neither DescribeGroups nor DescribeConfigs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,27 @@ from typing import Any, Final
 import confluent_kafka as ck
 
 from kstreams_py import Graph, Settings
-from kstreams_py.delivery import PROMISES, Durability, Guarantee, Promise, TopicInfo
-from kstreams_py.engine.transaction import Surroundings
-from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import LogError, Retriable
-from kstreams_py.groups import Pending
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.consumer import Holder, KafkaConsumer
-from kstreams_py.ports.kafka.errors import REFUSED
-from kstreams_py.ports.kafka.producer import KafkaProducer
-from kstreams_py.ports.registry import FileRegistry
-from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.errors import ClientError, Refused, Retriable
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.consumer import KafkaConsumer
+from kstreams_py.kafka.contracts import ProducerMode, TopicInfo
+from kstreams_py.kafka.errors import REFUSED
+from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.membership import Holder
+from kstreams_py.kafka.producer import KafkaProducer
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.guarantees import COMMITTERS
+from kstreams_py.processing.worker import Worker, open_worker
+from kstreams_py.records import Headers, Positions, TopicPartition
 from tests.mock.cluster import ALWAYS, Api, MockCluster
 from tests.mock.plain import BOUND, read_all, wait_until, write
 
 E = ck.KafkaError
+
+Report = Callable[[ck.KafkaError | None, ck.Message], None]
+"""Called once for each delivery, with its error or None."""
 
 INPUT: Final = "in"
 OUTPUT: Final = "out"
@@ -49,11 +55,11 @@ FIRST = TopicPartition(INPUT, 0)
 RECORDS: Final = 4
 
 WARNINGS: Final = 5
-"""A warning that came so often comes for ever: no bound of the session, as the test sets them, is as high."""
+"""A warning repeated this often is endless: all bounds of the session, as the test sets them, are lower."""
 
 SILENT_TURNS: Final = 60
 SILENT_SECONDS: Final = 15.0
-"""How long nothing is said and nothing gets done, until a session counts as standing still without a word."""
+"""Turns and seconds without progress and without a warning after which a session stands still."""
 
 STARTING: Final = {
     Api.InitProducerId,
@@ -64,71 +70,71 @@ STARTING: Final = {
     Api.ListOffsets,
     Api.Metadata,
 }
-"""What is asked at the start. The other requests are answered with an error once a record has been committed."""
+"""Requests sent at the start. The other requests are answered with an error once a record has been committed."""
 
 REFUSALS: Final = 100
-"""A topic refuses so often; other topics do not, the dead letters' among them."""
+"""How often the output topic refuses; other topics, such as that of the dead letters, do not refuse."""
 
 SPARING: Final = {"retry.backoff.ms": 100, "reconnect.backoff.ms": 300}
-"""Or a client that is refused for ever costs a whole processor."""
+"""Without these, a client under endless errors occupies a whole CPU."""
 
 JOIN: Final = {"heartbeat.interval.ms": 200, "max.poll.interval.ms": 20_000}
-"""If a mock cluster was frozen it expires members that wait for the answer to their join, and never answers: the client
-waits for that 3 s longer than for a poll. A real broker counts who waits as alive."""
+"""A mock cluster that was delayed expires members that wait for the answer to their JoinGroup, and never answers: the
+client waits 3 s longer than max.poll.interval.ms. A real broker counts waiting members as alive."""
 
 SETTINGS: Final = [
     Settings(
         request_timeout_ms=limit,
         session_timeout_ms=session,
         transaction_timeout_ms=4_000,
-        kafka={**JOIN, **client},  # type: ignore[arg-type]
+        kafka={**JOIN, **client},
     )
     for limit, session, client in ((15_000, 8_000, {}), (1_500, 4_000, SPARING))
 ]
-"""Where the code comes once, and for ever. Made here: pytest changes the environment while cells run."""
+"""Settings for one error, and for endless errors. Made at import: pytest changes the environment while cells run."""
 
-OF_THE_GROUP: Final = {E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID}
-"""Of FindCoordinator: the codes that only a group is answered with."""
+CODES_OF_A_GROUP: Final = {E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID}
+"""Error codes of FindCoordinator for a group only."""
 
 IN_THE_BACKGROUND: Final = {Api.Fetch, Api.Heartbeat}
-"""What the client asks by itself, again and again."""
+"""Requests that the client sends repeatedly by itself."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A request that is answered with a code, once or for ever, under a guarantee."""
+    """A request answered with an error code, once or for ever, under a guarantee."""
 
     api: Api
     code: int
     forever: bool
     guarantee: Guarantee
-    letters: bool = True
+    dead_letters: bool = True
     """The graph has a dead-letter topic."""
     taken: bool = False
-    """The group says that another worker holds the slot."""
+    """The group answers that another worker holds the slot."""
     topic: str = ""
-    """Of Metadata: whose."""
+    """The topic of Metadata."""
 
     def __str__(self) -> str:
         code = "disconnected" if self.code == E._TRANSPORT else E(self.code).name()
         of = "".join(f" of {topic}" for topic in [self.topic] if topic)
-        variant = " without dead letters" * (not self.letters) + " taken" * self.taken
+        variant = " without dead letters" * (not self.dead_letters) + " taken" * self.taken
         return f"{self.api.name}{of} {code} {'for ever' if self.forever else 'once'} {self.guarantee}{variant}"
 
 
 @dataclass
 class Seen:
-    """What became of a cell."""
+    """What was observed in a cell."""
 
     ended: Exception | None = None
     done: bool = False
-    """All was committed; where the code came for ever: while it came."""
+    """All records were committed; under endless errors: while the errors lasted."""
     waited: str = ""
-    """The warning that comes again and again."""
+    """The warning that was repeated."""
     calls: list[int] = field(default_factory=list)
-    """Of the function."""
+    """Calls of the function."""
     outputs: list[int] = field(default_factory=list)
-    """What a reader sees of them."""
+    """The visible outputs."""
     dead: int = 0
     position: int = 0
     producers: int = 0
@@ -138,32 +144,32 @@ class Seen:
     assigned: int = 0
     recovered: int = 0
     answers: int = 0
-    """Requests of this kind since the first was answered with the code."""
+    """Requests of this kind since the first error."""
     warnings: list[str] = field(default_factory=list)
 
     @property
     def lost(self) -> list[int]:
-        """Records whose positions are committed and that came to nothing."""
+        """Committed records that have neither an output nor a dead letter."""
         return [number for number in range(self.position) if number not in self.outputs][self.dead :]
 
     @property
     def doubled(self) -> list[int]:
-        """Outputs that are there more than once."""
+        """Outputs written more than once."""
         return [number for number, copies in Counter(self.outputs).items() if copies > 1]
 
     @property
     def rejoined(self) -> bool:
-        """The membership was given up for a new one."""
+        """Whether the worker joined the group again."""
         return any(is_rejoining(line) for line in self.warnings)
 
 
 def is_rejoining(line: str) -> bool:
-    """Whether a worker says that it takes its membership again."""
-    return "joining again" in line or "taking the seat anew" in line
+    """Whether a warning says that the worker joins its group again."""
+    return "joining again" in line
 
 
 class Ledger:
-    """What was committed, as real brokers would have it."""
+    """The committed transactions and offsets that real brokers would have."""
 
     def __init__(self) -> None:
         self.positions: Positions = {}
@@ -173,7 +179,7 @@ class Ledger:
 
 
 class LedgerProducer:
-    """A client whose transactions go into a ledger."""
+    """A client that records its transactions in a ledger."""
 
     def __init__(self, client: ck.Producer, ledger: Ledger) -> None:
         self._client = client
@@ -187,8 +193,19 @@ class LedgerProducer:
     def __len__(self) -> int:
         return len(self._client)
 
-    def produce(self, *output: Any) -> None:
-        self._client.produce(*output[:7], [*(output[7] or ()), ("transaction", self._transaction)])
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        callback: Report | None,
+        on_delivery: Report | None,
+        timestamp: int,
+        headers: Headers | None,
+    ) -> None:
+        of_transaction: list[tuple[str, str | bytes | None]] = [*(headers or ()), ("transaction", self._transaction)]
+        self._client.produce(topic, value, key, partition, callback, on_delivery, timestamp, of_transaction)
 
     def begin_transaction(self) -> None:
         self._client.begin_transaction()
@@ -210,8 +227,8 @@ class LedgerProducer:
         self._client.abort_transaction(limit)
 
 
-class CellLog(KafkaLog):
-    """The log of a cell: real clients, which are counted, and stubs for what the mock cluster does not answer."""
+class CellCluster(KafkaCluster):
+    """The cluster of a cell: real clients, which are counted, and stubs for what the mock cluster does not support."""
 
     def __init__(self, settings: Settings, *, taken: bool) -> None:
         super().__init__(settings)
@@ -229,15 +246,15 @@ class CellLog(KafkaLog):
         return None
 
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
-        raise Retriable("a mock cluster does not say")
+        raise Retriable("a mock cluster does not support it")
 
-    def _forget_old_assignment(self, group: str, seat: str, topics: Collection[str]) -> None:
+    def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:
         pass
 
-    def _holder(self, group: str, seat: str) -> Holder | None:
+    def _holder(self, group: str, instance_id: str) -> Holder | None:
         self.asked += 1
         assert self._member is not None
-        return Holder("another" if self._taken else self._member._member, "client", "host")
+        return Holder("another" if self._taken else self._member.member_id, "client", "host")
 
     def consumer(self, group: str, instance_id: str, **options: bool) -> KafkaConsumer:
         member = self._member = super().consumer(group, instance_id, **options)
@@ -254,13 +271,11 @@ class CellLog(KafkaLog):
         member.committed, member.commit = read, save  # type: ignore[method-assign]
         return member
 
-    def producer(
-        self, promise: Promise, durability: Durability, transactional_id: str, batch_bytes: int | None = None
-    ) -> KafkaProducer:
+    def producer(self, mode: ProducerMode, transactional_id: str, batch_bytes: int | None = None) -> KafkaProducer:
         if not self.producers:
             self.before_first_producer()
         self.producers += 1
-        producer = super().producer(promise, durability, transactional_id, batch_bytes)
+        producer = super().producer(mode, transactional_id, batch_bytes)
         connect = producer._connect
 
         def keep_ledger() -> None:
@@ -276,7 +291,7 @@ class CellLog(KafkaLog):
 
 
 class Lines(logging.Handler):
-    """The product's warnings, by the thread that logged them: each cell has its own."""
+    """The product's warnings by the thread that logged them: each cell has its own thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -288,7 +303,7 @@ class Lines(logging.Handler):
 
 
 class Clock:
-    """The real time, and what was slept."""
+    """The real time plus the time slept."""
 
     def __init__(self) -> None:
         self._slept = 0.0
@@ -301,7 +316,7 @@ class Clock:
 
 
 class Run:
-    """Carries out a cell."""
+    """Runs a cell."""
 
     def __init__(self, cell: Cell, lines: Lines, directory: Path) -> None:
         self._cell = cell
@@ -311,7 +326,7 @@ class Run:
         self._recovered_at = 0
 
     def run(self) -> Seen:
-        """Starts a cluster and a worker, has the request answered with the code, and looks what there is afterwards."""
+        """Starts a cluster and a worker, injects the error, and records what was observed."""
         seen = self._seen
         self._lines.of_threads[threading.get_ident()] = seen.warnings
         with MockCluster(brokers=1) as self._mock:
@@ -319,18 +334,18 @@ class Run:
             try:
                 self._drive()
             except Exception as error:
-                seen.ended = error.with_traceback(None)  # its frames hold clients
-            self._heal()
+                seen.ended = error.with_traceback(None)  # the traceback's frames hold clients
+            self._clear_errors()
             if self._worker is not None:
                 self._worker.close()
-            self._look()
-            self._log.close()
+            self._read_results()
+            self._cluster.close()
         del self._lines.of_threads[threading.get_ident()]
         return seen
 
     def _prepare(self) -> None:
         cell = self._cell
-        graph = self._graph = Graph("g", errors=DEAD_LETTERS if cell.letters else None)
+        graph = self._graph = Graph("g", errors=DEAD_LETTERS if cell.dead_letters else None)
 
         @graph.map(graph.topic(INPUT), to=graph.topic(OUTPUT), id="p", guarantee=cell.guarantee)
         def copy(value: bytes) -> bytes:
@@ -339,38 +354,40 @@ class Run:
 
         self._mock.create(INPUT, OUTPUT, DEAD_LETTERS, graph.beginnings)
         self._settings = SETTINGS[cell.forever].model_copy(update={"bootstrap_servers": self._mock.bootstrap_servers})
-        self._log = CellLog(self._settings, taken=cell.taken)
+        self._cluster = CellCluster(self._settings, taken=cell.taken)
         self._worker: Worker | None = None
 
     def _make_worker(self) -> Worker:
         clock = Clock()
         registry = FileRegistry(self._directory)
-        around = Surroundings(self._log, registry, self._settings, clock, clock.sleep)
-        worker = self._worker = Worker(self._graph, self._graph.processors[0], 0, around, Event())
-        assigned, recover = worker._on_assigned, worker.session.recover
+        environment = Environment(self._cluster, registry, self._settings, clock, clock.sleep)
+        worker = self._worker = open_worker(self._graph, self._graph.processors[0], 0, environment, Event())
+        assigned, recover = worker._on_assigned, worker.committer.recover
 
         def count_assignment(partitions: set[TopicPartition]) -> None:
             self._seen.assigned += 1
             assigned(partitions)
 
-        def count_recovery(error: LogError) -> bool:
-            self._seen.recovered += 1
-            self._recovered_at = len(self._seen.warnings)
+        def count_recovery(error: ClientError) -> bool:
+            # after a refusal, at_most_once only writes its outputs again
+            if not (isinstance(error, Refused) and self._cell.guarantee is Guarantee.AT_MOST_ONCE):
+                self._seen.recovered += 1
+                self._recovered_at = len(self._seen.warnings)
             return recover(error)
 
         worker._on_assigned = count_assignment  # type: ignore[method-assign]
-        worker.session.recover = count_recovery  # type: ignore[method-assign]
+        worker.committer.recover = count_recovery  # type: ignore[method-assign]
         return worker
 
     def _write(self, numbers: range) -> None:
         values = [b"%d" % number for number in numbers]
-        together = {"linger.ms": 100}  # or the worker may read them one by one, and an output is refused alone
+        together = {"linger.ms": 100}  # otherwise the worker may read them one by one, and one output is refused alone
         assert set(write(self._mock, INPUT, values, together)) == {"ok"}
 
     def _inject(self) -> None:
         cell = self._cell
-        # of ListOffsets, both ends are asked for at once
-        count = ALWAYS if cell.forever else 2 if self._is_of_the_group or cell.api is Api.ListOffsets else 1
+        # ListOffsets is sent twice at once: for the start and for the end
+        count = ALWAYS if cell.forever else 2 if self._concerns_the_group or cell.api is Api.ListOffsets else 1
         self._mock.track()
         if cell.topic:
             self._mock.set_topic_error(cell.topic, cell.code)
@@ -380,11 +397,11 @@ class Run:
             self._mock.answer(cell.api, *[cell.code] * count)
 
     @property
-    def _is_of_the_group(self) -> bool:
-        """About the group; the client drops the first answer if its bootstrap connection has ended by then."""
-        return self._cell.api is Api.FindCoordinator and self._cell.code in OF_THE_GROUP
+    def _concerns_the_group(self) -> bool:
+        """Whether the error is for the group. The client drops the first answer if its bootstrap connection ended."""
+        return self._cell.api is Api.FindCoordinator and self._cell.code in CODES_OF_A_GROUP
 
-    def _heal(self) -> None:
+    def _clear_errors(self) -> None:
         self._mock.clear()
         for topic in (INPUT, OUTPUT):
             self._mock.set_topic_error(topic, 0)
@@ -402,7 +419,7 @@ class Run:
             if cell.api is Api.Heartbeat:
                 self._inject()
                 if not cell.forever:
-                    self._until(self._is_over, "the idle member has heard of the error")
+                    self._until(self._is_over, "the idle member has received the error")
                     self._write(range(1, RECORDS))
             elif cell.api is Api.Fetch:
                 self._inject()
@@ -413,38 +430,40 @@ class Run:
         if not cell.forever:
             self._until(lambda: self._is_done(RECORDS) and self._is_over(), "all is committed after the error")
             self._seen.done = True
-            self._write(range(RECORDS, RECORDS + 1))  # what the error leaves behind may hold for the next transaction
+            self._write(range(RECORDS, RECORDS + 1))  # the error may still affect the next transaction
             self._until(lambda: self._is_done(RECORDS + 1), "the next record is committed")
             return
-        self._endure()
-        self._heal()
+        self._run_under_errors()
+        self._clear_errors()
         if cell.api is Api.Heartbeat:
             self._write(range(1, RECORDS))
         self._until(lambda: self._is_done(RECORDS), "all is committed once the error is over")
 
     def _start_with_error(self) -> None:
-        """Starts a worker. Of FindCoordinator, the group's is answered so if the code is the group's, or the id's."""
+        """Starts a worker and injects the error; of FindCoordinator, for the group or the transactional id by code."""
         cell = self._cell
-        if cell.api is not Api.FindCoordinator or not PROMISES[cell.guarantee].transactional:
+        if cell.api is not Api.FindCoordinator or not COMMITTERS[cell.guarantee].transactional:
             if cell.api is Api.Metadata and not cell.forever:
-                self._log.before_first_producer = lambda: self._await_asked(Api.Metadata)  # the consumer's it is to be
+                self._cluster.before_first_producer = lambda: self._await_asked(
+                    Api.Metadata
+                )  # the consumer's request gets the error
             self._inject()
             self._make_worker().start()
             return
         if cell.code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            self._log.before_first_producer = self._inject_for_the_transactional_id
+            self._cluster.before_first_producer = self._inject_for_the_transactional_id
             self._mock.track()
             self._make_worker().start()
             return
-        if self._is_of_the_group:
-            self._log.before_first_producer = self._leave_the_transactional_id_out
+        if self._concerns_the_group:
+            self._cluster.before_first_producer = self._leave_the_transactional_id_out
         self._inject()
         self._make_worker().start()
-        if self._is_of_the_group and cell.forever:
+        if self._concerns_the_group and cell.forever:
             self._inject()
 
     def _await_asked(self, api: Api, times: int = 1) -> None:
-        wait_until(lambda: len(self._mock.requests(api)) >= times, f"{api.name} is asked")
+        wait_until(lambda: len(self._mock.requests(api)) >= times, f"{api.name} is sent")
 
     def _inject_for_the_transactional_id(self) -> None:
         self._await_asked(Api.FindCoordinator)
@@ -455,31 +474,33 @@ class Run:
         if self._cell.forever:
             self._mock.clear(Api.FindCoordinator)
 
-    def _endure(self) -> None:
-        """Goes on under the error until the same warning comes again and again, or all is done all the same."""
+    def _run_under_errors(self) -> None:
+        """Runs turns under the errors until a warning repeats, all is committed, or the worker stands still."""
         seen, cell = self._seen, self._cell
         assert self._worker is not None
         before, begun, turns = len(seen.warnings), time.monotonic(), 0
         while (seconds := time.monotonic() - begun) < BOUND:
             turns += 1
-            self._worker.step()
+            self._worker.run_turn()
             seen.waited = self._repeated_warning(before)
             seen.answers = len(self._mock.requests(cell.api))
             if seen.waited:
                 return
-            # an idle member that is refused for ever, and says nothing of it, was not in want of an answer
+            # during the errors of Heartbeat no record is written, so there is nothing to commit
             seen.done = cell.api is not Api.Heartbeat and self._is_done(RECORDS)
             silent = turns > SILENT_TURNS and seconds >= SILENT_SECONDS and len(seen.warnings) == before
             if seen.done or silent:
                 return
-        raise AssertionError("it neither ends, nor warns again and again, nor gets anything done")
+        raise AssertionError("the worker neither ends, nor repeats a warning, nor commits")
 
     def _repeated_warning(self, before: int) -> str:
-        """What the worker says without end; that nothing comes does not count from before an attempt that failed."""
-        said = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[before:])
+        """The warning that the worker repeats; warnings of silence count from the last recovery only."""
+        counts = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[before:])
         recent = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[max(before, self._recovered_at) :])
-        for line, count in said.items():
-            if (recent[line] if "nothing has been read" in line or "has dealt it" in line else count) >= WARNINGS:
+        for line, count in counts.items():
+            if (
+                recent[line] if "nothing has been read" in line or "has made it no assignment" in line else count
+            ) >= WARNINGS:
                 return line
         return ""
 
@@ -488,30 +509,30 @@ class Run:
         deadline = time.monotonic() + BOUND
         while not condition():
             assert time.monotonic() < deadline, f"after {BOUND:g} s still not: {what}"
-            self._worker.step()
+            self._worker.run_turn()
 
     def _is_over(self) -> bool:
-        """The code was the answer, and what followed from it has happened."""
+        """Whether the error was sent and the worker has recovered from it."""
         assert self._worker is not None
         asked = len(self._mock.requests(self._cell.api))
-        settled = not (self._worker.consumer.tainted or self._worker._astray) and bool(self._worker._assigned)
+        settled = not (self._worker.consumer.tainted or self._worker._must_rewind) and bool(self._worker._assigned)
         return settled and asked >= (3 if self._cell.api in IN_THE_BACKGROUND else 1)
 
     def _is_done(self, count: int) -> bool:
         assert self._worker is not None
-        return self._log.ledger.positions.get(FIRST, 0) >= count and not self._worker.session.busy
+        return self._cluster.ledger.positions.get(FIRST, 0) >= count and not self._worker.committer.busy
 
-    def _look(self) -> None:
-        seen, log = self._seen, self._log
+    def _read_results(self) -> None:
+        seen, cluster = self._seen, self._cluster
         seen.outputs = [int(message.value()) for message in self._visible(OUTPUT)]
         seen.dead = len(self._visible(DEAD_LETTERS))
-        seen.position = log.ledger.positions.get(FIRST, 0)
-        seen.producers, seen.asked, seen.aborted = log.producers, log.asked, log.ledger.aborted
+        seen.position = cluster.ledger.positions.get(FIRST, 0)
+        seen.producers, seen.asked, seen.aborted = cluster.producers, cluster.asked, cluster.ledger.aborted
         seen.answers = seen.answers or len(self._mock.requests(self._cell.api))
 
     def _visible(self, topic: str) -> list[Any]:
-        """What a reader of committed records sees."""
+        """The records that a read_committed reader gets."""
         found = read_all(self._mock, topic)
-        if not PROMISES[self._cell.guarantee].transactional:
+        if not COMMITTERS[self._cell.guarantee].transactional:
             return found
-        return [m for m in found if dict(m.headers() or ()).get("transaction") in self._log.ledger.transactions]
+        return [m for m in found if dict(m.headers() or ()).get("transaction") in self._cluster.ledger.transactions]

@@ -1,6 +1,6 @@
-"""ClientLog reads librdkafka's log by its wording: here the installed librdkafka says what it reads.
+"""ClientLog recognizes log messages of librdkafka by their wording: the installed librdkafka must still log them.
 
-A request that timed out, or whose connection broke, may reach its coordinator late; only the client's log tells.
+A request that timed out, or whose connection broke, may reach its coordinator late; only the client's log shows it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from kstreams_py.ports.kafka.errors import SEAT_LOST, ClientLog
+from kstreams_py.kafka.errors import MEMBERSHIP_LOST, ClientLog
 from tests.mock.cluster import Api, MockCluster
 from tests.mock.plain import member, outcome, settings_of, wait_until, write
 
@@ -23,18 +23,18 @@ TIMED_OUT = r"REQTMOUT \[.*\] \[thrd:{0}\]: {0}.*: Timed out {1}Request in fligh
 BROKEN = r"FAIL \[.*\] \[thrd:{0}\]: {0}: .*Disconnected: .* \(after \d+ms in state UP\)"
 
 SETTINGS = {
-    # those of the product's clients
+    # settings of the product's clients
     "log_level": 6,
     "log.connection.close": True,
-    # and short waits: less than a late answer takes, more than a consumer takes to find its coordinator again
+    # short waits: shorter than a late answer, longer than a consumer needs to find its coordinator again
     "socket.timeout.ms": 1_000,
     "retry.backoff.ms": 750,
     "fetch.wait.max.ms": 0,
 }
 
 
-class Kept(ClientLog):
-    """With the lines that it was given."""
+class RecordingLog(ClientLog):
+    """A ClientLog that keeps the lines it was given."""
 
     def __init__(self) -> None:
         super().__init__("kept")
@@ -48,8 +48,8 @@ class Kept(ClientLog):
         return [line for line in self.lines if re.fullmatch(pattern, line)]
 
 
-def joined(mock: MockCluster, log: Kept) -> ck.Consumer:
-    """The static member of a group that broker 2 coordinates, with its partition."""
+def join_group(mock: MockCluster, log: RecordingLog) -> ck.Consumer:
+    """Creates the static member of a group that broker 2 coordinates, and waits for its first record."""
     mock.create("a")
     write(mock, "a", [b"0"])
     mock.set_coordinator("group", "group", 2)
@@ -60,30 +60,32 @@ def joined(mock: MockCluster, log: Kept) -> ck.Consumer:
     return consumer
 
 
-def late(mock: MockCluster, api: Api) -> None:
+def answer_late(mock: MockCluster, api: Api) -> None:
     mock.answer_from(2, api, (0, 2_500))
 
 
-def broken(mock: MockCluster, api: Api) -> None:
+def break_connection(mock: MockCluster, api: Api) -> None:
     mock.answer(api, E._TRANSPORT)
 
 
-FAULTS = pytest.mark.parametrize(("fault", "wording"), [(late, TIMED_OUT), (broken, BROKEN)], ids=["late", "broken"])
+FAULTS = pytest.mark.parametrize(
+    ("fault", "wording"), [(answer_late, TIMED_OUT), (break_connection, BROKEN)], ids=["late", "broken"]
+)
 
 
 @FAULTS
 @pytest.mark.parametrize("api", [Api.OffsetCommit, Api.Heartbeat])
-def test_request_to_the_group_coordinator_that_may_come_late_is_seen(
+def test_request_to_the_group_coordinator_that_may_arrive_late_is_detected(
     api: Api, fault: Callable[[MockCluster, Api], None], wording: str, mock: MockCluster
 ) -> None:
-    log = Kept()
-    consumer = joined(mock, log)
+    log = RecordingLog()
+    consumer = join_group(mock, log)
     fault(mock, api)
     if api is Api.OffsetCommit:
         positions = [ck.TopicPartition("a", 0, 1)]
         committing = threading.Thread(target=lambda: consumer.commit(offsets=positions, asynchronous=False))
         committing.start()
-    wait_until(lambda: consumer.consume(1, 0.1) or log.tainted, f"the client says that a {api.name} failed")
+    wait_until(lambda: consumer.consume(1, 0.1) or log.tainted, f"the client logs that a {api.name} failed")
     assert log.find(wording.format("GroupCoordinator", api.name)), log.lines
     assert (log.tainted, log.coordinator_lost, log.fenced) == (True, True, False)
     if api is Api.OffsetCommit:
@@ -98,16 +100,16 @@ def test_request_to_the_group_coordinator_that_may_come_late_is_seen(
         (Api.AddPartitionsToTxn, "TxnCoordinator"),
         (Api.AddOffsetsToTxn, "TxnCoordinator"),
         (Api.EndTxn, "TxnCoordinator"),
-        (Api.TxnOffsetCommit, r"127\.0\.0\.1:\d+/2"),  # to the group's coordinator, by the broker's own connection
+        (Api.TxnOffsetCommit, r"127\.0\.0\.1:\d+/2"),  # to the group's coordinator, on the connection of that broker
     ],
 )
-def test_request_of_a_transaction_that_may_come_late_is_seen(
+def test_request_of_a_transaction_that_may_arrive_late_is_detected(
     api: Api, thread: str, fault: Callable[[MockCluster, Api], None], wording: str, mock: MockCluster
 ) -> None:
-    log = Kept()
+    log = RecordingLog()
     mock.create("b")
     mock.set_coordinator("transaction", "id", 2)
-    consumer = joined(mock, Kept())
+    consumer = join_group(mock, RecordingLog())
     settings = {"transactional.id": "id", "transaction.timeout.ms": 10_000, "logger": log.logger}
     producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings}))
     producer.init_transactions(10)
@@ -117,32 +119,32 @@ def test_request_of_a_transaction_that_may_come_late_is_seen(
     fault(mock, api)
     producer.produce("b", b"0")
     producer.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 10)
-    producer.commit_transaction(10)  # the client asks again inside
-    wait_until(lambda: producer.poll(0.1) or log.tainted, f"the client says that an {api.name} failed")
+    producer.commit_transaction(10)  # the client sends the request again inside
+    wait_until(lambda: producer.poll(0.1) or log.tainted, f"the client logs that an {api.name} failed")
     assert log.find(wording.format(thread, api.name)), log.lines
     assert (log.tainted, log.coordinator_lost, log.fenced) == (True, False, False)
     consumer.close()
 
 
 @pytest.mark.parametrize("api", [Api.Heartbeat, Api.OffsetCommit])
-def test_membership_that_another_has_taken_is_seen(api: Api, mock: MockCluster) -> None:
-    log = Kept()
-    consumer = joined(mock, log)
+def test_membership_that_another_member_has_taken_is_detected(api: Api, mock: MockCluster) -> None:
+    log = RecordingLog()
+    consumer = join_group(mock, log)
     mock.answer(api, E.FENCED_INSTANCE_ID)
     if api is Api.OffsetCommit:
         positions = [ck.TopicPartition("a", 0, 1)]
         assert outcome(lambda: consumer.commit(offsets=positions, asynchronous=False)) == "FENCED_INSTANCE_ID"
-    wait_until(lambda: consumer.consume(1, 0.1) or log.fenced, "the client says that it is fenced")
+    wait_until(lambda: consumer.consume(1, 0.1) or log.fenced, "the client logs that it is fenced")
     assert (log.tainted, log.fenced) == (False, True)
-    fatal = rf"FATAL \[.*\] \[thrd:main\]: Fatal error: .*{SEAT_LOST}.*"
+    fatal = rf"FATAL \[.*\] \[thrd:main\]: Fatal error: .*{MEMBERSHIP_LOST}.*"
     assert log.find(fatal), log.lines
     consumer.close()
 
 
-def test_client_that_nothing_happens_to_says_nothing_of_late_requests(mock: MockCluster) -> None:
-    log = Kept()
-    consumer = joined(mock, log)
+def test_undisturbed_client_logs_no_late_requests(mock: MockCluster) -> None:
+    log = RecordingLog()
+    consumer = join_group(mock, log)
     mock.track()
-    wait_until(lambda: consumer.consume(1, 0.1) or len(mock.requests(Api.Heartbeat)) > 3, "heartbeats go on")
+    wait_until(lambda: consumer.consume(1, 0.1) or len(mock.requests(Api.Heartbeat)) > 3, "more heartbeats are sent")
     assert (log.tainted, log.coordinator_lost, log.fenced, log.lines) == (False, False, False, [])
     consumer.close()

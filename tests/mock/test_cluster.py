@@ -1,4 +1,4 @@
-"""The mock cluster is what the table in cluster.py says: tried with plain clients."""
+"""Checks the table in cluster.py, which describes the mock cluster, with plain clients."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ def test_records_are_written_and_read_back(mock: MockCluster) -> None:
     assert producer.flush(10) == 0
     consumer = member(mock, "a")
     found: list[ck.Message] = []
-    wait_until(lambda: found.extend(consumer.consume(1, 0.1)) or found, "the record is read")
+
+    def is_read() -> bool:
+        found.extend(consumer.consume(1, 0.1))
+        return found != []
+
+    wait_until(is_read, "the record is read")
     (m,) = found
     assert (m.partition(), m.offset(), m.value(), m.key()) == (0, 0, b"value", b"key")
     assert (m.headers(), m.timestamp()) == ([("h", b"1")], (ck.TIMESTAMP_CREATE_TIME, 1_000))
     consumer.close()
 
 
-def test_answers_are_given_once_and_in_order_then_as_usual(mock: MockCluster) -> None:
+def test_pushed_answers_are_used_once_and_in_order(mock: MockCluster) -> None:
     mock.create("a")
     mock.track()
     mock.answer(Api.Produce, E.POLICY_VIOLATION, 0, E.INVALID_TIMESTAMP)
@@ -60,7 +65,7 @@ def test_connection_is_closed_for_a_transport_error(mock: MockCluster) -> None:
     assert write(mock, "a", [b"0"], {"retries": 0}) == ["_TRANSPORT"]
 
 
-def test_answer_of_one_broker_comes_late(mock: MockCluster) -> None:
+def test_answer_of_one_broker_is_delayed(mock: MockCluster) -> None:
     mock.create("a", leader=1)
     mock.create("b", leader=2)
     mock.answer_from(1, Api.Produce, (0, 600), (E.POLICY_VIOLATION, 0))
@@ -82,15 +87,19 @@ def test_every_answer_of_a_broker_is_delayed(mock: MockCluster) -> None:
 def test_answer_for_one_partition_leaves_the_others(mock: MockCluster) -> None:
     mock.create("a", partitions=2)
     mock.answer_partition("a", 1, Api.Produce, E.TOPIC_AUTHORIZATION_FAILED)
-    reports = {}
+    codes: dict[int | None, int | None] = {}
+
+    def report(error: ck.KafkaError | None, message: ck.Message) -> None:
+        codes[message.partition()] = None if error is None else error.code()
+
     producer = ck.Producer(settings_of(mock))
     for partition in range(2):
-        producer.produce("a", b"", partition=partition, on_delivery=lambda e, m: reports.update({m.partition(): e}))
+        producer.produce("a", b"", partition=partition, on_delivery=report)
     assert producer.flush(10) == 0
-    assert (reports[0], reports[1].code()) == (None, E.TOPIC_AUTHORIZATION_FAILED)
+    assert codes == {0: None, 1: E.TOPIC_AUTHORIZATION_FAILED}
 
 
-def test_leader_moves_and_may_be_away(mock: MockCluster) -> None:
+def test_partition_moves_to_another_leader_or_to_none(mock: MockCluster) -> None:
     mock.create("a")
     mock.track()
     assert write(mock, "a", [b"0"]) == ["ok"]
@@ -126,7 +135,7 @@ def test_error_of_a_topic_is_in_its_metadata(mock: MockCluster) -> None:
     assert producer.list_topics("a", 10).topics["a"].error is None
 
 
-def test_coordinator_is_where_it_was_put(mock: MockCluster) -> None:
+def test_coordinator_is_the_broker_that_was_set(mock: MockCluster) -> None:
     mock.create("a")
     mock.set_coordinator("group", "group", 2)
     mock.set_coordinator("transaction", "id", 1)
@@ -154,7 +163,7 @@ def test_requests_are_kept_in_order_with_their_times(mock: MockCluster) -> None:
     assert mock.requests() == []
 
 
-def test_positions_of_a_group_are_kept_and_members_checked(mock: MockCluster) -> None:
+def test_committed_offsets_are_stored_and_members_checked(mock: MockCluster) -> None:
     mock.create("a")
     write(mock, "a", [b"0", b"1"])
     consumer = member(mock, "a")
@@ -167,7 +176,7 @@ def test_positions_of_a_group_are_kept_and_members_checked(mock: MockCluster) ->
     consumer.close()
 
 
-def test_ends_of_a_partition_are_told_but_no_times(mock: MockCluster) -> None:
+def test_list_offsets_answers_ends_but_no_times(mock: MockCluster) -> None:
     mock.create("a")
     write(mock, "a", [b"0", b"1"])
     consumer = ck.Consumer(settings_of(mock, {"group.id": "group"}))
@@ -176,7 +185,7 @@ def test_ends_of_a_partition_are_told_but_no_times(mock: MockCluster) -> None:
     assert found.offset == ck.OFFSET_END
 
 
-def test_transactions_are_answered_but_hide_nothing_and_store_no_positions(mock: MockCluster) -> None:
+def test_transactions_are_answered_but_hide_nothing_and_store_no_offsets(mock: MockCluster) -> None:
     mock.create("a", "b")
     write(mock, "a", [b"0"])
     consumer = member(mock, "a")
@@ -206,9 +215,9 @@ def test_transactions_are_answered_but_hide_nothing_and_store_no_positions(mock:
 def test_sequence_numbers_are_checked_for_transactional_producers_only(
     transactional: bool, stored: int, mock: MockCluster
 ) -> None:
-    """An answer that comes after the client's time-out makes it send the batch again."""
+    """An answer after the client's time-out makes the client send the batch again."""
     mock.create("a")
-    settings = {"enable.idempotence": True, "socket.timeout.ms": 1_000}
+    settings: dict[str, object] = {"enable.idempotence": True, "socket.timeout.ms": 1_000}
     if transactional:
         settings |= {"transactional.id": "id", "transaction.timeout.ms": 10_000}
     producer = ck.Producer(settings_of(mock, settings))
@@ -223,7 +232,7 @@ def test_sequence_numbers_are_checked_for_transactional_producers_only(
     assert read(mock, "a") == [b"0"] * stored
 
 
-def test_second_static_member_of_a_name_is_one_member_more(mock: MockCluster) -> None:
+def test_second_static_member_with_the_same_name_is_a_second_member(mock: MockCluster) -> None:
     mock.create("a", partitions=2)
     settings = {"group.instance.id": "name", "session.timeout.ms": 1_500, "heartbeat.interval.ms": 100}
     first = member(mock, "a", settings)

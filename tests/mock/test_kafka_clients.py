@@ -1,4 +1,4 @@
-"""ports/kafka/consumer.py and producer.py on the mock cluster: under answers that no real broker gives on request."""
+"""kafka/consumer.py and producer.py on the mock cluster: answers that a real broker does not give on request."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
 from kstreams_py.errors import OutcomeUnknown, Retriable
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
-from kstreams_py.ports.kafka.producer import KafkaProducer
-from kstreams_py.record import TopicPartition
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.producer import KafkaProducer
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import TopicPartition
+from kstreams_py.settings import ClientSettings
 from tests.mock.cluster import Api, MockCluster
 from tests.mock.plain import read, wait_until, write
 
@@ -22,15 +25,17 @@ E = ck.KafkaError
 PARTITION = TopicPartition("a", 0)
 
 
-def log_of(mock: MockCluster, **kafka: object) -> KafkaLog:
-    """The log on the mock cluster; librdkafka's settings are named with underscores."""
+def open_cluster(mock: MockCluster, **kafka: object) -> KafkaCluster:
+    """Creates the product's clients of the mock cluster; settings of librdkafka are named with underscores."""
     named = {name.replace("_", "."): value for name, value in kafka.items()}
-    return KafkaLog(Settings(bootstrap_servers=mock.bootstrap_servers, request_timeout_ms=10_000, kafka=named))
+    return KafkaCluster(
+        Settings(bootstrap_servers=mock.bootstrap_servers, request_timeout_ms=10_000, kafka=ClientSettings(named))
+    )
 
 
-def joined(mock: MockCluster) -> KafkaConsumer:
-    """The member of a group with partition 0 of topic a, which it reads from the start."""
-    consumer = log_of(mock).consumer("group", "group.0", commits=True)
+def join_group(mock: MockCluster) -> KafkaConsumer:
+    """Creates a member of a group and waits until it is assigned partition 0 of topic a, read from the start."""
+    consumer = open_cluster(mock).consumer("group", "group.0", commits=True)
     assigned: list[set[TopicPartition]] = []
 
     def assign(partitions: set[TopicPartition]) -> None:
@@ -49,12 +54,12 @@ def outputs(numbers: range, topic: str = "a") -> list[Output]:
 
 @pytest.mark.parametrize("times", [1, 5])
 def test_commit_that_fails_as_retriable_drops_no_record_that_was_fetched(times: int, mock: MockCluster) -> None:
-    """The client asks twice more by itself: three answers are one failed commit."""
+    """The client itself retries twice, so that three error answers make one failed commit."""
     mock.create("a")
-    consumer = joined(mock)
+    consumer = join_group(mock)
     write(mock, "a", [b"%d" % i for i in range(20)])
     mock.track()
-    wait_until(lambda: len(mock.requests(Api.Fetch)) > 20, "all batches are fetched: the broker sends one at a time")
+    wait_until(lambda: len(mock.requests(Api.Fetch)) > 20, "all batches are fetched: the broker sends one per Fetch")
     values: list[bytes | None] = []
 
     def read_on(limit: int) -> list[bytes | None]:
@@ -74,31 +79,31 @@ def test_commit_that_fails_as_retriable_drops_no_record_that_was_fetched(times: 
     consumer.close()
 
 
-def test_coordinator_that_has_gone_is_given_up_and_a_new_producer_finds_its_successor() -> None:
-    """Nine times of ten the client waits for the broker that it has once found: ten seconds, its limit, would pass."""
+def test_unreachable_coordinator_is_given_up_and_a_new_producer_finds_the_next_one() -> None:
+    """In nine of ten cases the client waits for its old coordinator, until its limit of ten seconds."""
     given_up: list[str] = []
     for _ in range(5):
         with MockCluster(brokers=2) as mock:
-            given_up += offsets_sent_to_a_coordinator_that_has_gone(mock)
+            given_up += send_offsets_to_unreachable_coordinator(mock)
         if given_up:
             break
     assert [f"its own limit of {PATIENCE_SECONDS:g} s" in error for error in given_up] == [True]
 
 
-def offsets_sent_to_a_coordinator_that_has_gone(mock: MockCluster) -> list[str]:
-    """The error of the producer that had found it; none if it was not connecting again, and asked for the successor."""
+def send_offsets_to_unreachable_coordinator(mock: MockCluster) -> list[str]:
+    """Returns the error of the first producer; none in the case where its client asks for the new coordinator."""
     mock.create("a")
     mock.set_coordinator("group", "group", 2)
     mock.set_coordinator("transaction", "id", 1)
-    consumer, log = joined(mock), log_of(mock)
+    consumer, kafka = join_group(mock), open_cluster(mock)
 
-    def started() -> KafkaProducer:
-        producer = log.producer(PROMISES[Guarantee.EXACTLY_ONCE], Durability.COMMITTED, "id")
+    def start_producer() -> KafkaProducer:
+        producer = kafka.producer(producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED), "id")
         producer.init_transactions()
         producer.begin_transaction()
         return producer
 
-    first = started()
+    first = start_producer()
     first.send_offsets({PARTITION: 1}, consumer)
     first.commit_transaction()
     mock.set_down(2)
@@ -111,7 +116,7 @@ def offsets_sent_to_a_coordinator_that_has_gone(mock: MockCluster) -> list[str]:
     except OutcomeUnknown as error:
         errors.append(str(error))
     first.drop()
-    second = started()
+    second = start_producer()
     second.send_offsets({PARTITION: 2}, consumer)
     second.commit_transaction()
     second.drop()
@@ -123,40 +128,45 @@ def offsets_sent_to_a_coordinator_that_has_gone(mock: MockCluster) -> list[str]:
 def test_at_least_once_with_durability_leader_keeps_the_order_when_a_batch_is_refused_once(
     moves: bool, mock: MockCluster
 ) -> None:
-    """If the partition moves, the client learns of its new leader before the old one refuses what is on its way.
+    """If the partition moves, the client learns of the new leader before the old one refuses the batch in flight.
 
-    With durability none nobody sees the refusal, so that the mock cluster cannot show an order broken there.
+    With durability none the client gets no refusal, so that the mock cluster cannot break the order there.
     """
     mock.create("a", leader=1)
     mock.create("b", leader=2)
-    log = log_of(mock, batch_num_messages=3)
-    producer = log.producer(PROMISES[Guarantee.AT_LEAST_ONCE], Durability.LEADER, "id")
+    kafka = open_cluster(mock, batch_num_messages=3)
+    producer = kafka.producer(producer_mode(Guarantee.AT_LEAST_ONCE, Durability.LEADER), "id")
     producer.write(outputs(range(3)) + outputs(range(1), "b"))
-    producer.flush()  # it is connected to both brokers
+    producer.flush()  # connects to both brokers
     mock.track()
     mock.answer_from(1, Api.Produce, (E.NOT_LEADER_FOR_PARTITION, 3_000))
     producer.write(outputs(range(3, 6)))
-    wait_until(lambda: producer._poll(0.01) or mock.requests(Api.Produce), "a batch is on its way")
+
+    def is_in_flight() -> bool:
+        producer._poll(0.01)
+        return len(mock.requests(Api.Produce)) > 0
+
+    wait_until(is_in_flight, "a batch is in flight")
     if moves:
         mock.set_leader("a", 0, 2)
-        wait_until(lambda: leader_of_a(producer) == 2, "the client knows the new leader")
+        wait_until(lambda: find_leader_of_a(producer) == 2, "the client knows the new leader")
     producer.write(outputs(range(6, 400)))
     producer.flush()
     producer.drop()
     assert [int(value or b"") for value in read(mock, "a")] == list(range(400))
 
 
-def test_order_that_is_not_kept_with_durability_leader_is_seen(
+def test_mutation_that_breaks_the_order_with_durability_leader_is_detected(
     mock: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutation: a batch is sent while the one before it may still fail, as max.in.flight=1 alone has it."""
+    """The mutation sends a batch while the one before it may still fail, as max.in.flight=1 alone does."""
     monkeypatch.setattr(KafkaProducer, "_acknowledge", lambda self: None)
     with pytest.raises(AssertionError):
         test_at_least_once_with_durability_leader_keeps_the_order_when_a_batch_is_refused_once(False, mock)
 
 
-def leader_of_a(producer: KafkaProducer) -> int:
-    """As the client knows it; -1 where the broker that it asks does not answer yet."""
+def find_leader_of_a(producer: KafkaProducer) -> int:
+    """The leader in the client's metadata; -1 while the broker does not answer."""
     with suppress(ck.KafkaException):
-        return producer._producer.list_topics("a", 0.2).topics["a"].partitions[0].leader
+        return int(producer._producer.list_topics("a", 0.2).topics["a"].partitions[0].leader)
     return -1

@@ -1,4 +1,4 @@
-"""How much the weaker guarantees may lose, repeat or deliver late in a run: what was in flight, and no more."""
+"""The records that may be lost, repeated or delivered late in a run: those in flight at a fault, and no others."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING
 from tests.simulation.plan import AMO
 
 if TYPE_CHECKING:
-    from tests.simulation.life import Life, Place
+    from tests.simulation.watched_worker import Place, WatchedWorker
 
 
 class Bounds:
-    """By processor and record: what the faults of a run excuse."""
+    """The anomalies that the faults of a run excuse, by processor and record."""
 
     def __init__(self) -> None:
         self.repeatable: dict[str, Counter[Place]] = defaultdict(Counter)
-        """How many copies more than one there may be of what came of a record."""
+        """How many surplus copies of the outputs of a record there may be."""
         self.losable: dict[str, set[Place]] = defaultdict(set)
-        """Records of which at most once may have lost what came of them."""
-        self.strays: dict[str, set[Place]] = defaultdict(set)
-        """Records whose outputs may come late, and behind those of later records."""
+        """Records whose outputs may be lost, at most once."""
+        self.delayed: dict[str, set[Place]] = defaultdict(set)
+        """Records whose outputs may come late, after those of later records."""
         self.fencings: Counter[int] = Counter()
-        """By slot, producers of earlier processes that may yet fence the one that is there now."""
+        """By slot, the number of late producers of earlier processes that may still fence the current one."""
 
-    def may_repeat(self, life: Life) -> None:
-        """What a worker has not saved may come once more; at most once, what it has not delivered may come late."""
-        if life.stage.guarantee is AMO:
-            self.strays[life.stage.id] |= life.in_flight
+    def may_repeat(self, watched: WatchedWorker) -> None:
+        """Allows one more copy of the uncommitted records; at most once, allows undelivered outputs to come late."""
+        if watched.stage.guarantee is AMO:
+            self.delayed[watched.stage.id] |= watched.in_flight
         else:
-            self.repeatable[life.stage.id].update(life.unsaved())
+            self.repeatable[watched.stage.id].update(watched.unsaved())
 
-    def may_lose(self, life: Life, places: Collection[Place]) -> None:
-        """A worker dies, or gives up in the end: what is in flight may be lost."""
-        self.losable[life.stage.id].update(places)
+    def may_lose(self, watched: WatchedWorker, places: Collection[Place]) -> None:
+        """Allows the loss of these records: their worker dies, or stops without a way to deliver them."""
+        self.losable[watched.stage.id].update(places)

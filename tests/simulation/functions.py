@@ -1,4 +1,4 @@
-"""The user's side of a run: the graph, its functions, and what they were called with."""
+"""The user's part of a run: the graph, its functions, and the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstreams_py.errors import Stop
-from kstreams_py.record import Out, Step
-from kstreams_py.topology import Graph
-from tests.simulation.life import Life, Place
+from kstreams_py.graph.topology import Graph
+from kstreams_py.records import Out, Step
 from tests.simulation.plan import FAILS, HALTS, SKIPS, STOPS, Halt, Kind, Stage
+from tests.simulation.watched_worker import Place, WatchedWorker
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
 class Called(NamedTuple):
-    """What a function was called with."""
+    """A call of a function: its processor, the places and the values of its records."""
 
     stage: Stage
     places: tuple[Place, ...]
@@ -29,19 +29,19 @@ class Functions:
 
     def __init__(self, world: World) -> None:
         self.steps: dict[bytes, Called] = {}
-        """By delivery hash, what a function was called with first."""
+        """The first call with each delivery hash."""
         self.hashes: dict[tuple[str, tuple[Place, ...]], bytes] = {}
-        """The other way round, by processor."""
-        self.calls: dict[tuple[Life, int, int], list[tuple[Place, ...]]] = defaultdict(list)
-        """What was read in each call, in order, by attempt and partition."""
+        """The delivery hash of each step, by processor and places."""
+        self.calls: dict[tuple[WatchedWorker, int, int], list[tuple[Place, ...]]] = defaultdict(list)
+        """The places read in each call, in order, by worker, attempt and partition."""
         self.effects: Counter[bytes] = Counter()
-        """Of a sink: delivery hashes."""
+        """How often the effect of a sink has happened, by delivery hash."""
         self._stopped: set[tuple[str, tuple[bytes, ...]]] = set()
         self._world = world
 
     def graph(self) -> Graph:
-        """The graph of the processors as they are now."""
-        graph = Graph("g", guarantee=self._world.plan.guarantee, errors="dead", unhandled_exceptions=Halt)
+        """Builds the graph of the current processors."""
+        graph = Graph("g", guarantee=self._world.plan.guarantee, errors="dead", stop_on=Halt)
         for topic in dict.fromkeys(topic for stage in self._world.stages for topic in (*stage.inputs, *stage.outputs)):
             graph.topic(topic)
         for stage in self._world.stages:
@@ -59,7 +59,7 @@ class Functions:
         return graph
 
     def _function(self, stage: Stage) -> Callable[..., Any]:
-        """What the user wrote."""
+        """Returns the function of a processor, as a user writes it."""
         match stage.kind:
             case Kind.FORK:
                 return lambda v, step: dict(self._work(stage, step, v))
@@ -73,34 +73,34 @@ class Functions:
                 return self._generator(stage)
         return lambda v, step: self._one(stage, step, v)
 
-    def _life(self, stage: Stage) -> Life:
-        """The worker of the running process whose function it is."""
+    def _watched_worker(self, stage: Stage) -> WatchedWorker:
+        """The worker of this processor in the running process."""
         running = self._world.running
         assert running is not None
-        return next(life for life in running.lives if life.stage.id == stage.id)
+        return next(watched for watched in running.workers if watched.stage.id == stage.id)
 
     def _work(self, stage: Stage, step: Step, *values: bytes) -> list[tuple[str, Any]]:
-        """What every kind's function does: what its value's mark says, and its results by topic."""
-        world, life = self._world, self._life(stage)
+        """Does what the mark of the value says, and returns the results, by topic."""
+        world, watched = self._world, self._watched_worker(stage)
         world.strikes.point("function")
-        places = tuple((topic, world.life_of(topic), number, offset) for topic, number, offset in step.positions)
-        life.called(places)
-        self.calls[life, life.attempt, places[0][2]].append(places)
+        places = tuple((topic, world.recreations_of(topic), n, offset) for topic, n, offset in step.offsets_read)
+        watched.note_called(places)
+        self.calls[watched, watched.attempt, places[0][2]].append(places)
         called = Called(stage, places, values)
         if (known := self.steps.setdefault(step.delivery_hash, called))[1:] != called[1:]:
-            world.violate("hash", f"one for {values} and for {known.values}")
+            world.violate("hash", f"{values} and {known.values} have the same")
         if self.hashes.setdefault((stage.id, places), step.delivery_hash) != step.delivery_hash:
-            world.violate("hash", f"two for {values}")
+            world.violate("hash", f"{values} has two")
         if early := world.inputs.unsettled & set(values):
             world.violate("precommitted read", str(early))
-        world.pass_time(world.labour)
+        world.pass_time(world.work_seconds)
         mark = values[0][-1:]
         if mark in (HALTS, STOPS) and (stage.id, values) not in self._stopped:
             self._stopped.add((stage.id, values))
             if mark == HALTS:
                 world.bounds.losable[stage.id].update(places)
                 raise Halt(values)
-            life.not_done(places)
+            watched.note_not_done(places)
             raise Stop(values)
         if mark == FAILS:
             raise LookupError(values)
@@ -131,10 +131,10 @@ class Functions:
             except LookupError as error:
                 done.append(error)
             except (Halt, Stop) as stop:
-                places = {(t, self._world.life_of(t), p, o) for each in steps for t, p, o in each.positions}
+                places = {(t, self._world.recreations_of(t), p, o) for each in steps for t, p, o in each.offsets_read}
                 if isinstance(stop, Halt):
                     self._world.bounds.losable[stage.id] |= places
                 else:
-                    self._life(stage).not_done(places)
+                    self._watched_worker(stage).note_not_done(places)
                 raise
         return done

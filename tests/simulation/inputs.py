@@ -1,40 +1,41 @@
-"""What a simulated run reads: plain records, and transactions of strangers that end late, or in an abort."""
+"""The inputs of a simulated run: plain records, and transactions of other producers that end late or are aborted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from kstreams_py.delivery import PROMISES, Durability
-from kstreams_py.errors import LogError
-from kstreams_py.record import TopicPartition
-from kstreams_py.testing import MemoryLog
+from kstreams_py.errors import ClientError
+from kstreams_py.graph.guarantees import Durability
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import TopicPartition
+from kstreams_py.testing import MemoryCluster
 from tests.simulation.plan import EO, FAILS, GHOST, HALTS, PARTITIONS, REFUSED, SKIPS, STOPS, Plan
 
 
 class Inputs:
-    """The records of all input partitions, written little by little, each with a value of its own.
+    """The records of all input partitions, written bit by bit, each with a different value.
 
-    So every partition has gaps: markers, aborted ranges, and open transactions that hold up what is behind them.
+    Every partition has gaps: markers, aborted ranges, and open transactions that delay the records after them.
     """
 
-    def __init__(self, plan: Plan, log: MemoryLog, random: Random, *, older: bool) -> None:
-        """With `older`, each partition has records already that nobody is to read."""
+    def __init__(self, plan: Plan, cluster: MemoryCluster, random: Random, *, older: bool) -> None:
+        """With `older`, each partition already has records, which must not be read."""
         self.unsettled: set[bytes] = set()
-        """Records of transactions that are still open."""
+        """The values of transactions that are still open."""
         self.fed_at = 0.0
-        """When something was written last."""
-        self.lives = dict.fromkeys(plan.inputs, 0)
+        """Clock time of the last write."""
+        self.recreations = dict.fromkeys(plan.inputs, 0)
         """How often each topic was deleted and created again."""
         self._plan = plan
-        self._log = log
+        self._cluster = cluster
         self._random = random
         self._counts = dict.fromkeys(plan.inputs, PARTITIONS)
         if older:
             for tp in self.partitions:
                 self._append(tp, [b"older", b"older"])
-        self.starts = log.ends(self.partitions)
-        """Where what is to be read begins, where that is not the start."""
+        self.starts = cluster.ends(self.partitions)
+        """The first offset that must be read, for partitions with older records."""
         self._writes = list(self._mixed([self._feed_of(tp) for tp in self.partitions]))
 
     @property
@@ -43,47 +44,47 @@ class Inputs:
 
     @property
     def left(self) -> bool:
-        """There is more to come."""
+        """More records will be written."""
         return bool(self._writes)
 
     def feed(self) -> None:
-        """Writes a little, or nothing."""
+        """Writes up to nine times, often not at all."""
         for _ in range(self._random.choice((9, 0, 0, 1, 1, 2))):
             if self._writes:
                 self._write(self._writes.pop(0))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Writes, whatever the workers' leaders and coordinators may be up to."""
-        network = self._log._network
+        """Writes in spite of outages, which are for the workers only."""
+        network = self._cluster._network
         outages, network._outages = network._outages, []
         write()
         network._outages = outages
-        self.fed_at = self._log.clock()
+        self.fed_at = self._cluster.clock()
 
     @property
     def behind(self) -> list[str]:
-        """Topics that have fewer partitions than others, because only these have grown."""
+        """Topics that have fewer partitions than others, because only the others have grown."""
         return [topic for topic, count in self._counts.items() if count < max(self._counts.values())]
 
     def grow(self, topics: Sequence[str]) -> None:
-        """Adds a partition to topics, with records in it before anybody can know; more are to come."""
+        """Adds a partition to topics, and writes its first records at once."""
         for topic in topics:
             count = self._counts[topic]
             self._counts[topic] = count + 1
-            self._log.grow(topic, count + 1)
+            self._cluster.grow(topic, count + 1)
             first, *feed = self._feed_of(TopicPartition(topic, count))
             self._write(first)
             self._writes = list(self._mixed([self._writes, feed]))
 
     def remake(self, topic: str) -> None:
-        """Deletes a topic and creates it again; what was still to come is written to the new one."""
-        self._log.delete(topic)
-        self._log.create_topics([(topic, self._counts[topic], -1, {})])
-        self.lives[topic] += 1
+        """Deletes a topic and creates it again; the remaining records are written to the new one."""
+        self._cluster.faults.delete_topic(topic)
+        self._cluster.create_topics([(topic, self._counts[topic], -1, {})])
+        self.recreations[topic] += 1
         self.starts = {tp: 0 if tp.topic == topic else start for tp, start in self.starts.items()}
 
     def _mixed(self, feeds: list[list[Callable[[], None]]]) -> Iterator[Callable[[], None]]:
-        """All writes to be made, those of each feed in order: plain records, transactions that end later, or never."""
+        """All writes in random order, those of each feed in its order."""
         feeds = [feed for feed in feeds if feed]
         while feeds:
             yield self._random.choice(feeds).pop(0)
@@ -112,25 +113,27 @@ class Inputs:
     def _written(
         self, tp: TopicPartition, values: list[bytes]
     ) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
-        """How values are written, and what ends their transaction, if there is one."""
+        """Returns the writes of these values, and the writes that end their transaction, if there is one."""
         how = self._random.choice(("plain", "plain", "committed", "aborted"))
         if how == "plain":
             return [lambda: self._append(tp, values)], []
-        stranger = self._log.producer(PROMISES[EO], Durability.COMMITTED, f"stranger of {values[0]!r}")
+        mode, name = producer_mode(EO, Durability.COMMITTED), f"producer of {values[0]!r}"
+        other_producer = self._cluster.producer(mode, name)
         written = [GHOST + value for value in values] if how == "aborted" else values
 
         def write() -> None:
-            stranger.init_transactions()
-            stranger.begin_transaction()
-            stranger.write([(tp.topic, value, self._key(), tp.partition, None, None, 0, None) for value in written])
-            stranger.flush()
+            other_producer.init_transactions()
+            other_producer.begin_transaction()
+            at = tp.partition
+            other_producer.write([(tp.topic, value, self._key(), at, None, None, 0, None) for value in written])
+            other_producer.flush()
             self.unsettled.update(written)
 
         def end() -> None:
             self.unsettled.difference_update(written)
             try:
-                stranger.abort_transaction() if how == "aborted" else stranger.commit_transaction()
-            except LogError:  # it has timed out
+                other_producer.abort_transaction() if how == "aborted" else other_producer.commit_transaction()
+            except ClientError:  # the transaction has timed out
                 if how == "committed":
                     self._append(tp, [value + b"'" for value in values])
 
@@ -141,4 +144,4 @@ class Inputs:
 
     def _append(self, tp: TopicPartition, values: Sequence[bytes]) -> None:
         for value in values:
-            self._log.append(tp.topic, value, self._key(), partition=tp.partition)
+            self._cluster.append(tp.topic, value, self._key(), partition=tp.partition)

@@ -1,49 +1,69 @@
-"""What must hold of a simulated run: at every moment (watch.py), and once it is over. Each violation has a name.
+"""The invariants of a simulated run: checked after every turn (watch.py), and at its end. Each violation has a name.
+
+The anomalies of the checker (kstreams_py/testing/verdicts.py). A step is identified by its delivery hash:
 
 ====================  ================================================================================================
-lost                  a record's outputs, dead letter or effect are not there, or not all of them (at most once: of what
-                      was in flight as its process died, they need not be)
-duplicate             they are there more than once (at least once, and effects: more often than what was not saved met
-                      something that may repeat it)
+lost                  an output, dead letter or effect of a record is missing (at most once: unless the record was in
+                      flight when its process died)
+duplicate             there is a surplus copy of one (at least once, and effects: more copies than faults met the record
+                      while it was not committed)
 foreign               an output of no input record, or a step of records that do not belong together
-torn                  outputs and positions of a transaction, or outputs of one step, are not visible together
-position too early    at least once: a position is saved whose outputs are not written
-position too late     at most once: an output is written whose position is not saved
-aborted read          a function was given a record of an aborted transaction
-precommitted read     a function was given a record of a transaction that was still open
-order                 outputs of one input partition in one output partition are not in its order (at least once: copies
-                      beside; at most once: but for those in flight as their process lost its partitions)
-choices               an alts took records in another order than an attempt before it
-hash                  not one delivery hash for one step
-positions             the group's positions in the end are not the ends of its inputs
-positions lost        the group's positions were deleted, and nobody said so
-ended                 a process ended though nothing had happened
-replaced by ...       a process was told that it was replaced, by nobody or by an older one
-stuck                 the input was not processed within any reasonable number of turns
+torn transaction      outputs and offsets of a transaction, or outputs of one step, are not visible together
+aborted read          a function was called with a record of an aborted transaction
+precommitted read     a function was called with a record of a transaction that was still open
+order broken          outputs of one input partition in one output partition are not in its order (at least once: in no
+                      copy; at most once: except those in flight when their process lost its partitions)
 ====================  ================================================================================================
 
-What may be repeated, lost or late is counted where it happens: see life.py.
+Violations that only the simulation can see, because it looks into processes and groups:
+
+============================  ========================================================================================
+position too early            at least once: offsets are committed whose outputs are not written
+position too late             at most once: an output is written whose offset is not committed
+choices                       an alts read records in another order than in an earlier attempt
+hash                          a step has several delivery hashes, or a hash several steps
+positions                     the committed offsets of a group are not the ends of its inputs at the end of the run
+positions lost                the committed offsets of a group were deleted, and no worker reported it
+ended                         a process ended without a fault
+replaced without a holder     a process ended as replaced, and no other member holds its membership
+replaced by an older process  a process ended as replaced by a process that had started before it
+stuck                         the input was not processed within TURNS_MAX turns
+broken                        the run itself failed
+============================  ========================================================================================
+
+The records that may be repeated, lost or late are noted when a fault happens: see watched_worker.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kstreams_py.record import HASH_HEADER, Message, Positions, TopicPartition
-from tests.simulation.life import Place
-from tests.simulation.plan import ALO, AMO, EO, GHOST, Kind, Stage
+from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
+from kstreams_py.testing.verdicts import Kind, compare, overtaken, overtaken_in_every_copy
+from tests.simulation.plan import ALO, AMO, EO, GHOST, Stage
+from tests.simulation.plan import Kind as StageKind
+from tests.simulation.watched_worker import Place
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Row(NamedTuple):
-    """An output, dead letter or effect: its topic (or "effect"), the records of its step, and its value.
+OWN_NAMES: Final = {
+    "position too early", "position too late", "choices", "hash", "positions", "positions lost", "ended",
+    "replaced without a holder", "replaced by an older process", "stuck", "broken",
+}  # fmt: skip
+"""Violations that are not anomalies of the checker."""
 
-    Of a dead letter, the value of its step.
+NAMES: Final = {*map(str, Kind)} | OWN_NAMES
+
+
+class Row(NamedTuple):
+    """An output, dead letter or effect: its topic (or "effect"), the places of its step's records, and its value.
+
+    The value of a dead letter is that of its step.
     """
 
     topic: str
@@ -51,60 +71,84 @@ class Row(NamedTuple):
     value: bytes
 
     def __str__(self) -> str:
-        return f"{self.topic} {self.value!r} of {', '.join(f'{t}{life}[{p}]@{o}' for t, life, p, o in self.places)}"
+        return f"{self.topic} {self.value!r} of {', '.join(f'{t}{times}[{p}]@{o}' for t, times, p, o in self.places)}"
+
+
+Steps = dict[tuple[Place, ...], tuple[bytes, ...]]
+"""The values of each step, by the places of its records."""
+
+
+class Case(NamedTuple):
+    """One processor of a run that has ended. As in the checker, a check is a function from a case to violations."""
+
+    world: World
+    stage: Stage
+    rows: Sequence[tuple[Row, Message]]
+    """The records found, topic by topic, in the order of each partition."""
+    must: Steps
+    """The steps that must be there."""
+    may: Steps
+    """The steps that may be there: of inputs that are not read any more."""
+
+
+Violations = Iterator[tuple[str, str]]
+"""The name and the evidence of each violation."""
 
 
 def inputs(world: World, stage: Stage) -> list[TopicPartition]:
-    """The partitions that a processor has to read."""
-    partitions = world.log._broker.topics
+    """The input partitions of a processor."""
+    partitions = world.cluster._broker.topics
     return [p.name for topic in stage.inputs for p in partitions[topic].partitions]
 
 
 def saved(world: World, stage: Stage) -> Positions:
-    """The group's positions of these."""
+    """The committed offsets of a processor's input partitions."""
     wanted = set(inputs(world, stage))
-    return {tp: at for tp, at in world.log.group(stage.group).items() if tp in wanted}
+    return {tp: at for tp, at in world.cluster.groups[stage.group].items() if tp in wanted}
 
 
-def standing(world: World) -> str:
-    """Where the processors stand."""
+def describe_progress(world: World) -> str:
+    """Formats the committed offsets of all processors, and the ends of their inputs."""
     return "; ".join(
-        f"{s.id} {short(saved(world, s))} of {short(world.log.ends(inputs(world, s)))}" for s in world.stages
+        f"{s.id} {short(saved(world, s))} of {short(world.cluster.ends(inputs(world, s)))}" for s in world.stages
     )
 
 
 def readable(world: World, stage: Stage) -> dict[Place, bytes]:
-    """What a processor can read now of its inputs, from where it has to begin."""
+    """The values of the records that a processor can read now, from its start offsets, by place."""
     return {
-        (topic, world.life_of(topic), m.partition(), m.offset()): m.value() or b""
+        (topic, world.recreations_of(topic), m.partition(), m.offset()): m.value() or b""
         for topic in stage.inputs
-        for m in world.log.records(topic)
+        for m in world.cluster.records(topic)
         if m.offset() >= world.inputs.starts.get(TopicPartition(topic, m.partition()), 0)
     }
 
 
-def judge(world: World) -> None:
-    """What must hold once all input was processed and every worker has ended."""
-    letters = world.graph.topics["dead"].value.bind(world.registry, "dead-value")  # type: ignore[attr-defined]
+def _attributed(world: World) -> dict[str, list[tuple[Row, Message]]]:
+    """All output records by processor, each with the step of its delivery hash."""
+    dead_letters = world.graph.topics["dead"].value.bind(world.registry, "dead-value")  # type: ignore[attr-defined]
     rows: dict[str, list[tuple[Row, Message]]] = defaultdict(list)
     for topic in world.written:
-        for m in world.log.records(topic):
-            value = _value(m, letters)
+        for m in world.cluster.records(topic):
+            value = _value(m, dead_letters)
             if (called := world.functions.steps.get(hash_of(m))) is None:
-                world.violate("hash", f"{topic} {value!r} has one of no step")
+                world.violate("hash", f"{topic} {value!r} has the hash of no step")
             else:
                 rows[called.stage.id].append((Row(topic, called.places, value), m))
-    for stage in world.stages:
-        _copies(world, stage, rows[stage.id])
-        _order(world, stage, rows[stage.id])
-        _choices(world, stage)
-        ends = world.log.ends(inputs(world, stage))
-        if (found := saved(world, stage)) != ends:
-            world.violate("positions", f"{stage.id}: {short(found)}, and the ends are {short(ends)}")
+    return rows
 
 
-def _copies(world: World, stage: Stage, rows: Iterable[tuple[Row, Message]]) -> None:
-    must, may = _steps(world, stage)
+def wrong_steps(case: Case) -> Violations:
+    """Checks that the function was called with committed records only, of a join with those that belong together."""
+    for of, places, values in case.world.functions.steps.values():
+        if of.id == case.stage.id and case.must.get(places, case.may.get(places)) != values:
+            is_ghost = any(value.startswith(GHOST) for value in values)
+            yield Kind.ABORTED_READ if is_ghost else Kind.FOREIGN, f"the function was called with {values}"
+
+
+def miscounted(case: Case) -> Violations:
+    """Checks that each output, dead letter and effect is there once, except what the faults of the run excuse."""
+    world, stage, rows, must, may = case
     wanted = {Row(topic, places, value) for places, values in must.items() for topic, value in stage.expected(values)}
     allowed = {
         Row(topic, places, value)
@@ -116,28 +160,20 @@ def _copies(world: World, stage: Stage, rows: Iterable[tuple[Row, Message]]) -> 
         of, places, values = world.functions.steps[digest]
         if of.id == stage.id:
             found[Row("effect", places, b"+".join(values))] += times
-    for of, places, values in world.functions.steps.values():
-        if of.id == stage.id and must.get(places, may.get(places)) != values:
-            ghosts = any(value.startswith(GHOST) for value in values)
-            world.violate("aborted read" if ghosts else "foreign", f"{stage.id}: the function was given {values}")
-    repeatable, losable = world.bounds.repeatable[stage.id], world.bounds.losable[stage.id]
-    for row in sorted(wanted | found.keys()):
-        told = f"{stage.id}: {row}: {found[row]} times"
-        if row not in wanted and row not in allowed:
-            world.violate("foreign", told)
-        elif row in wanted and not found[row] and not (stage.guarantee is AMO and losable & set(row.places)):
-            world.violate("lost", told)
-        elif found[row] > 1 + (repeatable[row.places[0]] if stage.guarantee is ALO or row.topic == "effect" else 0):
-            world.violate("duplicate", f"{told}, and {repeatable[row.places[0]]} more than one may be")
-
-
-Steps = dict[tuple[Place, ...], tuple[bytes, ...]]
+    repeatable = world.bounds.repeatable[stage.id]
+    losable = world.bounds.losable[stage.id] if stage.guarantee is AMO else set[Place]()
+    least = {row: 1 for row in wanted if losable.isdisjoint(row.places)}
+    repeats = {row: stage.guarantee is ALO or row.topic == "effect" for row in wanted | allowed}
+    most = {row: 1 + repeatable[row.places[0]] * may_repeat for row, may_repeat in repeats.items()}
+    comparison = compare(found, least, most)
+    for kind, wrong in comparison.by_kind():
+        for row in sorted(wrong):
+            yield kind, f"{row}: {found[row]} times, expected {least.get(row, 0)} to {most.get(row, 0)} times"
 
 
 def _steps(world: World, stage: Stage) -> tuple[Steps, Steps]:
-    """The steps there must be, from what can be read of the inputs; and those that may be, of inputs that are not read
-    any more."""
-    if stage.kind is Kind.JOIN:
+    """The steps that must be there, and those that may be: of inputs that are not read any more."""
+    if stage.kind is StageKind.JOIN:
         by_place = sorted(readable(world, stage).items())
         columns = [
             [(place, value) for place, value in by_place if place[0] == topic and place[2] == number]
@@ -155,42 +191,76 @@ def _steps(world: World, stage: Stage) -> tuple[Steps, Steps]:
     return must, may
 
 
-def _order(world: World, stage: Stage, rows: Iterable[tuple[Row, Message]]) -> None:
-    """Exactly once in order; at least once so beside copies; at most once so beside what was in flight."""
-    sequences: dict[tuple[str, int, tuple[str, int, int]], list[tuple[int, bytes]]] = defaultdict(list)
-    for row, m in rows:
-        topic, life, number, offset = row.places[0]
-        if stage.guarantee is not AMO or row.places[0] not in world.bounds.strays[stage.id]:
-            sequences[row.topic, m.partition(), (topic, life, number)].append((offset, row.value))
-    for (topic, number, of), sequence in sequences.items():
-        if stage.guarantee is ALO:
-            rest = iter(sequence)
-            ordered = all(each in rest for each in sorted(set(sequence)))
-        else:
-            ordered = all(left < right for left, right in pairwise(sequence))
-        if not ordered:
-            world.violate("order", f"{stage.id}: {topic}[{number}] has of {of}: {[value for _, value in sequence]}")
+def disordered(case: Case) -> Violations:
+    """Checks that the outputs of an input partition are in its order, in each output partition.
+
+    At least once, one copy of each output must be in order. At most once, records in flight at a fault are left out.
+    """
+    world, stage, rows, _, _ = case
+    delayed = world.bounds.delayed[stage.id] if stage.guarantee is AMO else set[Place]()
+    late = overtaken_in_every_copy if stage.guarantee is ALO else overtaken
+    for (before, _), (row, m) in late((each for each in rows if each[0].places[0] not in delayed), _line, _rank):
+        yield Kind.ORDER_BROKEN, f"{m.topic()}[{m.partition()}] has {row} after {before}"
 
 
-def _choices(world: World, stage: Stage) -> None:
-    """Every attempt takes the records of an alts in the order of their first attempts."""
-    if stage.kind is not Kind.ALTS or stage.guarantee is not EO:
+def _line(each: tuple[Row, Message]) -> tuple[str, int, Any]:
+    """The output partition and the input partition, within which records have an order."""
+    row, m = each
+    topic, times, number, _ = row.places[0]
+    return row.topic, m.partition(), (topic, times, number)
+
+
+def _rank(each: tuple[Row, Message]) -> tuple[int, bytes]:
+    row, _ = each
+    return row.places[0][3], row.value
+
+
+def rechosen(case: Case) -> Violations:
+    """Checks that every attempt of an alts reads records in the order of their first attempts."""
+    world, stage, _, _, _ = case
+    if stage.kind is not StageKind.ALTS or stage.guarantee is not EO:
         return
     mine = (called.places for called in world.functions.steps.values() if called.stage.id == stage.id)
     rank = {places: place for place, places in enumerate(mine)}
-    for (life, attempt, partition), calls in world.functions.calls.items():
-        if life.stage.id == stage.id and any(rank[left] >= rank[right] for left, right in pairwise(calls)):
-            world.violate("choices", f"attempt {attempt} on partition {partition}: {calls}")
+    for (watched, attempt, partition), calls in world.functions.calls.items():
+        if watched.stage.id == stage.id and any(rank[left] >= rank[right] for left, right in pairwise(calls)):
+            yield "choices", f"attempt {attempt} on partition {partition}: {calls}"
+
+
+def not_at_the_ends(case: Case) -> Violations:
+    """Checks that the committed offsets of the group are the ends of its inputs."""
+    ends = case.world.cluster.ends(inputs(case.world, case.stage))
+    if (found := saved(case.world, case.stage)) != ends:
+        yield "positions", f"{short(found)}, and the ends are {short(ends)}"
+
+
+CHECKS: Final[Sequence[Callable[[Case], Violations]]] = (
+    miscounted,
+    wrong_steps,
+    disordered,
+    rechosen,
+    not_at_the_ends,
+)
+
+
+def judge(world: World) -> None:
+    """Runs all checks, after all input was processed and every worker has ended."""
+    rows = _attributed(world)
+    for stage in world.stages:
+        case = Case(world, stage, rows[stage.id], *_steps(world, stage))
+        for check in CHECKS:
+            for name, evidence in check(case):
+                world.violate(name, f"{stage.id}: {evidence}")
 
 
 def hash_of(m: Message) -> bytes:
     return dict(m.headers() or []).get(HASH_HEADER) or b""
 
 
-def _value(m: Message, letters: Any) -> bytes:
+def _value(m: Message, dead_letters: Any) -> bytes:
     if m.topic() != "dead":
         return m.value() or b""
-    return b"+".join(each["value"] for each in letters.deserialize(m.value())["inputs"])
+    return b"+".join(each["value"] for each in dead_letters.deserialize(m.value())["inputs"])
 
 
 def short(positions: Positions) -> str:

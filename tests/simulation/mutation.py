@@ -1,6 +1,6 @@
-"""What a mutation of the product is, and the runs in which the simulation looks for it.
+"""Mutations of the product, and the search for a run in which the simulation detects one.
 
-A mutation is a patch of one or two methods. Runs are tried by their seeds until an invariant is violated.
+A mutation is a patch of one or two methods. Runs are tried seed by seed until an invariant is violated.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.delivery import Guarantee
+from kstreams_py.graph.guarantees import Guarantee
 from tests.simulation.plan import EO, Fault, Kind, Plan, Strike
 from tests.simulation.world import World
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 SEEDS_MAX = 400
-"""Runs in which a mutation must be seen."""
+"""Runs within which a mutation must be detected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """What is left out, and which invariants may see it.
+    """A patch, and the invariants of which one must detect it.
 
-    It is looked for in random runs: with any faults, with `faults` only, or with faults at requests that are named.
+    The runs are random: with the faults in `faults`, or with those in `struck`, each at a request of its name.
     """
 
     apply: Patch
@@ -41,7 +41,7 @@ class Mutations(dict[str, Mutation]):
     """Mutations by the names of their patches."""
 
     def add(self, *seen_as: str, **where: Any) -> Callable[[Patch], Patch]:
-        """Adds the decorated patch, which these invariants see."""
+        """Adds the decorated patch, which one of these invariants detects."""
 
         def add(apply: Patch) -> Patch:
             self[apply.__name__] = Mutation(apply, seen_as, **where)
@@ -51,7 +51,7 @@ class Mutations(dict[str, Mutation]):
 
 
 def candidates(mutation: Mutation) -> Iterator[Plan]:
-    """The runs in which a mutation is looked for."""
+    """Yields the runs in which a mutation is searched for."""
     for seed in range(1, SEEDS_MAX + 1):
         kind = mutation.kinds[seed % len(mutation.kinds)]
         if not mutation.struck:
@@ -61,7 +61,7 @@ def candidates(mutation: Mutation) -> Iterator[Plan]:
 
 
 def _struck_at(plan: Plan, struck: Sequence[tuple[Fault, str]]) -> Plan | None:
-    """The plan with these faults, one after the other, each at a request of its name; None if there is none."""
+    """Adds these faults to the plan in turn, each at a random request of its name; None without such a request."""
     for fault, name in struck:
         points = World(plan).run().strikes.points
         places = [place for place, point in enumerate(points, 1) if point == name]
@@ -72,7 +72,7 @@ def _struck_at(plan: Plan, struck: Sequence[tuple[Fault, str]]) -> Plan | None:
 
 
 def find(mutation: Mutation) -> tuple[World | None, int]:
-    """The first run in which the mutation is seen, and how many were tried."""
+    """Returns the first run in which the mutation is detected (None: no run), and the number of runs tried."""
     tried = 0
     with pytest.MonkeyPatch.context() as patch:
         mutation.apply(patch)

@@ -1,4 +1,4 @@
-"""Each thing that the engine does for its guarantees, left out in turn."""
+"""Mutations of the engine: each removes one thing that it does for its guarantees."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
-from kstreams_py import task
-from kstreams_py.delivery import PROMISES, Durability
-from kstreams_py.engine import states
-from kstreams_py.engine.states import State
-from kstreams_py.engine.transaction import Session
-from kstreams_py.engine.worker import Worker
-from kstreams_py.errors import LogError, OutcomeUnknown
-from kstreams_py.record import Positions
-from kstreams_py.task import Intake, Plan, Tasks
-from kstreams_py.testing.memory_broker import Broker, Membership, Partition
+from kstreams_py.errors import ClientError, OutcomeUnknown
+from kstreams_py.graph.guarantees import Durability
+from kstreams_py.kafka.membership import Membership, Owner
+from kstreams_py.processing import states, tasks
+from kstreams_py.processing.committer import Committer
+from kstreams_py.processing.guarantees import AtMostOnce, ExactlyOnce, producer_mode
+from kstreams_py.processing.hashes import hash_prefix
+from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.session import Session
+from kstreams_py.processing.states import State
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.worker import Worker
+from kstreams_py.records import Positions
+from kstreams_py.testing.events import Isolation
+from kstreams_py.testing.memory_broker import Broker, GroupMetadata, Partition
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Fault, Kind
@@ -26,75 +31,77 @@ MUTATIONS = Mutations()
 # The transaction.
 
 
-@MUTATIONS.add("torn", "duplicate", struck=[(Fault.FROZEN, "add_offsets")])
+@MUTATIONS.add("torn transaction", "duplicate", struck=[(Fault.FROZEN, "add_offsets")])
 def no_group_metadata(patch: pytest.MonkeyPatch) -> None:
-    """Positions go into the transaction without the member and its generation."""
+    """Offsets are added to the transaction without the member and its generation."""
     add = Broker.add_positions
 
-    def add_unasked(self: Broker, name: str, epoch: int, positions: Positions, membership: Membership) -> None:
-        add(self, name, epoch, positions, membership._replace(seat=""))
+    def add_without_member(
+        self: Broker, name: str, epoch: int, positions: Positions, membership: GroupMetadata
+    ) -> None:
+        add(self, name, epoch, positions, membership._replace(instance_id=""))
 
-    patch.setattr(Broker, "add_positions", add_unasked)
+    patch.setattr(Broker, "add_positions", add_without_member)
 
 
-@MUTATIONS.add("torn", "lost")
+@MUTATIONS.add("torn transaction", "lost")
 def no_rewind_after_an_abort(patch: pytest.MonkeyPatch) -> None:
-    def step(self: Worker) -> None:
+    def run_turn(self: Worker) -> None:
         try:
             self.turn()
-        except LogError as error:
-            self.session.recover(error)
+        except ClientError as error:
+            self.committer.recover(error)
 
-    patch.setattr(Worker, "step", step)
+    patch.setattr(Worker, "run_turn", run_turn)
 
 
-@MUTATIONS.add("torn", "duplicate", struck=[(Fault.LATE, "commit_transaction")])
+@MUTATIONS.add("torn transaction", "duplicate", struck=[(Fault.LATE, "commit_transaction")])
 def abort_on_unknown(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(states.STATE_OF, OutcomeUnknown, State.ABORTABLE)
 
 
-@MUTATIONS.add("torn", "duplicate", struck=[(Fault.DOUBLED, "commit_transaction")])
+@MUTATIONS.add("torn transaction", "duplicate", struck=[(Fault.DOUBLED, "commit_transaction")])
 def no_new_producer_after_a_timed_out_request(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "tainted", False)
 
 
-@MUTATIONS.add("torn", "lost")
+@MUTATIONS.add("torn transaction", "lost")
 def positions_are_those_fetched(patch: pytest.MonkeyPatch) -> None:
-    """As of a consumer's position(): what it has fetched, processed or not."""
-    commit = Session.commit
+    """As a consumer's position(): the offsets after the fetched records, processed or not."""
+    commit = Committer.commit
 
-    def commit_fetched(self: Session) -> None:
-        if self._positions:
-            self._positions = {tp: self._consumer._positions.get(tp, at) for tp, at in self._positions.items()}  # type: ignore[attr-defined]
+    def commit_fetched(self: Committer) -> None:
+        fetched: Positions = self._consumer._positions  # type: ignore[attr-defined]
+        self._ledger.advance({tp: fetched.get(tp, at) for tp, at in self._ledger.uncommitted.items()})
         commit(self)
 
-    patch.setattr(Session, "commit", commit_fetched)
+    patch.setattr(Committer, "commit", commit_fetched)
 
 
-@MUTATIONS.add("torn", "duplicate")
+@MUTATIONS.add("torn transaction", "duplicate")
 def dead_letters_outside_of_the_transaction(patch: pytest.MonkeyPatch) -> None:
-    write = Session.write
+    write = Committer.write
 
-    def write_apart(self: Session, plan: Plan) -> None:
-        letters = [output for output in plan.outputs if output[0] == "dead"]
+    def write_apart(self: Committer, plan: Plan) -> None:
+        dead_letters = [output for output in plan.outputs if output[0] == "dead"]
         plan.outputs = [output for output in plan.outputs if output[0] != "dead"]
-        if letters:
-            producer = self._log.producer(PROMISES[ALO], Durability.COMMITTED, "letters")
-            producer.write(letters)
+        if dead_letters:
+            producer = self.session._cluster.producer(producer_mode(ALO, Durability.COMMITTED), "dead letters")
+            producer.write(dead_letters)
             producer.flush()
         write(self, plan)
 
-    patch.setattr(Session, "write", write_apart)
+    patch.setattr(Committer, "write", write_apart)
 
 
-@MUTATIONS.add("torn", "lost")
+@MUTATIONS.add("torn transaction", "lost")
 def failed_deliveries_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "_raise_failed", lambda self: self._failed.clear())
 
 
-@MUTATIONS.add("torn", "duplicate")
+@MUTATIONS.add("torn transaction", "duplicate")
 def positions_after_the_transaction(patch: pytest.MonkeyPatch) -> None:
-    """The outputs' transaction first, then the positions by a commit of their own."""
+    """Commits the outputs in a transaction, then the offsets outside of it."""
     commit_transaction = MemoryProducer.commit_transaction
 
     def send_offsets(self: MemoryProducer, positions: Positions, consumer: MemoryConsumer) -> None:
@@ -109,20 +116,20 @@ def positions_after_the_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "commit_transaction", commit)
 
 
-@MUTATIONS.add("torn", "lost")
+@MUTATIONS.add("torn transaction", "lost")
 def positions_before_the_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryProducer, "send_offsets", lambda self, positions, consumer: consumer.commit(positions))
 
 
-@MUTATIONS.add("order")
+@MUTATIONS.add("order broken")
 def outputs_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    write = Session.write
+    write = Committer.write
 
-    def write_backwards(self: Session, plan: Plan) -> None:
+    def write_backwards(self: Committer, plan: Plan) -> None:
         plan.outputs.reverse()
         write(self, plan)
 
-    patch.setattr(Session, "write", write_backwards)
+    patch.setattr(Committer, "write", write_backwards)
 
 
 @MUTATIONS.add("aborted read", "precommitted read")
@@ -131,67 +138,70 @@ def inputs_that_are_not_committed(patch: pytest.MonkeyPatch) -> None:
 
     def fetch_all(self: MemoryConsumer, *arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Partition, "read", lambda self, position, _: read(self, position, "read_uncommitted"))
+            inner.setattr(Partition, "read", lambda self, position, _: read(self, position, Isolation.UNCOMMITTED))
             return fetch(self, *arguments)
 
     patch.setattr(MemoryConsumer, "_fetch", fetch_all)
 
 
-# Who may act.
+# Fencing and membership.
 
 
-@MUTATIONS.add("torn", "duplicate")
+@MUTATIONS.add("torn transaction", "duplicate")
 def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
-    """Positions are read first, whatever is pending, and the transactional id is taken with the first record."""
-    opening = Session._open
+    """Reads committed offsets before fencing, though some are pending; fences with the first record."""
+    opening = Session.open
 
     def fence_then_open(self: Session) -> None:
         if self._producer is None:
-            self._renew()
+            self.renew()
         opening(self)
 
     def committed(self: Broker, group: str, partitions: Collection[Any]) -> Positions:
         return {tp: self.group(group).positions.get(tp, 0) for tp in sorted(partitions)}
 
     patch.setattr(Session, "start", lambda self: None)
-    patch.setattr(Session, "_open", fence_then_open)
+    patch.setattr(Session, "open", fence_then_open)
     patch.setattr(Broker, "committed", committed)
 
 
-@MUTATIONS.add("torn", "duplicate")
+@MUTATIONS.add("torn transaction", "duplicate")
 def commit_of_partitions_that_were_taken_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "revoke", lambda self: None)
+    patch.setattr(ExactlyOnce, "lost", lambda self: None)
 
 
-@MUTATIONS.add("torn", "duplicate", "positions", struck=[(Fault.SLOW, "returned"), (Fault.DOUBLED, "commit")])
-def seat_asked_for_by_a_plain_commit(patch: pytest.MonkeyPatch) -> None:
-    """The first way that hold_seat went: a late copy of this commit puts the group back."""
+@MUTATIONS.add(
+    "torn transaction", "duplicate", "positions", struck=[(Fault.SLOW, "returned"), (Fault.DOUBLED, "commit")]
+)
+def membership_asked_for_by_a_plain_commit(patch: pytest.MonkeyPatch) -> None:
+    """As an earlier version asked for the membership: a late copy of this commit sets the group back."""
 
-    def hold_seat(self: MemoryConsumer) -> None:
+    def membership(self: MemoryConsumer) -> Membership:
         if self._positions:
             self.commit(self.committed(self._positions))
+        return Membership(Owner.OURS)
 
-    patch.setattr(MemoryConsumer, "hold_seat", hold_seat)
+    patch.setattr(MemoryConsumer, "membership", membership)
     patch.setattr(MemoryConsumer, "taint", lambda self, request: None)
 
 
-@MUTATIONS.add("foreign", "hash", "lost", "torn", kinds=[Kind.JOIN])
+@MUTATIONS.add("foreign", "hash", "lost", "torn transaction", kinds=[Kind.JOIN])
 def records_of_before_a_rewind_kept(patch: pytest.MonkeyPatch) -> None:
     assign, clear = Tasks.assign, Tasks.clear
 
+    def clear_but_queues(self: Tasks) -> None:
+        if self.by_partition:
+            vars(self)["queues"] = {number: task.queues for number, task in self.by_partition.items()}
+        clear(self)
+
     def assign_on_top(self: Tasks, *arguments: Any) -> list[str]:
-        buffers = self._buffers
         dropped = assign(self, *arguments)
-        self._buffers = buffers
+        for number, task in self.by_partition.items():
+            task.queues = vars(self).get("queues", {}).get(number, task.queues)
         return dropped
 
-    def clear_but_buffers(self: Tasks) -> None:
-        buffers = self._buffers
-        clear(self)
-        self._buffers = buffers
-
     patch.setattr(Tasks, "assign", assign_on_top)
-    patch.setattr(Tasks, "clear", clear_but_buffers)
+    patch.setattr(Tasks, "clear", clear_but_queues)
 
 
 # Delivery hashes and choices.
@@ -199,27 +209,21 @@ def records_of_before_a_rewind_kept(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("hash")
 def delivery_hash_of_the_attempt(patch: pytest.MonkeyPatch) -> None:
-    """A hash that says when a record was read, beside which."""
-    prefix, attempts = task.hash_prefix, iter(range(10**9))
-    patch.setattr(task, "hash_prefix", lambda name, *where: prefix(f"{name}.{next(attempts)}", *where))
+    """A hash that differs from attempt to attempt."""
+    prefix, attempts = hash_prefix, iter(range(10**9))
+    patch.setattr(tasks, "hash_prefix", lambda name, *where: prefix(f"{name}.{next(attempts)}", *where))
 
 
 @MUTATIONS.add("choices", kinds=[Kind.ALTS])
 def choices_not_journaled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "_journal", lambda self, topic, intake: None)
+    patch.setattr(ExactlyOnce, "prepare", lambda self, intake: None)
 
 
 @MUTATIONS.add("choices", kinds=[Kind.ALTS], struck=[(Fault.FROZEN, "add_partition"), (Fault.DIES, "returned")])
 def choices_journaled_without_asking_the_group(patch: pytest.MonkeyPatch) -> None:
-    """A zombie that has lost its partitions could then overwrite the choices of who has them now."""
-    send_offsets = MemoryProducer.send_offsets
-
-    def send_if_any(self: MemoryProducer, positions: Positions, consumer: MemoryConsumer) -> None:
-        if positions:
-            send_offsets(self, positions, consumer)
-
-    patch.setattr(MemoryProducer, "send_offsets", send_if_any)
-    patch.setattr(Intake, "starts", lambda self: {})
+    """A zombie that has lost its partitions can then overwrite the choices of their new owner."""
+    starts = Intake.starts
+    patch.setattr(Intake, "starts", lambda self: {} if self.choices else starts(self))
 
 
 # The other guarantees.
@@ -233,14 +237,14 @@ def positions_before_the_acknowledgements(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("position too late", "duplicate", guarantee=AMO)
 def positions_after_the_functions(patch: pytest.MonkeyPatch) -> None:
-    prepare, write = Session.prepare, Session.write
+    prepare, write = AtMostOnce.prepare, AtMostOnce.write
 
-    def write_then_save(self: Session, plan: Plan) -> None:
+    def write_then_save(self: AtMostOnce, plan: Plan) -> None:
         write(self, plan)
-        prepare(self, self.late_intake)  # type: ignore[attr-defined]
+        prepare(self, plan.intake)
 
-    patch.setattr(Session, "prepare", lambda self, intake: setattr(self, "late_intake", intake))
-    patch.setattr(Session, "write", write_then_save)
+    patch.setattr(AtMostOnce, "prepare", lambda self, intake: None)
+    patch.setattr(AtMostOnce, "write", write_then_save)
 
 
 @MUTATIONS.add("position too late", "positions", "duplicate", guarantee=AMO, struck=[(Fault.DOUBLED, "commit")])

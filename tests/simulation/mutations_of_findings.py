@@ -1,18 +1,25 @@
-"""What hard use has found (issue 8), put back in turn; and mutants that invariants without bounds could not see."""
+"""Mutations that bring back the bugs of issue 8, in the order of its findings, and some that only bounds detect."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kstreams_py.delivery import Choices
-from kstreams_py.engine.beginning import Beginning
-from kstreams_py.engine.transaction import Session
-from kstreams_py.engine.worker import Search, Worker
-from kstreams_py.errors import LogError, Refused, Retriable
-from kstreams_py.record import Positions, TopicPartition
-from kstreams_py.task import Plan
+from kstreams_py.errors import ClientError, Refused, Retriable
+from kstreams_py.processing.beginning import Beginning
+from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.committer import Committer
+from kstreams_py.processing.growth import Growth
+from kstreams_py.processing.guarantees import AtLeastOnce, AtMostOnce
+from kstreams_py.processing.plan import Plan
+from kstreams_py.processing.search import Search
+from kstreams_py.processing.task import Queue
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.worker import Worker
+from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.memory_broker import Partition
 from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.simulation.mutation import Mutations
@@ -20,11 +27,11 @@ from tests.simulation.plan import ALO, AMO, EO, Fault, Kind
 
 MUTATIONS = Mutations()
 
-# 1: plain commits that find no answer.
+# 1: commits of offsets that get no answer.
 
 
 def _drop_what_was_fetched(patch: pytest.MonkeyPatch) -> None:
-    """The client's log is served by a `consume(1, 0)` whose record is dropped."""
+    """As if a `consume(1, 0)` served the client's log, and its record were dropped."""
     commit = MemoryConsumer.commit
 
     def commit_and_drop(self: MemoryConsumer, positions: Positions) -> None:
@@ -47,12 +54,22 @@ def failed_commit_drops_a_record_at_most_once(patch: pytest.MonkeyPatch) -> None
     _drop_what_was_fetched(patch)
 
 
+@MUTATIONS.add("lost", "position too early", guarantee=ALO, faults=[Fault.STALLED])
+def step_that_stops_is_passed_while_the_queue_is_full(patch: pytest.MonkeyPatch) -> None:
+    def write_and_stop(self: Worker, plan: Plan, interrupt: Exception) -> None:
+        self.committer.write(plan)
+        self._commit()
+        self._stop(interrupt)
+
+    patch.setattr(Worker, "_finish_and_stop", write_and_stop)
+
+
 # 2, 2b: at most once.
 
 
 @MUTATIONS.add("duplicate", guarantee=AMO, faults=[Fault.UNANSWERED, Fault.STALLED])
 def at_most_once_without_an_idempotent_producer(patch: pytest.MonkeyPatch) -> None:
-    """A batch that was written and not answered is sent again, and nobody knows it."""
+    """A batch that was written without an answer is sent again, and the broker does not drop the copy."""
     append = Partition.append
 
     def append_unknown(self: Partition, batch: Any, stamp: Any, *, transactional: bool) -> None:
@@ -63,31 +80,31 @@ def at_most_once_without_an_idempotent_producer(patch: pytest.MonkeyPatch) -> No
 
 @MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.JOINED])
 def outputs_dropped_with_their_partitions(patch: pytest.MonkeyPatch) -> None:
-    def let_go(self: Session) -> None:
-        self.revoke()
+    def let_go(self: AtMostOnce, run_saved: Callable[[], None]) -> None:
+        self.lost()
         self._forget()
-        self._renew()
+        self.session.renew()
 
-    patch.setattr(Session, "settle", let_go)
+    patch.setattr(AtMostOnce, "revoked", let_go)
 
 
 @MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.REPLACED])
 def outputs_not_awaited_at_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "_deliver_last", lambda self, apart: None)
+    patch.setattr(AtMostOnce, "_deliver_at_end", lambda self: None)
 
 
 @MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.REPLACED])
 def outputs_beside_a_refused_one_dropped_at_the_end(patch: pytest.MonkeyPatch) -> None:
-    """Found by this simulation: a batch comes back as a whole."""
-    deliver = Session._deliver_last
+    """Found by this simulation: a refused batch is returned as a whole."""
+    deliver = AtMostOnce._deliver_at_end
 
-    def deliver_once(self: Session, apart: Any) -> None:
+    def deliver_once(self: AtMostOnce) -> None:
         try:
-            deliver(self, None)
+            deliver(self)
         except Refused:
             self._forget()
 
-    patch.setattr(Session, "_deliver_last", deliver_once)
+    patch.setattr(AtMostOnce, "_deliver_at_end", deliver_once)
 
 
 # 4: a group whose positions have expired.
@@ -110,7 +127,7 @@ def latest_skips_what_is_in_a_new_partition(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Beginning, "_was_added", lambda self, tp: False)
 
 
-# 6: choices of topics that are not there any more.
+# 6: choices of topics that are not inputs any more.
 
 
 def _follow_all_choices(patch: pytest.MonkeyPatch) -> None:
@@ -120,6 +137,15 @@ def _follow_all_choices(patch: pytest.MonkeyPatch) -> None:
 @MUTATIONS.add("stuck", kinds=[Kind.ALTS], faults=[Fault.DEPLOYED, Fault.DIES_AFTER, Fault.LOST])
 def choices_of_a_missing_input_followed(patch: pytest.MonkeyPatch) -> None:
     _follow_all_choices(patch)
+    assign = Tasks.assign
+
+    def assign_with_queues_of_any_topic(self: Tasks, *arguments: Any) -> list[str]:
+        reasons = assign(self, *arguments)
+        for task in self.by_partition.values():
+            task.queues = defaultdict(Queue, task.queues)
+        return reasons
+
+    patch.setattr(Tasks, "assign", assign_with_queues_of_any_topic)
 
 
 @MUTATIONS.add("stuck", "choices", kinds=[Kind.ALTS], faults=[Fault.REMADE, Fault.DIES_AFTER, Fault.LOST])
@@ -127,85 +153,81 @@ def choices_of_a_topic_that_was_created_again_followed(patch: pytest.MonkeyPatch
     _follow_all_choices(patch)
 
 
-# 7: outputs that are always refused.
+# 7: outputs that are refused on every attempt.
 
 
 @MUTATIONS.add("stuck", faults=[Fault.DIES])
-def refused_output_not_looked_for(patch: pytest.MonkeyPatch) -> None:
+def refused_output_not_searched_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Search, "failed", lambda self, steps: False)
 
 
-# 8: inputs of a join that differ in partitions.
+# 8: inputs of a join with different numbers of partitions.
 
 
 @MUTATIONS.add("stuck", kinds=[Kind.JOIN], faults=[Fault.GROWN])
 def growth_of_one_input_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Worker, "_check_growth", lambda self, partitions: None)
+    patch.setattr(Growth, "check", lambda self, partitions: None)
 
 
 # 12: members that wake up.
 
 
-@MUTATIONS.add("replaced by an older one", "stuck", faults=[Fault.REPLACED])
-def member_that_wakes_up_takes_its_place_back(patch: pytest.MonkeyPatch) -> None:
+@MUTATIONS.add("replaced by an older process", "stuck", faults=[Fault.REPLACED])
+def member_that_wakes_up_takes_its_membership_back(patch: pytest.MonkeyPatch) -> None:
     def take_back(self: MemoryConsumer) -> bool:
         self.rejoin()
         return True
 
-    patch.setattr(MemoryConsumer, "_return", take_back)
+    patch.setattr(MemoryConsumer, "_join_again", take_back)
 
 
-# Mutants that have no bound.
+# Mutations without a bound: only invariants that bound losses and copies detect them.
 
 
 @MUTATIONS.add("lost", guarantee=AMO)
 def nothing_written_after_the_second_assignment(patch: pytest.MonkeyPatch) -> None:
-    assigned, write = Worker._on_assigned, Session.write
+    assigned, write = Worker._on_assigned, AtMostOnce.write
 
     def count(self: Worker, partitions: set[TopicPartition]) -> None:
-        vars(self.session)["assignments"] = vars(self.session).get("assignments", 0) + 1
+        vars(self.committer)["assignments"] = vars(self.committer).get("assignments", 0) + 1
         assigned(self, partitions)
 
-    def write_at_first(self: Session, plan: Plan) -> None:
+    def write_at_first(self: AtMostOnce, plan: Plan) -> None:
         if vars(self).get("assignments", 0) > 1:
             plan.outputs.clear()
         write(self, plan)
 
     patch.setattr(Worker, "_on_assigned", count)
-    patch.setattr(Session, "write", write_at_first)
-
-
-def _write_thrice(patch: pytest.MonkeyPatch) -> None:
-    """Any number of copies, once anything has gone wrong."""
-    recover, write = Session.recover, Session.write
-
-    def recover_and_remember(self: Session, error: LogError) -> bool:
-        vars(self)["thrice"] = True
-        return recover(self, error)
-
-    def write_copies(self: Session, plan: Plan) -> None:
-        if vars(self).get("thrice"):
-            plan.outputs *= 3
-        write(self, plan)
-
-    patch.setattr(Session, "recover", recover_and_remember)
-    patch.setattr(Session, "write", write_copies)
+    patch.setattr(AtMostOnce, "write", write_at_first)
 
 
 @MUTATIONS.add("duplicate", guarantee=ALO)
 def any_number_of_copies_at_least_once(patch: pytest.MonkeyPatch) -> None:
-    _write_thrice(patch)
+    """Writes three copies of each output after the first error."""
+    recover, write = AtLeastOnce.recover, AtLeastOnce.write
+
+    def recover_and_remember(self: AtLeastOnce, error: ClientError) -> bool:
+        vars(self)["thrice"] = True
+        return recover(self, error)
+
+    def write_copies(self: AtLeastOnce, plan: Plan) -> None:
+        if vars(self).get("thrice"):
+            plan.outputs *= 3
+        write(self, plan)
+
+    patch.setattr(AtLeastOnce, "recover", recover_and_remember)
+    patch.setattr(AtLeastOnce, "write", write_copies)
 
 
 @MUTATIONS.add("duplicate", guarantee=EO, kinds=[Kind.SINK])
 def any_number_of_effects_exactly_once(patch: pytest.MonkeyPatch) -> None:
-    """A transaction given up for no reason, again and again."""
-    commit = Session.commit
+    """Gives up every third transaction without a reason."""
+    commit = Committer.commit
 
-    def commit_in_vain(self: Session) -> None:
-        vars(self)["vain"] = vars(self).get("vain", 0) + 1
-        if vars(self)["vain"] % 3 == 0 and self.busy:
-            raise Retriable("for no reason")
+    def fail_every_third(self: Committer) -> None:
+        vars(self)["commits"] = vars(self).get("commits", 0) + 1
+        if vars(self)["commits"] % 3 == 0 and self.busy:
+            raise Retriable("without a reason")
         commit(self)
 
-    patch.setattr(Session, "commit", commit_in_vain)
+    patch.setattr(Committer, "commit", fail_every_third)

@@ -1,4 +1,4 @@
-"""What a simulated run is: a kind, a guarantee, surroundings by a seed, and what strikes it at which points."""
+"""The plan of a simulated run: a kind, a guarantee, an environment drawn from a seed, and faults at points."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from enum import StrEnum
 from random import Random
 from typing import Final, Self, TypeVar
 
-from kstreams_py.delivery import Guarantee
+from kstreams_py.graph.guarantees import Guarantee
 
 PARTITIONS: Final = 2
-"""Of every topic."""
+"""Partitions of every topic."""
 
 RECORDS: Final = 5
-"""Of each input partition, beside those that are aborted."""
+"""Records of each input partition, without aborted ones."""
 
 T = TypeVar("T")
 
 FAILS, SKIPS, HALTS, STOPS, REFUSED = b"!", b"~", b"^", b"$", b"%"
-"""Ends of a value for which the function raises, returns nothing, the first time stops its worker (with an unhandled
-exception, or with Stop), or returns outputs without a key, which the compacted topic x refuses."""
+"""The last byte of a value, for which the function raises (`!`), returns nothing (`~`), stops its worker the first time
+with an exception of `stop_on` (`^`) or with Stop (`$`), or returns outputs without a key (`%`), which the compacted
+topic x refuses."""
 
 GHOST = b"ghost of "
-"""How the values of transactions begin that are aborted."""
+"""The prefix of the values of aborted transactions."""
 
 EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 
 
 class Halt(Exception):
-    """An unhandled exception of the user's function."""
+    """An exception of the user's function whose class is in `stop_on`."""
 
 
 class Kind(StrEnum):
-    """What the run's one processor is."""
+    """The kind of the first processor of a run."""
 
     MAP = "map"
     FORK = "fork"
@@ -50,7 +51,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A processor of a run, and what must become of its records."""
+    """A processor of a run, and the outputs that its records must have."""
 
     id: str
     kind: Kind
@@ -63,7 +64,7 @@ class Stage:
         return f"g.{self.id}"
 
     def results(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
-        """What the function makes of a step, as (topic, value) pairs; a sink has an effect."""
+        """The results of the function for a step, as (topic, value) pairs; that of a sink is an effect."""
         value = b"+".join(values)
         if values[0].endswith((SKIPS, FAILS)):
             return []
@@ -78,7 +79,7 @@ class Stage:
                 return [(self.outputs[0], value)]
 
     def expected(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
-        """What a step must come to, dead letters included."""
+        """The outputs that a step must have, dead letters included."""
         dead = ("dead", b"+".join(values))
         if values[0].endswith(FAILS):
             return [dead]
@@ -88,7 +89,7 @@ class Stage:
         return [dead, *accepted] if self.guarantee is AMO else [dead]
 
     def allowed(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
-        """What a step may come to beside that: at least once, what was written beside an output that is refused."""
+        """Further outputs that a step may have: at least once, those written beside a refused output."""
         if self.guarantee is ALO and self.is_refused(values):
             return [(topic, value) for topic, value in self.results(values) if topic != self.outputs[0]]
         return []
@@ -99,41 +100,41 @@ class Stage:
 
 
 class Fault(StrEnum):
-    """What happens to a process at a point: a request it is about to make, or its function."""
+    """A fault of a process at a point: a request that it is about to make, or a call of its function."""
 
     DIES = "dies"
-    """Before the request has left it."""
+    """The process dies before it sends the request."""
     DIES_AFTER = "dies_after"
-    """The request is carried out; its answer comes too late."""
+    """The process dies after the request is carried out, before the answer."""
     DIES_LATE = "dies_late"
-    """The request is carried out seconds after its sender's death."""
+    """The process dies, and the request is carried out seconds later."""
     LOST = "lost"
-    """The request never arrives, and its sender is told so or nothing."""
+    """The request never arrives; its sender gets an error of any class."""
     UNANSWERED = "unanswered"
-    """The request is carried out, and its sender is told that it failed, or nothing."""
+    """The request is carried out; its sender gets an error of any class."""
     LATE = "late"
-    """The sender has given the request up when it arrives."""
+    """The request arrives after its sender has given it up."""
     DOUBLED = "doubled"
-    """The request was sent again within the client; the first copy arrives seconds after the second."""
+    """The client has sent the request twice; the first copy arrives seconds after the second."""
     REPLACED = "replaced"
-    """The process is frozen, a replacement takes its slot and works, and the process wakes up: a zombie."""
+    """The process is frozen, a replacement takes its slot, and the process wakes up: a zombie."""
     FROZEN = "frozen"
-    """The process is frozen until its session and its transaction are over; others work meanwhile."""
+    """The process is frozen until its session and its transaction have timed out; the others run meanwhile."""
     SLOW = "slow"
-    """The process is slow: its transaction is over when it goes on, its session is not."""
+    """The process is slow: its transaction times out, its session does not."""
     JOINED = "joined"
     """A worker of another slot joins: a rebalance."""
     STOPPED = "stopped"
-    """The process is told to drain and stop (SIGTERM), and starts again."""
+    """The process drains and stops (SIGTERM), and is restarted."""
     AWAY = "away"
-    """The coordinator of the groups is away for a while: what is asked of it is lost, or carried out unanswered."""
+    """The coordinator of the groups is away for a while: requests to it are lost, or carried out without an answer."""
     STALLED = "stalled"
-    """The leaders of the outputs are away for a while: the same of what is written to them."""
+    """The leaders of the outputs are away for a while: writes are lost, or carried out without an answer."""
     GROWN = "grown"
-    """Every input topic gets one more partition, and records in it at once; of a join at times only one, until a worker
-    has ended by it."""
+    """Every input topic gets one more partition, with records. Of a join sometimes only one input does, until a worker
+    has ended because of it."""
     DEPLOYED = "deployed"
-    """All processes stop or die, and others start: an alts without its last input, any other processor as it was."""
+    """All processes stop or die, and others start: an alts without its last input, any other processor unchanged."""
     REMADE = "remade"
     """All processes stop or die, the last input topic is deleted and created again, and processes start."""
     EXPIRED = "expired"
@@ -141,7 +142,7 @@ class Fault(StrEnum):
 
     @property
     def stops_all(self) -> bool:
-        """All processes end before it."""
+        """All processes end before this fault happens."""
         return self in (Fault.DEPLOYED, Fault.REMADE, Fault.EXPIRED)
 
 
@@ -158,7 +159,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a run depends on. `seed` gives its surroundings: inputs, times, fetches, turns; 0 is a calm world.
+    """Everything that a run depends on. `seed` determines inputs, times, fetches and turns; 0 leaves nothing to chance.
 
     As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition.
     """
@@ -171,7 +172,7 @@ class Plan:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What the kind's processor reads; an alts one topic more if it is to be deployed without it."""
+        """The inputs of the first processor; an alts has a third one if it is to be deployed without it."""
         if self.kind is Kind.ALTS and any(strike.fault is Fault.DEPLOYED for strike in self.strikes):
             return ("a", "b", "c")
         return ("a", "b") if self.kind in (Kind.JOIN, Kind.ALTS) else ("a",)
@@ -182,12 +183,12 @@ class Plan:
 
     @property
     def chance(self) -> Random:
-        """What the surroundings are drawn from."""
+        """The source of the random choices of a run."""
         return Random(f"world {self.seed}") if self.seed else Calm()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inverse of `str`; a number alone is that of a random run."""
+        """Parses the text of a plan; a number alone is the seed of a random run."""
         if text.isdigit():
             return cls.random(int(text))
         kind, guarantee, surroundings, *strikes = text.split(":")
@@ -197,7 +198,7 @@ class Plan:
 
     @classmethod
     def random(cls, seed: int, faults: Sequence[Fault] = tuple(Fault)) -> Self:
-        """The random run of a seed: half of them exactly once, a quarter each of the others."""
+        """Draws the plan of a seed: half of all seeds are exactly once, a quarter each the other guarantees."""
         random = Random(f"plan {seed}")
         kind = random.choice(list(Kind))
         strikes = [Strike(random.choice(faults), random.randint(1, 40)) for _ in range(random.randint(0, 4))]
@@ -205,7 +206,7 @@ class Plan:
 
 
 class Calm(Random):
-    """Leaves nothing to chance: always the first of what there is to choose from."""
+    """Draws nothing at random: always takes the first choice."""
 
     def random(self) -> float:
         return 0.0

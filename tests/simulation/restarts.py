@@ -1,21 +1,21 @@
-"""What befalls all processes of a run: they end, something is changed meanwhile, and they start again."""
+"""Faults of all processes of a run: they end, something changes meanwhile, and they start again."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from kstreams_py.record import Positions, TopicPartition
+from kstreams_py.records import Positions, TopicPartition
 from tests.simulation import invariants
-from tests.simulation.life import Place
 from tests.simulation.plan import Fault, Kind, Stage
+from tests.simulation.watched_worker import Place
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
 class Retired(NamedTuple):
-    """A partition that a processor reads no more, and what it had: by place, and up to which position."""
+    """A partition that a processor no longer reads: its values by place, and its committed offset."""
 
     stage: Stage
     values: dict[Place, bytes]
@@ -23,20 +23,20 @@ class Retired(NamedTuple):
 
 
 class Restarts:
-    """Deployments, topics that are created again, and groups whose positions have expired."""
+    """Carries out deployments, recreations of topics, and the expiry of committed offsets."""
 
     def __init__(self, world: World) -> None:
         self.due: list[Fault] = []
-        """What is to happen once all processes have ended."""
+        """The faults that will happen once no process is within a turn."""
         self.retired: list[Retired] = []
-        self.expiring = False
-        """The positions of the groups are not there."""
-        self.input_lost = False
-        """A worker has said that they are not."""
+        self.is_expiring = False
+        """The committed offsets of the groups are deleted."""
+        self.has_reported_loss = False
+        """A worker has ended with InputLost meanwhile."""
         self._world = world
 
     def carry_out(self) -> None:
-        """Ends all processes; something happens; the same slots start again."""
+        """Ends all processes, makes the next fault happen, and starts the same slots again."""
         world, fault = self._world, self.due.pop(0)
         world.trace.append(f"** all stop: {fault} **")
         slots = world.slots
@@ -58,7 +58,7 @@ class Restarts:
             world.begin(slot)
 
     def _retire(self, topic: str) -> None:
-        """Keeps what the processors had of a topic, which they will not read again."""
+        """Keeps the records and committed offsets of a topic that the processors will not read again."""
         for stage in self._world.stages:
             if topic not in stage.inputs:
                 continue
@@ -66,38 +66,38 @@ class Restarts:
             for place, value in invariants.readable(self._world, stage).items():
                 if place[0] == topic:
                     values[TopicPartition(topic, place[2])][place] = value
-            positions = self._world.log.group(stage.group)
+            positions = self._world.cluster.groups[stage.group]
             self.retired += [Retired(stage, found, positions.get(tp, 0)) for tp, found in values.items()]
 
     def _expire(self, slots: list[int]) -> None:
-        """The groups have lost their positions: that must be said, and nothing be read until somebody sets them."""
+        """Deletes the committed offsets: a worker must report it, and none may read until they are set again."""
         world = self._world
-        positions = {stage.group: world.log.group(stage.group) for stage in world.stages}
-        strikes, world.strikes.left, self.input_lost, self.expiring = world.strikes.left, [], False, True
-        world.log._network._outages.clear()  # it has taken days
+        positions = {stage.group: world.cluster.groups[stage.group] for stage in world.stages}
+        strikes, world.strikes.left, self.has_reported_loss, self.is_expiring = world.strikes.left, [], False, True
+        world.cluster._network._outages.clear()  # expiry takes days
         for group in positions:
-            world.log.forget_positions(group)
+            world.cluster.faults.forget_positions(group)
         for slot in slots:
             world.begin(slot)
-        if self._has_begun(positions) and not self._is_said(slots):
-            world.violate("positions lost", "and nothing was said")
+        if self._has_begun(positions) and not self._reports_loss(slots):
+            world.violate("positions lost", "no worker reported it")
         world.end_all(kill=False)
         for group, found in positions.items():
-            world.log._broker.group(group).positions.update(found)
-        world.strikes.left, self.expiring = strikes, False
+            world.cluster._broker.group(group).positions.update(found)
+        world.strikes.left, self.is_expiring = strikes, False
 
     def _has_begun(self, positions: dict[str, Positions]) -> bool:
         starts = self._world.inputs.starts
         return any(at > starts.get(tp, 0) for found in positions.values() for tp, at in found.items())
 
-    def _is_said(self, slots: list[int]) -> bool:
-        """Whether a worker says so within a reasonable number of turns."""
+    def _reports_loss(self, slots: list[int]) -> bool:
+        """Whether a worker reports the loss within 20 turns of each."""
         world = self._world
         for _ in range(20 * len(slots) * len(world.stages)):
-            if self.input_lost:
+            if self.has_reported_loss:
                 return True
             if not world.processes:
                 world.begin(world.random.choice(slots))
             if world.processes:
                 world.turn(world.random.choice(world.processes))
-        return self.input_lost
+        return self.has_reported_loss

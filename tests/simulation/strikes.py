@@ -1,12 +1,12 @@
-"""What befalls a process at a point: a request that it is about to make, or its function."""
+"""Makes faults happen at points: requests that a process is about to make, or calls of its function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kstreams_py.config import Settings
-from kstreams_py.errors import Abortable, LogError, OutcomeUnknown, Retriable
+from kstreams_py.errors import Abortable, ClientError, OutcomeUnknown, Retriable
+from kstreams_py.settings import Settings
 from kstreams_py.testing.memory_clients import Fault as Broken
 from tests.simulation.plan import Fault, Kind, Strike
 from tests.simulation.process import Process
@@ -21,9 +21,9 @@ MAY_COME_LATE: Final = {
     "produce", "add_partition", "add_offsets", "send_offsets", "commit_transaction", "abort_transaction",
     "init_transactions", "commit",
 }  # fmt: skip
-"""Requests that change something at the broker whoever else has come meanwhile."""
+"""Requests that change the broker's state also when they arrive late."""
 
-COORDINATORS: Final = {"subscribe", "heartbeat", "committed", "commit", "send_offsets", "hold_seat"}
+COORDINATORS: Final = {"subscribe", "heartbeat", "committed", "commit", "send_offsets", "membership"}
 LEADERS: Final = {"produce"}
 
 FUNCTION: Final = {"function", "returned"}
@@ -31,19 +31,19 @@ FUNCTION: Final = {"function", "returned"}
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Raised where the process dies."""
 
 
 class Strikes:
-    """The points of a run, and the plan's faults, each at its point."""
+    """Makes the faults of the plan happen, each at its point."""
 
     def __init__(self, world: World, strikes: tuple[Strike, ...]) -> None:
         self.points: list[str] = []
-        """Those since the last strike, or since the start."""
+        """The names of the points since the last strike, or since the start."""
         self.fired: list[Fault] = []
         self.left = list(strikes)
         self.contested: set[int] = set()
-        """Slots of processes that were frozen while they joined their groups, one after the other."""
+        """Slots of processes that were frozen while they joined their groups."""
         self._world = world
         self._at_once: dict[Fault, Callable[[Process, Fault], None]] = {
             Fault.STOPPED: lambda process, _: process.ask_to_stop(),
@@ -55,10 +55,10 @@ class Strikes:
             Fault.STALLED: self._begin_outage,
             Fault.GROWN: self._grow,
         }
-        """What needs no request."""
+        """The faults that need no request."""
 
     def point(self, name: str, client: object = None) -> Broken | None:
-        """Time passes, and the next strike may fall, here on the running process."""
+        """Lets the latency pass, and makes the next fault happen if this is its point."""
         world = self._world
         process = world.running
         if process is None or not process.sends_as(client):
@@ -75,8 +75,8 @@ class Strikes:
         return None
 
     def _strike(self, process: Process, name: str, client: object, fault: Fault) -> Broken | None:
-        for life in process.lives:
-            life.troubles += 1
+        for watched in process.workers:
+            watched.troubles += 1
         if strike := self._at_once.get(fault):
             strike(process, fault)
         elif fault.stops_all:
@@ -92,24 +92,24 @@ class Strikes:
         requests = COORDINATORS if fault is Fault.AWAY else LEADERS
         applied = random.choice((0.0, 0.5, 1.0))
         seconds = random.choice((1.0, 3.0, 8.0, 20.0))
-        self._world.log.begin_outage(seconds, requests, lambda: random.random() < applied)
+        self._world.cluster.faults.begin_outage(seconds, requests, lambda: random.random() < applied)
 
     def _grow(self, process: Process, fault: Fault) -> None:
         world = self._world
-        joins = any(life.joins for each in world.processes for life in each.lives)
-        if world.is_feeding and not world.hindered and not joins and not world.inputs.behind:
+        joins = any(watched.is_joining for each in world.processes for watched in each.workers)
+        if world.is_feeding and not world.has_outage and not joins and not world.inputs.behind:
             alone = world.plan.kind is Kind.JOIN and world.random.choice((False, True))
             topics = world.plan.inputs[:1] if alone else world.plan.inputs
-            world.unwatched(lambda: world.inputs.grow(topics))
+            world.run_unwatched(lambda: world.inputs.grow(topics))
 
     def _freeze(self, process: Process, fault: Fault) -> None:
         world = self._world
-        for life in process.lives:
-            world.bounds.may_repeat(life)
-            life.is_zombie = True
-        if process.starting or any(life.joins for life in process.lives):
+        for watched in process.workers:
+            world.bounds.may_repeat(watched)
+            watched.is_zombie = True
+        if process.is_starting or any(watched.is_joining for watched in process.workers):
             self.contested.add(process.slot)
-        if process.starting:
+        if process.is_starting:
             world.bounds.fencings[process.slot] += 1
         running, world.running, process.is_frozen = world.running, None, True
         if fault is Fault.FROZEN:
@@ -122,17 +122,17 @@ class Strikes:
         world.running, process.is_frozen = running, False
 
     def _broken(self, process: Process, name: str, client: object, fault: Fault) -> Broken | None:
-        """What befalls the request at hand."""
+        """Returns the fault of the current request."""
         random, transactional = self._world.random, process.is_transactional(client)
-        error: LogError = random.choice((Retriable, Abortable, OutcomeUnknown))("simulated")
+        error: ClientError = random.choice((Retriable, Abortable, OutcomeUnknown))("simulated")
         if not transactional:
-            # a client repeats a batch without end; a group refuses for good only what was not carried out
+            # a client repeats a batch without limit; a group refuses only a request that was not carried out
             refused = name in ("commit", "consume") and fault is Fault.LOST and not isinstance(error, Retriable)
             error = Abortable("simulated") if refused else Retriable("simulated")
         if not isinstance(error, Retriable) or name == "consume":
-            for life in process.lives:
-                self._world.bounds.may_repeat(life)
-        late = random.choice((3.0, 0.01, 0.2, 9.0)) if name in MAY_COME_LATE else None
+            for watched in process.workers:
+                self._world.bounds.may_repeat(watched)
+        late = random.choice((3.0, 0.01, 0.1, 0.2, 0.3, 0.5, 1.0, 9.0)) if name in MAY_COME_LATE else None
         if name == "init_transactions" and fault in (Fault.DIES_LATE, Fault.LATE, Fault.DOUBLED):
             self._world.bounds.fencings[process.slot] += 1
         unanswered = OutcomeUnknown("simulated")

@@ -1,42 +1,42 @@
-"""Runs in bulk: random ones by their seeds, and every crash point in turn."""
+"""Runs many plans: random ones by their seeds, and every fault at every point."""
 
 from __future__ import annotations
 
-from kstreams_py.delivery import Guarantee
+from kstreams_py.graph.guarantees import Guarantee
 from tests.simulation.plan import AMO, Fault, Kind, Plan, Strike
 from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
 
 BLOCK = 500
-"""Random runs in one test."""
+"""The number of random runs in one test."""
 
 SEEDS = range(1, 2_001, BLOCK)
-"""The first seeds of the tests of scripts/test."""
+"""The first seed of each test in scripts/test."""
 
 MORE_SEEDS = range(SEEDS.stop, 10_001, BLOCK)
-"""Those of scripts/test-long."""
+"""The first seed of each test in scripts/test-long."""
 
 ATTEMPTS = (1, 2, 3)
 
 SEED_OF = {1: 1, 2: 3, 3: 2}
-"""By attempt, a world in which outputs are held until the commit, are never held, are held but for one."""
+"""The seed by attempt. In its run outputs are held until the commit (seed 1), not at all (3), or one at most (2)."""
 
 OF_REQUESTS = {Fault.DIES_AFTER, Fault.DIES_LATE, Fault.LOST, Fault.UNANSWERED, Fault.LATE, Fault.DOUBLED}
-"""What needs a request; all else can befall a function as well."""
+"""The faults that need a request; the others can happen at a function, too."""
 
 CRASHES = {Fault.DIES, Fault.DIES_AFTER, Fault.DIES_LATE, Fault.UNANSWERED, Fault.REPLACED}
-"""What befalls the attempts after the first; all else does so in the random runs."""
+"""The faults of the attempts after the first; the random runs have all faults there."""
 
 
 def run(plan: Plan) -> World:
-    """A run that must be free of violations."""
+    """Runs a plan, which must have no violations."""
     world = World(plan).run()
     assert not world.violations, world.report()
     return world
 
 
 def run_block(first: int, guarantee: Guarantee) -> None:
-    """The random runs of a block that are of this guarantee."""
+    """Runs the random plans of a block that have this guarantee."""
     for seed in range(first, first + BLOCK):
         plan = Plan.random(seed)
         if plan.guarantee is guarantee:
@@ -44,9 +44,9 @@ def run_block(first: int, guarantee: Guarantee) -> None:
 
 
 def crash_everywhere(kind: Kind, guarantee: Guarantee, attempt: int) -> int:
-    """Every fault (CRASHES after the first attempt) at every point of the nth attempt; how many runs.
+    """Makes every fault (after the first attempt, CRASHES) happen at every point of the nth attempt.
 
-    The attempts before have died with their work undone.
+    The earlier attempts die before their commit. Returns the number of runs.
     """
     undone = "commit" if guarantee is AMO else "returned"
     records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
@@ -58,14 +58,15 @@ def crash_everywhere(kind: Kind, guarantee: Guarantee, attempt: int) -> int:
     runs = 0
     for after, point in enumerate(points, 1):
         for fault in Fault if attempt == 1 else sorted(CRASHES):
-            if _befalls(fault, point):
+            if _can_happen(fault, point):
                 world = run(Plan(kind, guarantee, SEED_OF[attempt], (*before, Strike(fault, after)), records))
-                has_third = kind is Kind.ALTS and fault is Fault.DEPLOYED  # input, and with it other points
+                # an alts that is deployed without its third input has other points
+                has_third = kind is Kind.ALTS and fault is Fault.DEPLOYED
                 assert len(world.strikes.fired) == attempt or has_third, world.report()
                 runs += 1
     return runs
 
 
-def _befalls(fault: Fault, point: str) -> bool:
-    """Whether a fault can be told apart at this point; all processes are stopped between two turns."""
+def _can_happen(fault: Fault, point: str) -> bool:
+    """Whether the fault makes a difference at this point: faults of all processes happen between turns only."""
     return point == "consume" if fault.stops_all else fault not in OF_REQUESTS or point not in FUNCTION

@@ -1,4 +1,4 @@
-"""At least once, simulated: whatever happens, nothing is lost, and no position is saved before its outputs."""
+"""At least once in the simulation: no fault loses a record, or lets an offset be committed before its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At most once, simulated: whatever happens, nothing is doubled, and no output is written before its position."""
+"""At most once in the simulation: no fault duplicates a record, or lets an output be written before its offset."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""The crash table: how many copies a record has after its worker died at a point, in every guarantee, kind and attempt.
+"""The crash table: how often a record is delivered if its worker dies at a point, by guarantee, kind and attempt.
 
-=================================  ============  =============  ============
-the worker dies                    at most once  at least once  exactly once
-=================================  ============  =============  ============
-after it read                      1             1              1
-after its position was saved       0
-during processing                  0             1              1
-before its output has left         0             1              1
-after its output was written       1             2              1
-before its position is saved                     2              1
-after that, unanswered                           1              1
-after everything                   1             1              1
-=================================  ============  =============  ============
+===================================  ============  =============  ============
+the worker dies                      at most once  at least once  exactly once
+===================================  ============  =============  ============
+after it has read the record         1             1              1
+after its offset was committed       0
+during processing                    0             1              1
+before its output is sent            0             1              1
+after its output was written         1             2              1
+before the commit                                  2              1
+after the commit, without an answer                1              1
+after everything                     1             1              1
+===================================  ============  =============  ============
 
-A sink's output is its effect, outside of Kafka: exactly once by its delivery hash, which is the same for every copy.
+The output of a sink is its effect outside of Kafka. Exactly once, it happens once per delivery hash: all copies have
+the same hash.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from functools import cache
 
 import pytest
 
-from kstreams_py.delivery import Guarantee
+from kstreams_py.graph.guarantees import Guarantee
 from tests.simulation.plan import ALO, AMO, EO, Fault, Kind, Plan, Strike
 from tests.simulation.suite import ATTEMPTS, run
 from tests.simulation.world import World
 
 Place = Callable[[Sequence[str]], int]
-"""Which of the points of an undisturbed attempt, counted from 1."""
+"""Chooses a point of an attempt without faults, counted from 1."""
 
 
 def first(name: str) -> Place:
@@ -42,20 +43,19 @@ def last(name: str) -> Place:
 
 
 def before_function(name: str) -> Place:
-    """The last request of such a name before the function is called: no other is in between but what the group begins
-    with."""
+    """The last request of this name before the function is called."""
     return lambda points: last(name)(points[: points.index("function")])
 
 
 reading = before_function("consume")
-"""The consume that brings records."""
+"""The consume that returns the records."""
 
 saving = before_function("commit")
-"""At most once: the commit of the positions of what is about to be run."""
+"""At most once: the commit of the offsets of the records that are about to be run."""
 
 
 def after_output(*names: str) -> Place:
-    """The first request of such a name after the function has returned for the last time."""
+    """The first request of one of these names after the last return of the function."""
 
     def place(points: Sequence[str]) -> int:
         done = last("returned")(points)
@@ -65,38 +65,38 @@ def after_output(*names: str) -> Place:
 
 
 SAVE = ("commit", "commit_transaction")
-"""What saves the positions."""
+"""The requests that commit offsets."""
 
 CELLS: dict[str, tuple[Fault, Place, dict[Guarantee, int]]] = {
-    "after read": (Fault.DIES_AFTER, reading, {AMO: 1, ALO: 1, EO: 1}),
-    "before the position is saved": (Fault.DIES, saving, {AMO: 1}),
-    "after the position was saved": (Fault.DIES_AFTER, saving, {AMO: 0}),
+    "after it has read the record": (Fault.DIES_AFTER, reading, {AMO: 1, ALO: 1, EO: 1}),
+    "before the offset is committed": (Fault.DIES, saving, {AMO: 1}),
+    "after the offset was committed": (Fault.DIES_AFTER, saving, {AMO: 0}),
     "during processing": (Fault.DIES, first("function"), {AMO: 0, ALO: 1, EO: 1}),
-    "before its output has left": (Fault.DIES, after_output("produce"), {AMO: 0, ALO: 1, EO: 1}),
+    "before its output is sent": (Fault.DIES, after_output("produce"), {AMO: 0, ALO: 1, EO: 1}),
     "after its output was written": (Fault.DIES_AFTER, last("produce"), {AMO: 1, ALO: 2, EO: 1}),
-    "output written, its sender told nothing": (Fault.UNANSWERED, last("produce"), {AMO: 1, ALO: 1, EO: 1}),
-    "output lost, its sender told nothing": (Fault.LOST, last("produce"), {ALO: 1, EO: 1}),
-    "before its position goes with it": (Fault.DIES, after_output("send_offsets"), {EO: 1}),
-    "after its position has gone with it": (Fault.DIES_AFTER, after_output("send_offsets"), {EO: 1}),
-    "before its position is saved": (Fault.DIES, after_output(*SAVE), {ALO: 2, EO: 1}),
-    "after its position was saved, unanswered": (Fault.DIES_AFTER, after_output(*SAVE), {ALO: 1, EO: 1}),
-    "saved late, after its death": (Fault.DIES_LATE, after_output(*SAVE), {ALO: 2, EO: 1}),
-    "not saved, and it lives": (Fault.LOST, after_output(*SAVE), {ALO: 1, EO: 1}),
-    "saved, and it lives without an answer": (Fault.UNANSWERED, after_output(*SAVE), {ALO: 1, EO: 1}),
+    "output written without an answer": (Fault.UNANSWERED, last("produce"), {AMO: 1, ALO: 1, EO: 1}),
+    "output lost without an answer": (Fault.LOST, last("produce"), {ALO: 1, EO: 1}),
+    "before its offset is added to the transaction": (Fault.DIES, after_output("send_offsets"), {EO: 1}),
+    "after its offset was added to the transaction": (Fault.DIES_AFTER, after_output("send_offsets"), {EO: 1}),
+    "before the commit": (Fault.DIES, after_output(*SAVE), {ALO: 2, EO: 1}),
+    "after the commit, without an answer": (Fault.DIES_AFTER, after_output(*SAVE), {ALO: 1, EO: 1}),
+    "commit carried out after its death": (Fault.DIES_LATE, after_output(*SAVE), {ALO: 2, EO: 1}),
+    "commit lost, worker alive": (Fault.LOST, after_output(*SAVE), {ALO: 1, EO: 1}),
+    "commit carried out without an answer, worker alive": (Fault.UNANSWERED, after_output(*SAVE), {ALO: 1, EO: 1}),
     "after everything": (Fault.DIES, len, {AMO: 1, ALO: 1, EO: 1}),
 }
 
 EFFECTS: dict[str, tuple[Fault, Place, dict[Guarantee, int]]] = {
-    "after read": (Fault.DIES_AFTER, reading, {AMO: 1, ALO: 1, EO: 1}),
-    "before the position is saved": (Fault.DIES, saving, {AMO: 1}),
-    "after the position was saved": (Fault.DIES_AFTER, saving, {AMO: 0}),
+    "after it has read the record": (Fault.DIES_AFTER, reading, {AMO: 1, ALO: 1, EO: 1}),
+    "before the offset is committed": (Fault.DIES, saving, {AMO: 1}),
+    "after the offset was committed": (Fault.DIES_AFTER, saving, {AMO: 0}),
     "before its effect": (Fault.DIES, first("function"), {AMO: 0, ALO: 1, EO: 1}),
     "after its effect": (Fault.DIES, last("returned"), {AMO: 1, ALO: 2, EO: 2}),
-    "before its position is saved": (Fault.DIES, after_output(*SAVE), {ALO: 2, EO: 2}),
-    "after its position was saved, unanswered": (Fault.DIES_AFTER, after_output(*SAVE), {ALO: 1, EO: 1}),
+    "before the commit": (Fault.DIES, after_output(*SAVE), {ALO: 2, EO: 2}),
+    "after the commit, without an answer": (Fault.DIES_AFTER, after_output(*SAVE), {ALO: 1, EO: 1}),
     "after everything": (Fault.DIES, len, {AMO: 1, ALO: 1, EO: 1}),
 }
-"""The same of a sink: how often its effect happens; once per delivery hash where it is exactly once."""
+"""The same for a sink: how often its effect happens; exactly once, the copies have one delivery hash."""
 
 CASES = [
     (kind, guarantee, cell)
@@ -106,21 +106,21 @@ CASES = [
 ]
 
 
-def copies(world: World) -> dict[tuple[str, bytes], int]:
-    """How often each expected output or effect is there."""
+def count_copies(world: World) -> dict[tuple[str, bytes], int]:
+    """Counts the copies of each expected output or effect."""
     (stage,) = world.stages
-    found = Counter((m.topic(), m.value() or b"") for topic in stage.outputs for m in world.log.records(topic))
+    found = Counter((m.topic(), m.value() or b"") for topic in stage.outputs for m in world.cluster.records(topic))
     for digest, times in world.functions.effects.items():
         found["effect", b"+".join(world.functions.steps[digest].values)] += times
     names = [[f"{topic}{number}.0".encode() for topic in stage.inputs] for number in (0, 1)]
-    alone = stage.kind is Kind.ALTS
-    steps = [(name,) for of_one in names for name in of_one] if alone else [tuple(each) for each in names]
+    is_alts = stage.kind is Kind.ALTS
+    steps = [(name,) for of_one in names for name in of_one] if is_alts else [tuple(each) for each in names]
     return {row: found[row] for step in steps for row in stage.results(step)}
 
 
 @cache
 def undisturbed_attempt(kind: Kind, guarantee: Guarantee, attempt: int) -> tuple[tuple[Strike, ...], Sequence[str]]:
-    """What befalls the attempts before the nth, each as it reads its positions; and the points of the nth."""
+    """The faults of the attempts before the nth, each when it reads committed offsets; and the points of the nth."""
     before: tuple[Strike, ...] = ()
     for _ in range(attempt - 1):
         points = run(Plan(kind, guarantee, 0, before, records=1)).strikes.points
@@ -135,11 +135,11 @@ def test_copies_are_those_of_the_crash_table(kind: Kind, guarantee: Guarantee, c
     before, undisturbed = undisturbed_attempt(kind, guarantee, attempt)
     world = run(Plan(kind, guarantee, 0, (*before, Strike(fault, place(undisturbed))), records=1))
     assert world.strikes.fired == [Fault.DIES] * (attempt - 1) + [fault]
-    assert set(copies(world).values()) == {expected[guarantee]}, world.report()
+    assert set(count_copies(world).values()) == {expected[guarantee]}, world.report()
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
 @pytest.mark.parametrize("kind", Kind)
-def test_undisturbed_run_delivers_once_in_every_guarantee(kind: Kind, guarantee: Guarantee) -> None:
+def test_run_without_faults_delivers_once_in_every_guarantee(kind: Kind, guarantee: Guarantee) -> None:
     world = run(Plan(kind, guarantee, 0))
-    assert (world.strikes.fired, set(copies(world).values())) == ([], {1})
+    assert (world.strikes.fired, set(count_copies(world).values())) == ([], {1})

@@ -1,4 +1,4 @@
-"""Exactly once, simulated: whatever happens, every step is delivered once, with its positions or not at all."""
+"""Exactly once in the simulation: with any fault, each step is delivered once, together with its offsets."""
 
 from __future__ import annotations
 

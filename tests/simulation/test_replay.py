@@ -1,4 +1,4 @@
-"""A simulated run is told by its plan alone: KSTREAMS_SIMULATION_SEED=... pytest tests/simulation -k replay."""
+"""A plan determines its run: KSTREAMS_SIMULATION_SEED=PLAN pytest tests/simulation -k replay."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_replay_of_the_seed_in_the_environment() -> None:
     run(Plan.parse(SEED))
 
 
-def test_plan_is_read_as_it_is_written() -> None:
+def test_plan_parsed_from_its_text_is_equal() -> None:
     for seed in range(1, 200):
         plan = Plan.random(seed)
         assert Plan.parse(str(plan)) == plan
     assert str(Plan.parse("map:exactly_once:7/2:dies@17:late@3")) == "map:exactly_once:7/2:dies@17:late@3"
 
 
-def test_failing_run_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_run_prints_a_command_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryProducer, "_raise_failed", lambda self: self._failed.clear())
     worlds = (World(Plan.random(seed)).run() for seed in range(2, 500, 2))
     failed = next(world for world in worlds if world.violations)
@@ -43,8 +43,8 @@ def test_failing_run_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -
     assert World(Plan.parse(str(failed.plan.seed))).run().violations == failed.violations
 
 
-def test_run_is_the_same_every_time_whatever_the_order_of_sets() -> None:
-    """Python's own hashes of strings differ from process to process, and with them the order of every set."""
+def test_run_of_a_seed_is_the_same_in_processes_with_other_string_hashes() -> None:
+    """The hashes of strings differ between processes, and with them the order of sets."""
     program = (
         "import logging; logging.disable(logging.CRITICAL)\n"
         "from tests.simulation.plan import Plan\n"

@@ -1,30 +1,30 @@
-"""A simulated run: workers, their users' function, the log, the clock and the faults, in one thread, by one plan.
+"""A simulated run: workers, their functions, the cluster, the clock and the faults, in one thread, by one plan.
 
 ::
 
     world = World(Plan.parse("map:exactly_once:7:dies@17")).run()
     assert not world.violations, world.report()
 
-Workers take turns as the seed has it. Each request of a running worker and each call of its function is a *point*,
-where the plan's next strike may fall. A process that is frozen at a point lets the others run before it goes on.
+The seed decides the order of the workers' turns. Each request of a running worker and each call of its function is a
+*point*, at which the next fault of the plan may happen. While a process is frozen at a point, the others run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from kstreams_py.config import Settings
-from kstreams_py.engine import transaction
-from kstreams_py.engine.topics import create_topics
-from kstreams_py.engine.transaction import OUTPUTS_HELD
 from kstreams_py.errors import GraphError, InputLost, KStreamsError, Replaced
-from kstreams_py.record import TopicPartition
-from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
+from kstreams_py.processing import choices_journal
+from kstreams_py.processing.environment import OUTPUTS_HELD
+from kstreams_py.processing.topics import create_topics
+from kstreams_py.records import TopicPartition
+from kstreams_py.settings import Settings
+from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from tests.simulation import invariants
 from tests.simulation.bounds import Bounds
 from tests.simulation.functions import Functions
@@ -36,13 +36,13 @@ from tests.simulation.strikes import COORDINATORS, LEADERS, SESSION_TIMEOUT, TRA
 from tests.simulation.watch import Watch
 
 TURNS_MAX: Final = 3_000
-"""Turns in which a run must have settled."""
+"""Turns within which all input must be processed."""
 
 SETTINGS: Final = {reset: Settings(auto_offset_reset=reset) for reset in ("earliest", "latest")}
 
 
 class World:
-    """Everything in one run, and what it came to: `violations`, each with a name, a colon and the evidence."""
+    """One run; `violations` has its results, each as a name, a colon and the evidence."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -50,7 +50,7 @@ class World:
         self.trace: list[str] = []
         self.random = random = plan.chance
         self.clock = ManualClock()
-        self.log = MemoryLog(
+        self.cluster = MemoryCluster(
             self.clock,
             transaction_timeout=TRANSACTION_TIMEOUT,
             session_timeout=SESSION_TIMEOUT,
@@ -59,9 +59,10 @@ class World:
             chance=Random(random.random()) if plan.seed else None,
             metadata_age=random.choice((0.0, 1.0, 10.0)),
         )
+        self.cluster.faults.limit_queues(random.choice((100_000, 1, 3)))
         self.registry = MemoryRegistry()
         self.latency = random.choice((0.0, 0.001, 0.03))
-        self.labour = random.choice((0.0, 0.02, 0.3))
+        self.work_seconds = random.choice((0.0, 0.02, 0.3))
         self.outputs_held = random.choice((OUTPUTS_HELD, 0, 1))
         self.stages = [Stage("p", plan.kind, plan.guarantee, plan.inputs, plan.kind.outputs), *self._second()]
         self.bounds = Bounds()
@@ -70,31 +71,35 @@ class World:
         self.restarts = Restarts(self)
         self.graph = self.functions.graph()
         compacted = {"cleanup.policy": "compact"}
-        self.log.create_topics([(name, PARTITIONS, -1, {}) for name in plan.inputs])
-        self.log.create_topics([(name, PARTITIONS, -1, compacted) for name in ("x", "z") if name in self.graph.topics])
-        create_topics(self.graph, self.log)
+        self.cluster.create_topics([(name, PARTITIONS, -1, {}) for name in plan.inputs])
+        self.cluster.create_topics(
+            [(name, PARTITIONS, -1, compacted) for name in ("x", "z") if name in self.graph.topics]
+        )
+        create_topics(self.graph, self.cluster)
         self.outputs = [TopicPartition(name, n) for name in self.written for n in range(PARTITIONS)]
         latest = random.choice((False, False, False, True))
         self.settings = SETTINGS["latest" if latest else "earliest"]
-        self.inputs = Inputs(plan, self.log, random, older=latest)
+        self.inputs = Inputs(plan, self.cluster, random, older=latest)
         self.processes: list[Process] = []
         self._holders: dict[int, Process] = {}
-        self._downs: list[tuple[float, int]] = []
+        """The process that has each slot."""
+        self._due_starts: list[tuple[float, int]] = []
+        """The clock time and the slot of each start that is due."""
         self.running: Process | None = None
-        """Whose turn it is."""
-        self.births, self.numbers = count(1), count(1)
+        """The process that runs its turn."""
+        self.ordinals, self.numbers = count(1), count(1)
         self.starts: dict[tuple[str, int], int] = {}
-        """By group and member, the number of its process."""
+        """The number of the process of each member, by group and member."""
         self.is_feeding = not latest
-        """Inputs are written; with `latest`, only once all groups have begun."""
+        """Inputs are written; with `latest`, only after all groups have begun."""
         self._ending = False
         self._watch = Watch(self)
         for stage in self.stages:
             self._watch_joins(stage)
-        self.log.watch(self.strikes.point)
+        self.cluster.faults.watch(self.strikes.point)
 
     def _second(self) -> list[Stage]:
-        """Another processor in each process: one that reads what the first one writes, or reads the same."""
+        """A second processor, at random: it reads the first one's outputs, or the same input."""
         kind = self.plan.kind
         how = self.random.choice(("", "", "", "chained", "parallel"))
         guarantee = self.random.choice((self.plan.guarantee, EO, ALO, AMO))
@@ -104,15 +109,15 @@ class World:
 
     @property
     def written(self) -> list[str]:
-        """All topics of outputs."""
+        """The names of all output topics."""
         return [*(topic for stage in self.stages for topic in stage.outputs), "dead"]
 
     # The run.
 
     def run(self) -> World:
-        """Runs until all input is processed, stops the workers, and judges."""
+        """Runs until all input is processed, stops the workers, and checks the invariants."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transaction, "JOURNAL_TRUNCATED_EVERY", 2)
+            patch.setattr(choices_journal, "JOURNAL_TRUNCATED_EVERY", 2)
             self._run()
         return self
 
@@ -125,11 +130,11 @@ class World:
                     break
                 self.iterate()
             else:
-                self.violate("stuck", invariants.standing(self))
+                self.violate("stuck", invariants.describe_progress(self))
             self._ending = True
             self.strikes.left.clear()
             self.end_all(kill=False)
-            self.clock.advance(2 * TRANSACTION_TIMEOUT)  # what is late has come by now
+            self.clock.advance(2 * TRANSACTION_TIMEOUT)  # late requests have arrived by now
             self._watch.look()
             invariants.judge(self)
         except Exception as error:
@@ -138,13 +143,14 @@ class World:
                 raise
 
     def violate(self, name: str, evidence: str) -> None:
+        assert name in invariants.NAMES, name
         violation = f"{name}: {evidence}"
         if violation not in self.violations:
             self.trace.append("## " + violation)
             self.violations.append(violation)
 
     def report(self) -> str:
-        """What went wrong, what had happened before, and how to see it again."""
+        """Returns the violations, the last points of the run, and the command that replays it."""
         return "\n".join(
             [
                 f"\nseed {self.plan.seed}, run {self.plan}",
@@ -155,18 +161,18 @@ class World:
         )
 
     def iterate(self) -> None:
-        """One turn of one of the workers that can take one."""
+        """Runs one turn of a process that is not frozen."""
         if self.is_feeding:
             self.inputs.feed()
         else:
-            begun = {s: self.log.group(s.group).keys() for s in self.stages}
+            begun = {s: self.cluster.groups[s.group].keys() for s in self.stages}
             self.is_feeding = all(set(invariants.inputs(self, s)) <= found for s, found in begun.items())
-        if self.restarts.due and not any(process.acting for process in self.processes):
+        if self.restarts.due and not any(process.is_acting for process in self.processes):
             self.restarts.carry_out()
-        while (down := min(self._downs, default=None)) and down[0] <= self.clock():
-            self._downs.remove(down)
-            self.begin(down[1])
-        awake = [process for process in self.processes if not process.acting]
+        while (start := min(self._due_starts, default=None)) and start[0] <= self.clock():
+            self._due_starts.remove(start)
+            self.begin(start[1])
+        awake = [process for process in self.processes if not process.is_acting]
         if awake:
             self.turn(self.random.choice(awake))
         else:
@@ -174,34 +180,34 @@ class World:
         self._watch.look()
 
     def _settled(self) -> bool:
-        if self.inputs.left or self._downs or self.restarts.due or any(process.busy for process in self.processes):
+        if self.inputs.left or self._due_starts or self.restarts.due or any(process.busy for process in self.processes):
             return False
         if self.clock() - self.inputs.fed_at < 1.0:  # markers may be on their way
             return False
-        return all(invariants.saved(self, s) == self.log.ends(invariants.inputs(self, s)) for s in self.stages)
+        return all(invariants.saved(self, s) == self.cluster.ends(invariants.inputs(self, s)) for s in self.stages)
 
     def pass_time(self, seconds: float) -> None:
-        """Moves the clock; members that are not frozen keep their sessions meanwhile."""
+        """Moves the clock; members that are not frozen send heartbeats meanwhile."""
         while seconds > 0:
             self.clock.advance(min(seconds, 3.0))
             seconds -= 3.0
             for process in self.processes:
                 if not process.is_frozen:
-                    for life in process.lives:
-                        life.heartbeat()
+                    for watched in process.workers:
+                        watched.heartbeat()
 
-    def life_of(self, topic: str) -> int:
+    def recreations_of(self, topic: str) -> int:
         """How often a topic was deleted and created again."""
-        return self.inputs.lives.get(topic, 0)
+        return self.inputs.recreations.get(topic, 0)
 
     @property
-    def hindered(self) -> bool:
-        """Requests find no answer, so that what is open cannot be finished."""
-        network = self.log._network
+    def has_outage(self) -> bool:
+        """Requests get no answer, so open transactions and outputs cannot be finished."""
+        network = self.cluster._network
         return any(network.outage(name) for name in (*COORDINATORS, *LEADERS)) if network._outages else False
 
-    def unwatched(self, action: Callable[[], object]) -> None:
-        """Does something that is no process's own."""
+    def run_unwatched(self, action: Callable[[], object]) -> None:
+        """Runs an action that belongs to no process."""
         running, self.running = self.running, None
         action()
         self.running = running
@@ -210,8 +216,8 @@ class World:
 
     @property
     def slots(self) -> list[int]:
-        """Those of processes that are there, or will be again."""
-        return sorted({*(process.slot for process in self.processes), *(slot for _, slot in self._downs)})
+        """The slots of processes that run or will be restarted."""
+        return sorted({*(process.slot for process in self.processes), *(slot for _, slot in self._due_starts)})
 
     def begin(self, slot: int) -> None:
         """Starts a process in a slot."""
@@ -220,65 +226,66 @@ class World:
         self._guard(process, process.start)
 
     def begin_another(self) -> None:
-        """Starts a process in a slot that is not used yet."""
+        """Starts a process in the lowest unused slot."""
         self.begin(next(slot for slot in range(100) if slot not in self._holders))
 
     def replace(self, process: Process) -> None:
-        """Starts another process in the slot of one that is frozen, if none has been."""
+        """Starts a replacement in the slot of a frozen process, unless there is one."""
         if self._holders[process.slot] is process:
             self.begin(process.slot)
 
     def turn(self, process: Process) -> None:
-        """Lets a process take a turn."""
+        """Runs a turn of a process."""
         self._guard(process, process.turn)
 
-    def gone(self, process: Process) -> None:
-        """A process has ended; another one takes its slot soon, if none has."""
+    def remove(self, process: Process) -> None:
+        """Removes a process that has ended; another one will start in its slot, unless one has it already."""
         if process in self.processes:
             self.processes.remove(process)
             if self._holders[process.slot] is process and not self._ending:
-                self._downs.append((self.clock() + self.random.choice((0.0, 0.0, 1.0, 20.0)), process.slot))
+                self._due_starts.append((self.clock() + self.random.choice((0.0, 0.0, 1.0, 20.0)), process.slot))
 
     def end_all(self, *, kill: bool) -> None:
-        """Ends all processes, and those that start meanwhile; none starts again by itself."""
+        """Ends all processes, and those that start meanwhile; none is restarted."""
         ending, self._ending = self._ending, True
         while self.processes:
             process = self.processes[0]
             if kill:
-                self._died(process)
+                self._kill(process)
             else:
                 self._guard(process, process.stop)
-        self._downs.clear()
+        self._due_starts.clear()
         self._ending = ending
 
     def _guard(self, process: Process, action: Callable[[], None]) -> None:
-        """Does something as this process; what ends a process ends this one."""
-        running, self.running, process.acting = self.running, process, True
+        """Runs an action of this process; an exception that ends a process ends this one."""
+        running, self.running, process.is_acting = self.running, process, True
         try:
             try:
                 action()
             except (KStreamsError, Halt) as error:
-                self._ended_by(process, error)
+                self._end_by(process, error)
         except Crash:
             self.trace.append(f"{process} dies")
-            self._died(process)
+            self._kill(process)
         finally:
-            self.running, process.acting = running, False
+            self.running, process.is_acting = running, False
 
-    def _ended_by(self, process: Process, error: Exception) -> None:
-        """What the process comes to when one of its workers has failed: the others commit what is done."""
+    def _end_by(self, process: Process, error: Exception) -> None:
+        """Ends a process of which one worker has failed: the others commit what they have processed."""
         self.trace.append(f"{process} ends: {type(error).__name__}")
         if isinstance(error, Replaced):
-            self._replaced(process)
-        elif isinstance(error, InputLost) and self.restarts.expiring:
-            self.restarts.input_lost = True
+            self._check_replacement(process)
+        elif isinstance(error, InputLost) and self.restarts.is_expiring:
+            self.restarts.has_reported_loss = True
         elif isinstance(error, GraphError) and self.inputs.behind:
-            self.unwatched(lambda: self.inputs.grow(self.inputs.behind))  # whoever reads that it is so does this
+            # the remedy in the message of the error
+            self.run_unwatched(lambda: self.inputs.grow(self.inputs.behind))
         elif isinstance(error, KStreamsError) and not self.strikes.fired:
-            self.violate("ended", f"slot {process.slot} by {error!r}, and nothing had happened")
-        for life in process.lives:
+            self.violate("ended", f"slot {process.slot} by {error!r}, without a fault")
+        for watched in process.workers:
             if self.strikes.fired:
-                self.bounds.may_repeat(life)
+                self.bounds.may_repeat(watched)
         if process in self.processes:
             try:
                 process.ask_to_stop()
@@ -286,40 +293,41 @@ class World:
             except (KStreamsError, Halt) as other:
                 self.trace.append(f"{process} ends: {type(other).__name__}")
 
-    def _died(self, process: Process) -> None:
-        for life in process.lives:
-            self.bounds.may_repeat(life)
-            self.bounds.may_lose(life, life.in_flight)
+    def _kill(self, process: Process) -> None:
+        for watched in process.workers:
+            self.bounds.may_repeat(watched)
+            self.bounds.may_lose(watched, watched.in_flight)
         process.kill()
-        self.gone(process)
+        self.remove(process)
 
     def _watch_joins(self, stage: Stage) -> None:
-        """Whoever joins takes the membership of who has it, with all that this one has not saved."""
-        group = self.log._broker.group(stage.group)
+        """Watches who takes over a membership: uncommitted records of the old member may be repeated."""
+        group = self.cluster._broker.group(stage.group)
         join = group.join
 
-        def joining(seat: str, *arguments: Any) -> int:
-            held = group.seats.get(seat)
-            for life in [life for process in self.processes for life in process.lives if life.stage.id == stage.id]:
-                if held is not None and life.member == held.member:
-                    self.bounds.may_repeat(life)
-                    life.is_zombie = True
-            return join(seat, *arguments)
+        def joining(instance_id: str, topics: Collection[str], now: float) -> int:
+            held = group.static_members.get(instance_id)
+            for watched in [each for process in self.processes for each in process.workers]:
+                if watched.stage.id == stage.id and held is not None and watched.member == held.member:
+                    self.bounds.may_repeat(watched)
+                    watched.is_zombie = True
+            return join(instance_id, topics, now)
 
         group.join = joining  # type: ignore[method-assign]
 
-    def _replaced(self, process: Process) -> None:
-        """Whoever holds the membership has the slot: the process that was the last to start in it."""
+    def _check_replacement(self, process: Process) -> None:
+        """Checks that another process holds the membership, and that it started later than this one."""
         taken = []
-        for life in process.lives:
-            seat = self.log._broker.group(life.stage.group).seats.get(f"{life.stage.group}.{process.slot}")
-            if seat is not None and seat.member != life.member:
-                taken.append(self.starts[life.stage.group, seat.member])
+        for watched in process.workers:
+            group = watched.stage.group
+            holder = self.cluster._broker.group(group).static_members.get(f"{group}.{process.slot}")
+            if holder is not None and holder.member != watched.member:
+                taken.append(self.starts[group, holder.member])
         contested = process.was_frozen or process.slot in self.strikes.contested
         if not taken:
-            self.violate("replaced by nobody", f"slot {process.slot}")
+            self.violate("replaced without a holder", f"slot {process.slot}")
         elif max(taken) < process.number and not contested:
-            self.violate("replaced by an older one", f"slot {process.slot}")
+            self.violate("replaced by an older process", f"slot {process.slot}")
         others = [other for other in self.processes if other.slot == process.slot and other is not process]
         if others and self._holders[process.slot] is process:
             self._holders[process.slot] = others[-1]

@@ -1,4 +1,4 @@
-"""The command `kstreams` as a test runs it: a process of its own, its whole output, its worker processes."""
+"""Runs the command `kstreams` as a process of its own, with its whole output and its worker processes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.system.harness import WAIT, Cluster, wait_until
+from tests.system.harness import Cluster, wait_until
+from tests.waiting import WAIT
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command that has ended said."""
+    """Exit status and output of a command that has ended."""
 
     status: int
     out: str
     err: str
 
     @property
-    def mistakes(self) -> list[str]:
-        """The lines that tell a person what is wrong."""
+    def error_lines(self) -> list[str]:
+        """The lines that report an error to the user."""
         return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without settings of its own, and with these."""
+    """This process's environment without its kstreams settings, and with the given ones."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")}
     return {**ours, **environment}
 
@@ -52,7 +53,7 @@ def kstreams(*arguments: object, environment: Mapping[str, str], cwd: Path | Non
 
 
 class RunningCommand:
-    """The command while it runs; stdout and stderr go to one file."""
+    """A command that runs, with stdout and stderr in one file."""
 
     def __init__(self, log: Path, arguments: tuple[object, ...], environment: Mapping[str, str]) -> None:
         self.log = log
@@ -73,7 +74,7 @@ class RunningCommand:
         """Waits until the output has a match of the regular expression; fails with the output if there is none."""
         deadline = time.monotonic() + WAIT
         while not re.search(pattern, self.text):
-            assert self.process.poll() is None or re.search(pattern, self.text), f"it ended:\n{self.text}"
+            assert self.process.poll() is None or re.search(pattern, self.text), f"the command ended:\n{self.text}"
             assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text}"
             time.sleep(0.02)
 
@@ -86,7 +87,7 @@ class RunningCommand:
 
 @contextmanager
 def command(directory: Path, *arguments: object, environment: Mapping[str, str]) -> Iterator[RunningCommand]:
-    """The command runs inside the block; what is left of it afterwards is killed."""
+    """Runs the command inside the block, and kills it afterwards if it has not ended."""
     running = RunningCommand(directory / f"command-{time.monotonic_ns()}.log", arguments, environment)
     try:
         yield running
@@ -96,29 +97,29 @@ def command(directory: Path, *arguments: object, environment: Mapping[str, str])
         running.process.wait(WAIT)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process still runs; one that has ended and waits to be collected does not."""
+def is_alive(pid: int) -> bool:
+    """Whether a process still runs; a zombie, which has ended and was not collected, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
 
-def children(pid: int) -> list[int]:
-    """The process ids of those that a process has started and that it has not collected yet."""
+def list_children(pid: int) -> list[int]:
+    """The process ids of the children that a process has not collected yet."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def await_end(pid: int) -> None:
-    wait_until(lambda: not alive(pid), f"the end of process {pid}")
+    wait_until(lambda: not is_alive(pid), f"the end of process {pid}")
 
 
-def contents(cluster: Cluster, topics: Mapping[str, str]) -> dict[str, Any]:
-    """All committed values and, for inputs (topic to group), the group's committed offsets that are past the start."""
+def read_contents(cluster: Cluster, topics: Mapping[str, str]) -> dict[str, Any]:
+    """All committed values of topics and, for inputs (topic to group), the group's committed offsets above 0."""
     return {
         topic: (
             cluster.values(topic),
-            {p: o for p, o in cluster.committed(group, topic).items() if o} if group else None,
+            {p: offset for p, offset in cluster.committed(group, topic).items() if offset} if group else None,
         )
         for topic, group in topics.items()
     }

@@ -19,7 +19,7 @@ def cluster(broker: Any) -> Cluster:
 
 @pytest.fixture
 def settings(broker: Any, tmp_path: Path) -> Callable[..., Settings]:
-    """Settings for the session's broker, with short time-outs and a schema directory of the test's own."""
+    """Creates settings for the session's broker, with short time-outs and a schema directory of the test's own."""
 
     def make(**changed: Any) -> Settings:
         values = {
@@ -35,5 +35,5 @@ def settings(broker: Any, tmp_path: Path) -> Callable[..., Settings]:
 
 @pytest.fixture
 def name(topic_name: str) -> str:
-    """A name no other test uses, for a graph and as the start of its topics' names."""
+    """A name that no other test uses, for a graph and as the prefix of its topics."""
     return topic_name

@@ -1,10 +1,9 @@
-"""What the tests on real brokers share: write and read whole topics, run slots, wait for a condition."""
+"""Shared by the tests on real brokers: write and read whole topics, run slots, wait for a condition."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,39 +12,47 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kstreams_py import Graph, Settings
-from kstreams_py.engine.slot import Slot
-from kstreams_py.engine.supervisor import REPORT_FD
-from kstreams_py.engine.transaction import OUTPUTS_HELD, Surroundings
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.registry import FileRegistry
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
+from kstreams_py.embedded.nodes import free_ports
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.environment import OUTPUTS_HELD, Environment
+from kstreams_py.running.pipe import REPORT_FD
+from kstreams_py.running.slot import Slot
+from tests import waiting
+from tests.waiting import WAIT
 
-WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "120"))
-"""Seconds after which a condition that does not come true fails a test."""
+Config = Mapping[str, str]
+"""Settings of a topic by Kafka's names."""
+
+NONE: Final[Config] = {}
 
 BATCH_BYTES = 500_000
-"""Of the values that are written at once: a client makes one batch of them for each partition."""
+"""Bytes of values that are written at once: the client makes one batch of them for each partition."""
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT) -> None:
-    """Returns once the condition is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        for slot in RunningSlot.active:
+    """Returns once the condition is true; fails as soon as a running slot of this process has failed."""
+
+    def met() -> object:
+        found = condition()
+        for slot in () if found else RunningSlot.active:
             assert slot.failure is None, f"{slot.failure!r} while waiting for: {what}"
-        assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}"
-        time.sleep(0.02)
+        return found
+
+    waiting.wait_until(met, what, seconds)
 
 
 def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
-    """Where a partition begins; the brokers may not know yet of one that was just created."""
+    """The log start offset of a partition; asks again while the brokers do not know a new partition yet."""
     deadline = time.monotonic() + WAIT
     while True:
         try:
@@ -57,18 +64,17 @@ def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
 
 
 class Cluster:
-    """A broker as a test sees it: plain clients, nothing of the framework."""
+    """A broker seen through plain clients, without the framework."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers
         self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
 
-    def create(self, *names: str, partitions: int = 1, replication: int = 1, **config: str) -> None:
-        settings = {name.replace("_", "."): value for name, value in config.items()}
-        new = [NewTopic(name, partitions, replication, config=settings) for name in names]
+    def create(self, *names: str, partitions: int = 1, replication: int = 1, config: Config = NONE) -> None:
+        new = [NewTopic(name, partitions, replication, config=dict(config)) for name in names]
         for future in self.admin.create_topics(new).values():
             future.result()
-        # the controller has answered; the brokers learn of them after that
+        # the controller has answered; the brokers learn of the topics later
         wait_until(lambda: {*names} <= {*self.admin.list_topics(timeout=10).topics}, "the topics are known")
 
     def write(
@@ -81,16 +87,16 @@ class Cluster:
         headers: Any = None,
         timestamp: int = 0,
     ) -> None:
-        """Plain writes, in order. Not idempotent: a producer id is half a second's wait.
+        """Writes in order, without idempotence: a producer id takes half a second.
 
-        So what failed could be sent again after what follows it, one request at a time or not (seen): there is never a
-        second batch.
+        A batch that failed could be sent again after the next one, even with one request in flight (observed): so there
+        is never a second batch in the queue.
         """
         producer = ck.Producer({"bootstrap.servers": self.bootstrap_servers, "acks": "all", "linger.ms": 60_000})
-        place, queued = {} if partition is None else {"partition": partition}, 0
+        number, queued = -1 if partition is None else partition, 0
         for i, value in enumerate(values):
             key = keys[i] if keys is not None else None
-            producer.produce(topic, value, key, headers=headers, timestamp=timestamp, **place)
+            producer.produce(topic, value, key, number, headers=headers, timestamp=timestamp)
             queued += 100 + len(value or b"")
             if queued > BATCH_BYTES:
                 assert producer.flush(30) == 0
@@ -98,7 +104,7 @@ class Cluster:
         assert producer.flush(30) == 0
 
     def transaction(self, transactional_id: str, records: Sequence[tuple[str, bytes]], *, commit: bool = True) -> None:
-        """One transaction of its own, committed or aborted: it leaves a marker behind."""
+        """Writes one transaction, committed or aborted, which leaves a marker in each partition."""
         producer = ck.Producer({"bootstrap.servers": self.bootstrap_servers, "transactional.id": transactional_id})
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -111,7 +117,7 @@ class Cluster:
             producer.abort_transaction(30)
 
     def partitions(self, topic: str) -> list[int]:
-        """The topic's partitions; a broker may learn of a new topic a moment after another one has created it."""
+        """The topic's partitions; waits for a broker that does not know the new topic yet."""
         found: list[int] = []
 
         def known() -> bool:
@@ -122,7 +128,7 @@ class Cluster:
         return sorted(found)
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
-        """All records up to the last stable offset (or the end), by partition and offset."""
+        """Reads all records up to the last stable offset (or the end), sorted by partition and offset."""
         consumer = ck.Consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -143,9 +149,10 @@ class Cluster:
             while left:
                 assert time.monotonic() < deadline, f"{topic} could not be read to its end"
                 for m in consumer.consume(10_000, 0.02):
-                    if m.error() is None:
+                    error = m.error()
+                    if error is None:
                         found.append(m)
-                    elif m.error().code() == ck.KafkaError._PARTITION_EOF:
+                    elif error.code() == ck.KafkaError._PARTITION_EOF:
                         left.discard(m.partition())
         finally:
             consumer.close()
@@ -155,41 +162,41 @@ class Cluster:
         return [m.value() for m in self.read(topic, isolation)]
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The group's committed offset per partition; partitions without one are left out."""
+        """The group's committed offset of each partition that has one."""
         consumer = ck.Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
         try:
             found = consumer.committed([ck.TopicPartition(topic, p) for p in self.partitions(topic)], timeout=20)
         except ck.KafkaException as error:
             if error.args[0].code() in (ck.KafkaError.NOT_COORDINATOR, ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
-                return {}  # a broker that has only just started
+                return {}  # the broker has just started
             raise
         finally:
             consumer.close()
         return {p.partition: p.offset for p in found if p.offset >= 0}
 
     def members(self, group: str) -> list[str]:
-        """The static members that a group knows, those that wait for its rebalance among them."""
+        """The static members of a group, including those that wait for its rebalance."""
         found = self.admin.describe_consumer_groups([group])[group].result()
         return [member.group_instance_id for member in found.members]
 
-    def set_positions(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
-        """As an operator sets the committed positions of a group that has no members."""
-        offsets = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
-        asked = [ck.ConsumerGroupTopicPartitions(group, offsets)]
+    def set_committed(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Sets the committed offsets of a group that has no members, as an operator does."""
+        wanted = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        request = [ck.ConsumerGroupTopicPartitions(group, wanted)]
 
         def are_set() -> bool:
-            (future,) = self.admin.alter_consumer_group_offsets(asked).values()
+            (future,) = self.admin.alter_consumer_group_offsets(request).values()
             return all(p.error is None for p in future.result().topic_partitions)
 
-        wait_until(are_set, f"{group} at {positions}", 20)
+        wait_until(are_set, f"{group} at {offsets}", 20)
 
-    def forget_group(self, group: str) -> None:
-        """Deletes a group without members: its committed positions are gone, as after offsets.retention.minutes."""
+    def delete_group(self, group: str) -> None:
+        """Deletes a group without members and its committed offsets, as offsets.retention.minutes does."""
         for future in self.admin.delete_consumer_groups([group]).values():
             future.result()
 
     def await_committed(self, group: str, topic: str, offsets: dict[int, int]) -> None:
-        """Returns once the group has committed exactly these offsets."""
+        """Returns once the group's committed offsets are exactly these."""
         wait_until(lambda: self.committed(group, topic) == offsets, f"{group} at {offsets} of {topic}")
 
 
@@ -199,31 +206,28 @@ FORGETFUL = {
     "producer.id.expiration.ms": "2000",
     "producer.id.expiration.check.interval.ms": "500",
 }
-"""Settings of a broker that soon forgets transactional ids and producers."""
+"""Settings of a broker that expires transactional ids and producers after two seconds."""
 
 
-def transactional_ids(bootstrap_servers: str) -> list[str]:
-    """What the brokers know, as text."""
+def list_transactional_ids(bootstrap_servers: str) -> list[str]:
+    """The transactions that the brokers know, each as text."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        from kafka import KafkaAdminClient  # noqa: PLC0415  # has transaction admin calls; its import warns
+        from kafka import KafkaAdminClient  # noqa: PLC0415  # it lists transactions; its import warns
 
     admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
     try:
-        return [str(found) for found in admin.list_transactions()]
+        return [str(transaction) for transaction in admin.list_transactions()]
     finally:
         admin.close()
 
 
 @contextmanager
-def asking_for_password(user: str, password: str, **settings: str) -> Iterator[tuple[str, Cluster]]:
-    """A broker that asks for a password: the address where it does so, and the cluster by a door where it does not."""
-    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
-        for each in (a, b, c):
-            each.bind(("127.0.0.1", 0))
-        plain, controller, asking = (each.getsockname()[1] for each in (a, b, c))
-    listeners = f"BROKER://127.0.0.1:{plain},CLIENT://127.0.0.1:{asking}"
+def broker_with_password(user: str, password: str, **settings: str) -> Iterator[tuple[str, Cluster]]:
+    """A broker with two listeners: gives the address that requires a password, and the cluster on the other one."""
+    plain, controller, protected = free_ports([None] * 3)
+    listeners = f"BROKER://127.0.0.1:{plain},CLIENT://127.0.0.1:{protected}"
     login = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    guarding = {
+    all_settings = {
         "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
         "advertised.listeners": listeners,
         "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT,CLIENT:SASL_PLAINTEXT",
@@ -232,19 +236,19 @@ def asking_for_password(user: str, password: str, **settings: str) -> Iterator[t
         "listener.name.client.plain.sasl.jaas.config": f'{login} required user_{user}="{password}";',
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
-    with EmbeddedKafka(kafka_classpath(), find_java(), port=plain, settings=guarding) as kafka:
-        yield f"127.0.0.1:{asking}", Cluster(kafka.bootstrap_servers)
+    with EmbeddedKafka(kafka_classpath(), find_java(), port=plain, settings=all_settings) as kafka:
+        yield f"127.0.0.1:{protected}", Cluster(kafka.bootstrap_servers)
 
 
 class RunningSlot:
-    """A slot of a graph, in a thread of the test's process."""
+    """Runs a slot of a graph in a thread of the test's process."""
 
     active: ClassVar[list[RunningSlot]] = []
 
     def __init__(self, graph: Graph, settings: Settings, number: int = 0, *, outputs_held: int = OUTPUTS_HELD) -> None:
         registry = FileRegistry(settings.schema_directory)
-        around = Surroundings(KafkaLog(settings), registry, settings, outputs_held=outputs_held)
-        self.slot = Slot(graph, number, around)
+        environment = Environment(KafkaCluster(settings), registry, settings, outputs_held=outputs_held)
+        self.slot = Slot(graph, number, environment)
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -268,9 +272,9 @@ class RunningSlot:
 def running(
     graph: Graph, settings: Settings, *numbers: int, outputs_held: int = OUTPUTS_HELD
 ) -> Iterator[list[RunningSlot]]:
-    """The slots run inside the block, and must have ended without a failure after it.
+    """Runs the slots inside the block, stops them after it, and fails if one of them has failed.
 
-    With no `outputs_held`, a transaction is open from its first output on.
+    With `outputs_held=0`, a transaction is open from its first output on.
     """
     slots = [RunningSlot(graph, settings, number, outputs_held=outputs_held) for number in numbers or (0,)]
     RunningSlot.active += slots
@@ -287,7 +291,7 @@ def running(
 
 
 class WorkerProcess:
-    """`kstreams run FILE:graph --slot N` as a process of its own."""
+    """Runs `kstreams run FILE:graph --slot N` as a process of its own."""
 
     def __init__(self, file: Path, slot: int, environment: dict[str, str], *options: str) -> None:
         clean = {name: value for name, value in os.environ.items() if name != REPORT_FD}

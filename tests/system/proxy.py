@@ -1,4 +1,4 @@
-"""A TCP proxy between clients and one broker: it holds, delays, loses or doubles chosen requests and responses."""
+"""A TCP proxy between clients and one broker: it holds, delays, drops or doubles chosen requests and responses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal, Self
 
-from kstreams_py.ports import broker as embedded
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
+from kstreams_py.embedded.nodes import free_ports
 
 HOST: Final = "127.0.0.1"
 
@@ -38,16 +39,16 @@ APIS: Final = {
     26: "EndTxn",
     28: "TxnOffsetCommit",
 }
-"""Kafka's requests by their keys; those that no test names have their number for a name."""
+"""Kafka's requests by API key; the name of any other request is its number."""
 
 KEPT_BYTES: Final = 1_024
-"""Of larger frames only so much is remembered."""
+"""Only this many bytes of a frame are recorded."""
 
 Side = Literal["request", "response"]
 
 
 class Fate(StrEnum):
-    """What became of a frame."""
+    """What the proxy did with a frame."""
 
     PASSED = "passed"
     HELD = "held"
@@ -58,7 +59,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One request or response, without the length in front; a response has its request's api, version and client."""
+    """One request or response, without the length prefix; a response has the api, version and client of its request."""
 
     side: Side
     api: str
@@ -72,21 +73,21 @@ class Frame:
 
     @classmethod
     def request(cls, body: bytes, connection: int) -> Frame:
-        """Reads the header that all versions of all requests begin with."""
+        """Parses the header that every version of every request begins with."""
         key, version, correlation, length = struct.unpack_from(">hhih", body)
         client = body[10 : 10 + max(0, length)].decode()
         return cls("request", APIS.get(key, str(key)), version, correlation, client, connection, body)
 
     def response(self, body: bytes) -> Frame:
-        """The response to this request."""
+        """Creates the frame of the response to this request."""
         return replace(self, side="response", body=body, fate=Fate.PASSED, at=time.monotonic())
 
 
 class Rule:
-    """What happens to chosen frames: `times` of those that match, from the `nth` on since the rule was made.
+    """Applies a fate to `times` matching frames, from the `nth` one after the rule was added.
 
-    `caught` are those it was applied to, `answers` the broker's responses to the requests among them, whether anyone
-    still waits for them or not.
+    `caught` lists the frames it was applied to. `answers` lists the broker's responses to the requests among them, also
+    those that no client waits for any more.
     """
 
     def __init__(
@@ -104,16 +105,16 @@ class Rule:
         self._released = threading.Event()
 
     def release(self) -> None:
-        """Lets go what is held."""
+        """Forwards the frames that are held."""
         self._released.set()
 
     def lift(self) -> None:
-        """From now on the rule is for nothing more; what is held goes on."""
+        """Ends the rule, and forwards the frames that are held."""
         self._left = 0
         self.release()
 
     def matches(self, frame: Frame) -> bool:
-        """Whether the rule is for this frame, which then counts; the proxy asks, under its lock."""
+        """Whether the rule applies to this frame; counts the frame, so that the proxy calls it under its lock."""
         api, side, client = self._chosen
         if self._left == 0 or (frame.api, frame.side) != (api, side) or client not in (None, frame.client):
             return False
@@ -125,16 +126,16 @@ class Rule:
         return True
 
     def wait(self) -> None:
-        """Until it is released, or its seconds are over."""
+        """Waits until the rule is released or its seconds are over."""
         self._released.wait(self._seconds)
 
 
 class Proxy:
-    """Passes everything between its own port and the broker's, but for what the rules say.
+    """Forwards all frames between its own port and the broker's, except where a rule applies.
 
-    Bytes are never changed, and a connection keeps its order, as TCP does: behind a frame that is held wait all that
-    follow it, and a frame is lost together with its connection. A held request reaches the broker even if its client
-    has gone away meanwhile, which is what makes it late.
+    Bytes are never changed, and a connection keeps its order, as in TCP: frames behind a held frame wait, and a frame
+    is lost together with its connection. A held request reaches the broker even if its client has disconnected
+    meanwhile: that makes it a late request.
     """
 
     def __init__(self, broker_port: int) -> None:
@@ -156,17 +157,17 @@ class Proxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The proxy's address, as clients take it."""
+        """The proxy's address for clients."""
         return f"{HOST}:{self.port}"
 
     def hold(self, api: str, *, side: Side = "request", client: str | None = None, nth: int = 1) -> Rule:
-        """Holds one until it is released."""
+        """Holds one frame until the rule is released."""
         return self._add(Rule(Fate.HELD, api, side, client, nth, 1, None))
 
     def delay(
         self, api: str, seconds: float, *, side: Side = "request", client: str | None = None, nth: int = 1
     ) -> Rule:
-        """Holds one for so long, or until it is released."""
+        """Holds one frame for this many seconds, or until the rule is released."""
         return self._add(Rule(Fate.HELD, api, side, client, nth, 1, seconds))
 
     def drop(
@@ -179,38 +180,38 @@ class Proxy:
         times: int | None = 1,
         silent: bool = False,
     ) -> Rule:
-        """Loses some (`times=None`: all until the rule is lifted), and their connections with them.
+        """Drops frames (`times=None`: all until the rule is lifted) together with their connections.
 
-        A connection is closed, or if `silent` stays open while nothing passes any more in the frame's direction.
+        The connection is closed; if `silent`, it stays open and forwards nothing more in the frame's direction.
         """
         rule = Rule(Fate.LOST, api, side, client, nth, times, None)
         rule.silent = silent
         return self._add(rule)
 
     def double(self, api: str, *, side: Side = "request", client: str | None = None, nth: int = 1) -> Rule:
-        """Sends one twice. Of the broker's two responses to a doubled request the client gets the first."""
+        """Sends one frame twice. The client gets the first of the broker's two responses to a doubled request."""
         return self._add(Rule(Fate.DOUBLED, api, side, client, nth, 1, None))
 
     def refuse(self, *, client: str | None = None, nth: int = 1) -> Rule:
-        """Answers one Produce request (of one partition) as a broker that does not lead it, which never sees it."""
+        """Answers one Produce request (of one partition) with NOT_LEADER_OR_FOLLOWER; the broker never gets it."""
         return self._add(Rule(Fate.REFUSED, "Produce", "request", client, nth, 1, None))
 
     def lift(self) -> None:
-        """Ends all rules; what is held goes on."""
+        """Ends all rules, and forwards the frames that are held."""
         with self._lock:
             for rule in self._rules:
                 rule.lift()
             self._rules.clear()
 
     def requests(self, api: str, client: str) -> list[Frame]:
-        """The requests of one client that were seen, whatever became of them."""
+        """The requests received from one client, also the dropped ones."""
         with self._lock:
             return [f for f in self.seen if (f.side, f.api, f.client) == ("request", api, client)]
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         self.lift()
-        # a thread that waits in accept() wakes up from this, not from close()
+        # shutdown() wakes a thread that waits in accept(), close() does not
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
@@ -236,7 +237,7 @@ class Proxy:
                 self._connections.append(_Connection(self, len(self._connections), client, broker))
 
     def judge(self, frame: Frame) -> Rule | None:
-        """The rule for a frame, if there is one; a connection asks, once for each frame."""
+        """Records a frame, and finds the rule that applies to it, if any. Called once for each frame."""
         with self._lock:
             rule = next((rule for rule in self._rules if rule.matches(frame)), None)
             fate = rule.fate if rule else Fate.PASSED
@@ -248,7 +249,7 @@ class Proxy:
 
 
 class _Connection:
-    """One client's connection and the broker's end of it: a thread for each direction."""
+    """One connection of a client and the proxy's own connection to the broker, with a thread for each direction."""
 
     def __init__(self, proxy: Proxy, number: int, client: socket.socket, broker: socket.socket) -> None:
         self._proxy = proxy
@@ -256,13 +257,15 @@ class _Connection:
         self._client = client
         self._broker = broker
         self._asked: deque[tuple[Frame, Rule | None, bool]] = deque()
-        """Requests that the broker has not answered: with the rule for each, and whether its client gets the answer."""
+        """Requests that the broker has not answered, each with its rule and whether the client gets the answer."""
         self._deaf = False
         self._answering = threading.Lock()
         self._idle = threading.Condition()
         for end in (client, broker):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._requests, self._responses)]
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._forward_requests, self._forward_responses)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -277,7 +280,7 @@ class _Connection:
         self._client.close()
         self._broker.close()
 
-    def _requests(self) -> None:
+    def _forward_requests(self) -> None:
         held = False
         with contextlib.suppress(OSError):
             while (body := _read(self._client)) is not None:
@@ -288,28 +291,28 @@ class _Connection:
                         pass
                     break
                 if rule and rule.fate is Fate.REFUSED:
-                    self._answer(_not_leader(frame))
+                    self._answer(_build_not_leader(frame))
                     continue
                 if rule and rule.fate is Fate.HELD:
                     held = True
                     rule.wait()
-                self._ask(frame, rule, answer=True)
+                self._send_request(frame, rule, answer=True)
                 if rule and rule.fate is Fate.DOUBLED:
-                    self._ask(frame, rule, answer=False)
-        if held:  # the client may have gone because of that; the broker answers all the same
+                    self._send_request(frame, rule, answer=False)
+        if held:  # the client may have disconnected meanwhile; the broker answers all the same
             with self._idle:
                 self._idle.wait_for(lambda: not self._asked, 10)
         self.close()
 
-    def _ask(self, frame: Frame, rule: Rule | None, *, answer: bool) -> None:
+    def _send_request(self, frame: Frame, rule: Rule | None, *, answer: bool) -> None:
         with self._idle:
             self._asked.append((frame, rule, answer))
         _write(self._broker, frame.body)
 
-    def _responses(self) -> None:
+    def _forward_responses(self) -> None:
         with contextlib.suppress(OSError):
             while (body := _read(self._broker)) is not None:
-                request, asked, wanted = self._answered(body)
+                request, asked, wanted = self._match_response(body)
                 frame = request.response(body)
                 rule = self._proxy.judge(frame) if wanted else None
                 if asked:
@@ -321,7 +324,7 @@ class _Connection:
                 if rule and rule.fate is Fate.HELD:
                     rule.wait()
                 if wanted and not self._deaf:
-                    with contextlib.suppress(OSError):  # a client that went away; the broker's answers still count
+                    with contextlib.suppress(OSError):  # the client has disconnected; the answers are still recorded
                         self._answer(body)
                         if rule and rule.fate is Fate.DOUBLED:
                             self._answer(body)
@@ -334,8 +337,8 @@ class _Connection:
         with self._answering:
             _write(self._client, body)
 
-    def _answered(self, body: bytes) -> tuple[Frame, Rule | None, bool]:
-        """The request that a response belongs to: they come in order, but to those with acks=0 there is none."""
+    def _match_response(self, body: bytes) -> tuple[Frame, Rule | None, bool]:
+        """Finds the request of a response: responses are in order, and a request with acks=0 has none."""
         (correlation,) = struct.unpack_from(">i", body)
         with self._idle:
             while (asked := self._asked.popleft())[0].correlation != correlation:
@@ -344,8 +347,8 @@ class _Connection:
         return asked
 
 
-def _not_leader(request: Frame) -> bytes:
-    """NOT_LEADER_OR_FOLLOWER to a Produce request of one partition, in the flexible versions 9 to 12."""
+def _build_not_leader(request: Frame) -> bytes:
+    """Builds NOT_LEADER_OR_FOLLOWER as the answer to a Produce request of one partition, flexible versions 9 to 12."""
     assert 9 <= request.version <= 12, request.version
     body, at = request.body, 10
     at += max(0, struct.unpack_from(">h", body, 8)[0]) + 1  # client id, tags
@@ -358,12 +361,12 @@ def _not_leader(request: Frame) -> bytes:
 
 
 def _read(end: socket.socket) -> bytes | None:
-    """The next frame; None where the stream ends."""
-    head = _exactly(end, 4)
-    return None if head is None else _exactly(end, *struct.unpack(">i", head))
+    """Reads the next frame; None at the end of the stream."""
+    head = _read_exactly(end, 4)
+    return None if head is None else _read_exactly(end, *struct.unpack(">i", head))
 
 
-def _exactly(end: socket.socket, length: int) -> bytes | None:
+def _read_exactly(end: socket.socket, length: int) -> bytes | None:
     data = bytearray()
     while len(data) < length:
         some = end.recv(length - len(data))
@@ -379,8 +382,8 @@ def _write(end: socket.socket, body: bytes) -> None:
 
 @contextmanager
 def proxied_broker() -> Iterator[tuple[EmbeddedKafka, Proxy]]:
-    """A broker with two addresses: its own, for the test itself, and the proxy's, for those that are tested."""
-    direct, proxied, controller = embedded._free_ports([None] * 3)
+    """A broker with two addresses: its own for the test itself, and the proxy's for the clients under test."""
+    direct, proxied, controller = free_ports([None] * 3)
     with Proxy(proxied) as proxy:
         settings = {
             "listeners": f"BROKER://{HOST}:{direct},PROXIED://{HOST}:{proxied},CONTROLLER://{HOST}:{controller}",

@@ -1,4 +1,4 @@
-"""What a test on real brokers records of its run: sends, reads, positions, faults; judged by the checker at its end."""
+"""Records the run of a test on real brokers: sends, reads, offsets, faults. The checker judges the history."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.record import TopicPartition
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.records import TopicPartition
 from kstreams_py.testing import Anomaly, Expected, History, check, explain
 from tests.system.harness import Cluster, first_offset, wait_until
 
 logger = logging.getLogger(__name__)
 
-COORDINATOR_MOVES = {
+COORDINATOR_CHANGES = {
     ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     ck.KafkaError.COORDINATOR_NOT_AVAILABLE,
     ck.KafkaError.NOT_COORDINATOR,
     ck.KafkaError._TIMED_OUT,
     ck.KafkaError._TRANSPORT,
 }
+"""Errors while a coordinator is down or moves."""
 
-LEADER_MOVES = {
+LEADER_CHANGES = {
     ck.KafkaError._DESTROY_BROKER,
     ck.KafkaError._TIMED_OUT,
     ck.KafkaError._TRANSPORT,
@@ -41,18 +42,19 @@ LEADER_MOVES = {
     ck.KafkaError.NOT_LEADER_FOR_PARTITION,
     ck.KafkaError.OFFSET_NOT_AVAILABLE,
 }
+"""Errors while a leader is down or moves."""
 
 Record = tuple[str, bytes, bytes | None, int]
-"""Topic, value, key, partition (-1: by key)."""
+"""Topic, value, key, partition (-1: chosen by key)."""
 
 
 class Recorder:
-    """The history of one test, and the plain clients whose work is written into it."""
+    """The history of one test, and the plain clients whose writes and reads it records."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.history = History()
         self.cluster = Cluster(bootstrap_servers)
-        self.common = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
+        self.common: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
         self.admin = AdminClient(self.common)
         self.topics: set[str] = set()
         self._consumers: dict[str, ck.Consumer] = {}
@@ -61,7 +63,7 @@ class Recorder:
 
     @contextmanager
     def feeding(self, record: Callable[[int], Record], *, at_once: int = 0, per_second: int = 0) -> Iterator[Feeder]:
-        """Writes records 0, 1, 2, ...: so many at once, more while the block runs; all are acknowledged after it."""
+        """Writes records 0, 1, 2, ...: `at_once` first, `per_second` in the block; waits for all acknowledgements."""
         feeder = Feeder(self, record, at_once, per_second)
         try:
             yield feeder
@@ -70,7 +72,7 @@ class Recorder:
         assert feeder.failure is None, feeder.failure
 
     def write(self, topic: str, values: Sequence[bytes], *, key: bytes | None = None, partition: int = -1) -> None:
-        """Writes these in order, all acknowledged when it returns; without a key, each is its own."""
+        """Writes values in order, acknowledged on return; without a key, each value is its own key."""
         with self.feeding(lambda i: (topic, values[i], key or values[i], partition), at_once=len(values)):
             pass
 
@@ -78,7 +80,7 @@ class Recorder:
 
     @contextmanager
     def reading(self, *topics: str) -> Iterator[Reader]:
-        """Reads the topics from their start while the block runs; `Reader.finish` reads on to their ends."""
+        """Reads the topics from their start during the block; `Reader.finish` reads on to their ends."""
         reader = Reader(self, topics)
         try:
             yield reader
@@ -88,37 +90,37 @@ class Recorder:
 
     def ends(self, topic: str, isolation: str = "read_committed") -> dict[int, int]:
         """The last stable offset of each partition, or its high watermark."""
-        # of a consumer: the admin client takes a whole processor to reach a leader that is down
+        # a consumer is used: the admin client occupies a whole CPU while a leader is down
         consumer = self._consumer(f"ends, {isolation}", {"isolation.level": isolation})
         found: dict[int, int] = {}
 
-        def answered() -> bool:
-            asked = [ck.TopicPartition(topic, p, ck.OFFSET_END) for p in self.cluster.partitions(topic)]
+        def is_answered() -> bool:
+            wanted = [ck.TopicPartition(topic, p, ck.OFFSET_END) for p in self.cluster.partitions(topic)]
             try:
-                partitions = consumer.offsets_for_times(asked, 2)
+                partitions = consumer.offsets_for_times(wanted, 2)
             except ck.KafkaException as error:
                 errors = [error.args[0]]
             else:
                 errors = [p.error for p in partitions if p.error is not None]
                 found.update({p.partition: p.offset for p in partitions})
-            if others := [error for error in errors if error.code() not in LEADER_MOVES]:
+            if others := [error for error in errors if error.code() not in LEADER_CHANGES]:
                 raise ck.KafkaException(others[0])
             if errors:
-                consumer.list_topics(topic, 10)  # or the client goes on asking in the name of the leader it knows
+                consumer.list_topics(topic, 10)  # otherwise the client goes on asking the old leader
             return not errors
 
-        wait_until(answered, f"the ends of {topic}")
+        wait_until(is_answered, f"the ends of {topic}")
         return found
 
-    def positions(self, group: str, topic: str) -> dict[int, int]:
-        """What the group has committed, now; nothing, if its coordinator is not to be had."""
-        # of a consumer: the admin client aborts the process where a coordinator's answer comes after its time-out
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """Records and returns the group's committed offsets; none while its coordinator does not answer."""
+        # a consumer is used: the admin client aborts the process if a coordinator answers after its time-out
         consumer = self._consumer(group, {})
-        asked = [ck.TopicPartition(topic, p) for p in self.cluster.partitions(topic)]
+        wanted = [ck.TopicPartition(topic, p) for p in self.cluster.partitions(topic)]
         try:
-            found = {p.partition: p.offset for p in consumer.committed(asked, timeout=5) if p.offset >= 0}
+            found = {p.partition: p.offset for p in consumer.committed(wanted, timeout=5) if p.offset >= 0}
         except ck.KafkaException as error:
-            if error.args[0].code() in COORDINATOR_MOVES:
+            if error.args[0].code() in COORDINATOR_CHANGES:
                 return {}
             raise
         self.history.positions(group, {TopicPartition(topic, p): position for p, position in found.items()})
@@ -130,19 +132,19 @@ class Recorder:
         return self._consumers[group]
 
     def await_done(self, group: str, *topics: str) -> None:
-        """Returns once the group has read these topics out: it stands at the end of every partition."""
+        """Returns once the group's committed offsets are the ends of every partition of these topics."""
         for topic in topics:
             self.await_no_open_transaction(topic)
             wait_until(partial(self._has_read_out, group, topic), f"{group} has read {topic} out")
 
     def _has_read_out(self, group: str, topic: str) -> bool:
-        """Compares with the ends of this moment: at most once, a stage saves positions before it writes its outputs."""
-        positions, ends = self.positions(group, topic), self.ends(topic)
-        # a group begins with a position of 0 in a partition that is empty
+        """Reads the ends again each time: an at_most_once processor commits offsets before it writes its outputs."""
+        positions, ends = self.committed(group, topic), self.ends(topic)
+        # a group begins with a committed offset of 0 in an empty partition
         return {p: at for p, at in positions.items() if at} == {p: end for p, end in ends.items() if end}
 
     def await_no_open_transaction(self, *topics: str) -> None:
-        """Returns once the last stable offset is the high watermark on every partition."""
+        """Returns once the last stable offset of every partition is its high watermark."""
         for topic in topics:
             wait_until(
                 lambda: self.ends(topic) == self.ends(topic, "read_uncommitted"),  # noqa: B023
@@ -150,7 +152,7 @@ class Recorder:
             )
 
     def await_in_sync(self) -> None:
-        """Returns once every replica of every topic is in sync, and each partition has a leader."""
+        """Returns once every replica of every topic is in sync and each partition has a leader."""
 
         def full() -> bool:
             topics = self.admin.list_topics(timeout=10).topics.values()
@@ -159,7 +161,7 @@ class Recorder:
         wait_until(full, "every replica is in sync")
 
     def await_equal_replicas(self, kafka: EmbeddedKafka, *topics: str) -> None:
-        """Returns once all replicas of each partition are the same, byte for byte, in the brokers' own files."""
+        """Returns once all replicas of each partition are equal byte by byte in the brokers' log files."""
         for topic in topics:
             for p in self.cluster.partitions(topic):
 
@@ -172,10 +174,10 @@ class Recorder:
 
                 wait_until(equal, f"the replicas of {topic}[{p}] are equal")
 
-    # The end.
+    # The verdict.
 
     def anomalies(self, *expected: Expected) -> list[Anomaly]:
-        """Reads every topic to its end, once more and for good, then has the whole history judged."""
+        """Reads every topic to its end a last time, then checks the whole history."""
         for each in expected:
             self.topics |= {each.inputs} if isinstance(each.inputs, str) else {*each.inputs}
             self.topics |= {each.to} if isinstance(each.to, str) else {*each.to}
@@ -186,13 +188,13 @@ class Recorder:
         return check(self.history, expected)
 
     def verify(self, *expected: Expected) -> None:
-        """Fails with the evidence if there is any anomaly."""
+        """Fails with the evidence if the history has any anomaly."""
         anomalies = self.anomalies(*expected)
         assert not anomalies, explain(anomalies)
 
 
 class Feeder:
-    """A plain producer that writes while something else goes on; idempotent, so that what it repeats is there once."""
+    """A plain producer that writes in a thread; idempotent, so that a resent record is stored once."""
 
     def __init__(self, recorder: Recorder, record: Callable[[int], Record], at_once: int, per_second: int) -> None:
         self.recorder = recorder
@@ -202,9 +204,8 @@ class Feeder:
         self._per_second = per_second
         self._at_once = at_once
         self._ending = threading.Event()
-        self._delivered = recorder.history.on_delivery(
-            sender="feeder"
-        )  # one after the other: one order for all of them
+        # one request at a time gives one order for all records
+        self._delivered: Callable[[object, Any], None] = recorder.history.on_delivery(sender="feeder")
         self._producer = ck.Producer(
             {
                 **recorder.common,
@@ -235,10 +236,9 @@ class Feeder:
     def _send(self, record: Record) -> None:
         topic, value, key, partition = record
         self.recorder.topics.add(topic)
-        place = {} if partition < 0 else {"partition": partition}
         while True:
             try:
-                self._producer.produce(topic, value, key, on_delivery=self._delivered, **place)
+                self._producer.produce(topic, value, key, partition, on_delivery=self._delivered)
                 return
             except BufferError:
                 self._producer.poll(0.05)
@@ -249,7 +249,7 @@ class Feeder:
 
 
 class Reader:
-    """A plain read_committed consumer of whole topics, in a thread of its own, that records what it reads."""
+    """A plain read_committed consumer that reads whole topics in a thread and records them."""
 
     def __init__(self, recorder: Recorder, topics: tuple[str, ...]) -> None:
         self.recorder = recorder
@@ -280,7 +280,7 @@ class Reader:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                found = self._consumer.consume(1_000, 0.05)
+                found: list[Any] = self._consumer.consume(1_000, 0.05)
                 self.recorder.history.read(self._name, [m for m in found if m.error() is None])
                 for m in found:
                     self._take(m)
@@ -301,7 +301,7 @@ class Reader:
             raise ck.KafkaException(m.error())
 
     def await_more(self, count: int) -> None:
-        """Returns once that many more records of each topic have been read than at the call."""
+        """Returns once `count` more records of each topic have been read since the call."""
         wanted = {topic: len(values) + count for topic, values in self.values.items()}
         wait_until(
             lambda: self.failure or all(len(values) >= wanted[topic] for topic, values in self.values.items()),
@@ -310,7 +310,7 @@ class Reader:
         assert self.failure is None, self.failure
 
     def finish(self) -> None:
-        """Reads to the ends as they are now, and stops: nothing more will be written."""
+        """Reads to the present ends and stops: nothing more is written."""
         for topic in self.values:
             ends = self.recorder.ends(topic)
             wait_until(

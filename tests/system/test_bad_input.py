@@ -1,4 +1,4 @@
-"""Bad input through the real command: one message with the thing and the remedy, an exit status, nothing moved."""
+"""Bad input to the real command: one message that names the mistake and the remedy, an exit status, nothing changed."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.ports.registry import FileRegistry
-from tests.system.command import Finished, command, contents, kstreams
-from tests.system.harness import Cluster, asking_for_password
+from kstreams_py.formats.file_registry import FileRegistry
+from tests.system.command import Finished, command, kstreams, read_contents
+from tests.system.harness import NONE, Cluster, Config, broker_with_password
 
 MakeSettings = Callable[..., Settings]
 
 MISTAKE, UNAVAILABLE = 2, 3
-"""Exit statuses: correct what the message names; mend what does not answer."""
+"""Exit statuses: the user corrects what the message names; the user repairs a service that does not answer."""
 
 MODES = {"one worker": ("--slot", 0), "two workers": ("--workers", 2)}
 SHORT = {"KSTREAMS_TRANSACTION_TIMEOUT_MS": "2000"}
-"""So long the client goes on with records that the broker refuses, or what follows one, before it says so."""
+"""The client retries refused records, and those behind them, for this long before it reports the refusal."""
 
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 PASSWORD = "open sesame 1e5"
-"""Must never be seen in any output; it looks like more than one word, and ends like a number."""
+"""Must not be in any output. It has several words and ends like a number."""
 
 GRAPH = """
 import kstreams_py as ks
@@ -44,19 +44,19 @@ def copy(value):
 """
 
 
-def refused(done: Finished, status: int, *words: str) -> str:
-    """The one message of a command that was refused; it has all these words."""
+def check_refusal(done: Finished, status: int, *words: str) -> str:
+    """Checks status and words of the only error message of a command, and returns the message."""
     assert done.status == status, done.err
     assert "Traceback" not in done.err
-    assert len(done.mistakes) == 1, done.err
-    _, kind, message = done.mistakes[0].split(": ", 2)
+    assert len(done.error_lines) == 1, done.err
+    _, kind, message = done.error_lines[0].split(": ", 2)
     assert [word for word in words if word not in message] == [], message
     assert kind.isidentifier()
     return message
 
 
-class Place:
-    """A graph file, its topics with three records to copy, and what the command needs to know."""
+class CopyApp:
+    """A graph file that copies, its topics with three records, and the environment of its command."""
 
     def __init__(self, directory: Path, name: str, cluster: Cluster, settings: Settings) -> None:
         self.directory, self.name, self.cluster = directory, name, cluster
@@ -66,10 +66,10 @@ class Place:
         self.topics = {self.source: f"{name}.copy", self.target: ""}
         self.write(GRAPH)
 
-    def create(self, partitions: int = 1, **config: str) -> None:
-        """The topics of GRAPH; the settings are the output's."""
+    def create(self, partitions: int = 1, config: Config = NONE) -> None:
+        """Creates the topics of GRAPH; the settings are the output's."""
         self.cluster.create(self.source, partitions=partitions)
-        self.cluster.create(self.target, partitions=partitions, **config)
+        self.cluster.create(self.target, partitions=partitions, config=config)
         self.cluster.write(self.source, [b"0", b"1", b"2"])
 
     def write(self, text: str, **values: Any) -> None:
@@ -81,18 +81,18 @@ class Place:
             cwd=self.directory,
         )  # fmt: skip
 
-    def refuses(self, status: int, *words: str, **changed: str) -> None:
-        """One worker and two end with this message, and nothing has moved."""
+    def check_is_refused(self, status: int, *words: str, **changed: str) -> None:
+        """Checks that one worker and two end with this message, and that topics and offsets are unchanged."""
         before = self.contents()
         for mode in MODES.values():
-            refused(self.run(*mode, **changed), status, *words)
+            check_refusal(self.run(*mode, **changed), status, *words)
         assert self.contents() == before
 
     def contents(self) -> dict[str, Any]:
-        return contents(self.cluster, self.topics)
+        return read_contents(self.cluster, self.topics)
 
-    def copies(self, *values: bytes, **changed: str) -> None:
-        """Runs the worker until all records are committed: what was refused has harmed nothing."""
+    def check_copies(self, *values: bytes, **changed: str) -> None:
+        """Runs the worker until all records are committed: the refusal before has harmed nothing."""
         with command(
             self.directory, "run", f"{self.file}:graph", "--slot", 0, environment={**self.environment, **changed}
         ) as running:
@@ -104,28 +104,28 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettings) -> Place:
-    return Place(tmp_path, name, cluster, settings(request_timeout_ms=5_000))
+def app(tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettings) -> CopyApp:
+    return CopyApp(tmp_path, name, cluster, settings(request_timeout_ms=5_000))
 
 
 # The broker.
 
 
 @each_mode
-def test_unreachable_broker_is_named_with_how_to_start_one(place: Place, mode: tuple[object, ...]) -> None:
-    done = place.run(*mode, "-b", "127.0.0.1:9", KSTREAMS_REQUEST_TIMEOUT_MS="800")
-    refused(done, UNAVAILABLE, "127.0.0.1:9", "kstreams broker start", "--bootstrap-servers")
+def test_unreachable_broker_is_named_with_how_to_start_one(app: CopyApp, mode: tuple[object, ...]) -> None:
+    done = app.run(*mode, "-b", "127.0.0.1:9", KSTREAMS_REQUEST_TIMEOUT_MS="800")
+    check_refusal(done, UNAVAILABLE, "127.0.0.1:9", "kstreams broker start", "--bootstrap-servers")
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1:http", "127.0.0.1:9092,"])
-def test_address_that_is_none_is_refused(place: Place, address: str) -> None:
-    refused(place.run("-b", address), MISTAKE, "bootstrap_servers", "host:port")
+def test_malformed_broker_address_is_refused(app: CopyApp, address: str) -> None:
+    check_refusal(app.run("-b", address), MISTAKE, "bootstrap_servers", "host:port")
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[tuple[str, Cluster]]:
-    """A broker that asks for a password: the address where it does so, and the cluster by a door where it does not."""
-    with asking_for_password("alice", PASSWORD) as found:
+def protected() -> Iterator[tuple[str, Cluster]]:
+    """A broker with two listeners: the address that requires a password, and the cluster on the other one."""
+    with broker_with_password("alice", PASSWORD) as found:
         yield found
 
 
@@ -140,40 +140,40 @@ def credentials(address: str, password: str) -> dict[str, str]:
     }
 
 
-def test_wrong_password_is_told_without_it(place: Place, guarded: tuple[str, Cluster]) -> None:
-    done = place.run("--workers", 2, KSTREAMS_REQUEST_TIMEOUT_MS="3000", **credentials(guarded[0], f"not {PASSWORD}"))
-    refused(done, UNAVAILABLE, guarded[0], "refuses the credentials", "sasl.")
+def test_wrong_password_is_reported_without_showing_the_password(app: CopyApp, protected: tuple[str, Cluster]) -> None:
+    done = app.run("--workers", 2, KSTREAMS_REQUEST_TIMEOUT_MS="3000", **credentials(protected[0], f"not {PASSWORD}"))
+    check_refusal(done, UNAVAILABLE, protected[0], "refuses the credentials", "sasl.")
     assert PASSWORD not in done.out + done.err
 
 
-def test_missing_credentials_are_told(place: Place, guarded: tuple[str, Cluster]) -> None:
-    done = place.run(KSTREAMS_REQUEST_TIMEOUT_MS="3000", KSTREAMS_BOOTSTRAP_SERVERS=guarded[0])
-    refused(done, UNAVAILABLE, guarded[0], "security.protocol")
+def test_missing_credentials_are_reported(app: CopyApp, protected: tuple[str, Cluster]) -> None:
+    done = app.run(KSTREAMS_REQUEST_TIMEOUT_MS="3000", KSTREAMS_BOOTSTRAP_SERVERS=protected[0])
+    check_refusal(done, UNAVAILABLE, protected[0], "security.protocol")
 
 
 @pytest.mark.parametrize("workers", [("--slot", 0), ("--workers", 1)], ids=["one worker", "supervised"])
-def test_right_password_from_environment_over_file_works_and_is_not_shown(
-    place: Place, guarded: tuple[str, Cluster], workers: tuple[object, ...]
+def test_password_from_environment_overrides_the_file_and_is_not_shown(
+    app: CopyApp, protected: tuple[str, Cluster], workers: tuple[object, ...]
 ) -> None:
-    place.cluster = guarded[1]
-    place.create()
-    file = place.directory / "settings.toml"
+    app.cluster = protected[1]
+    app.create()
+    file = app.directory / "settings.toml"
     file.write_text('[kafka]\nsasl.password = "of the file"\n')
     with command(
-        place.directory, "run", f"{place.file}:graph", *workers, "--config", file,
-        environment={**place.environment, **credentials(guarded[0], PASSWORD)},
+        app.directory, "run", f"{app.file}:graph", *workers, "--config", file,
+        environment={**app.environment, **credentials(protected[0], PASSWORD)},
     ) as running:  # fmt: skip
-        place.cluster.await_committed(f"{place.name}.copy", place.source, {0: 3})
+        app.cluster.await_committed(f"{app.name}.copy", app.source, {0: 3})
         running.process.terminate()
         assert running.wait() == 0, running.text
-    assert place.cluster.values(place.target) == [b"0", b"1", b"2"]
+    assert app.cluster.values(app.target) == [b"0", b"1", b"2"]
     assert PASSWORD not in running.text
     assert "of the file" not in running.text
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "PLAN"])
-def test_secrets_are_not_in_what_librdkafka_says_of_settings(place: Place, mechanism: str) -> None:
-    done = place.run(
+def test_secrets_are_not_in_librdkafkas_messages_about_settings(app: CopyApp, mechanism: str) -> None:
+    done = app.run(
         "--slot", 0,
         KSTREAMS_REQUEST_TIMEOUT_MS="1500",
         **{**credentials("127.0.0.1:9", PASSWORD), "KSTREAMS_KAFKA__SASL_MECHANISM": mechanism},
@@ -181,27 +181,27 @@ def test_secrets_are_not_in_what_librdkafka_says_of_settings(place: Place, mecha
         KSTREAMS_KAFKA__DEBUG="security,conf",
     )  # fmt: skip
     assert done.status in (MISTAKE, UNAVAILABLE)
-    assert len(done.mistakes) == 1
+    assert len(done.error_lines) == 1
     assert PASSWORD not in done.out + done.err
 
 
 def test_secrets_are_not_in_the_repr_of_settings(settings: MakeSettings) -> None:
     kafka = {"sasl.password": PASSWORD, "ssl.key.pem": PASSWORD, "sasl.oauthbearer.client.secret": PASSWORD}
-    made = settings(kafka=kafka, schema_registry_url=f"http://alice:{PASSWORD.replace(' ', '')}@127.0.0.1:9")
-    shown = f"{made!r} {made} {made.kafka} {made.kafka!r} {made.model_dump_json()}"
+    loaded = settings(kafka=kafka, schema_registry_url=f"http://alice:{PASSWORD.replace(' ', '')}@127.0.0.1:9")
+    shown = f"{loaded!r} {loaded} {loaded.kafka} {loaded.kafka!r} {loaded.model_dump_json()}"
     assert PASSWORD not in shown
     assert PASSWORD.replace(" ", "") not in shown
-    assert made.kafka["sasl.password"] == PASSWORD
+    assert loaded.kafka["sasl.password"] == PASSWORD
 
 
-def test_password_of_an_unreachable_schema_registry_is_not_shown(place: Place) -> None:
-    place.create()
-    place.write(SCHEMA_GRAPH, value=json.dumps({"type": "string"}), result="'text'")
-    before = place.contents()
-    done = place.run("--slot", 0, KSTREAMS_SCHEMA_REGISTRY_URL="http://alice:sesame@127.0.0.1:9", **DEBUG)
-    refused(done, UNAVAILABLE, "http://127.0.0.1:9", "schema_registry_url")
+def test_password_of_an_unreachable_schema_registry_is_not_shown(app: CopyApp) -> None:
+    app.create()
+    app.write(SCHEMA_GRAPH, value=json.dumps({"type": "string"}), result="'text'")
+    before = app.contents()
+    done = app.run("--slot", 0, KSTREAMS_SCHEMA_REGISTRY_URL="http://alice:sesame@127.0.0.1:9", **DEBUG)
+    check_refusal(done, UNAVAILABLE, "http://127.0.0.1:9", "schema_registry_url")
     assert "sesame" not in done.out + done.err
-    assert place.contents() == before
+    assert app.contents() == before
 
 
 DEBUG = {"KSTREAMS_LOG_LEVEL": "DEBUG"}
@@ -211,13 +211,13 @@ DEBUG = {"KSTREAMS_LOG_LEVEL": "DEBUG"}
 
 
 @each_mode
-def test_missing_topics_are_named_with_how_to_create_them(place: Place, mode: tuple[object, ...]) -> None:
-    place.cluster.create(place.source)
-    place.cluster.write(place.source, [b"0"])
-    before = contents(place.cluster, {place.source: f"{place.name}.copy"})
-    message = refused(place.run(*mode), MISTAKE, place.target, "kstreams topics create", "--create-topics")
-    assert place.source not in message
-    assert contents(place.cluster, {place.source: f"{place.name}.copy"}) == before
+def test_missing_topics_are_named_with_how_to_create_them(app: CopyApp, mode: tuple[object, ...]) -> None:
+    app.cluster.create(app.source)
+    app.cluster.write(app.source, [b"0"])
+    before = read_contents(app.cluster, {app.source: f"{app.name}.copy"})
+    message = check_refusal(app.run(*mode), MISTAKE, app.target, "kstreams topics create", "--create-topics")
+    assert app.source not in message
+    assert read_contents(app.cluster, {app.source: f"{app.name}.copy"}) == before
 
 
 DECLARED = """
@@ -230,19 +230,19 @@ def copy(value):
     return value
 """
 
-MISFITS = {
+MISMATCHES = {
     "partitions": ("partitions=3", ("has 1 partitions", "declares 3")),
     "setting": ("config={'retention.ms': 5}", ("retention.ms", "5", "kafka-configs --alter")),
     "policy": ("config={'cleanup.policy': 'compact'}", ("cleanup.policy=delete", "compact")),
 }
 
 
-@pytest.mark.parametrize("misfit", MISFITS)
-def test_topic_with_other_settings_than_declared_is_named(place: Place, misfit: str) -> None:
-    declared, words = MISFITS[misfit]
-    place.create()
-    place.write(DECLARED.replace(", partitions=2", ""), declared=declared)
-    place.refuses(MISTAKE, place.target, *words)
+@pytest.mark.parametrize("mismatch", MISMATCHES)
+def test_topic_with_other_settings_than_declared_is_named(app: CopyApp, mismatch: str) -> None:
+    declared, words = MISMATCHES[mismatch]
+    app.create()
+    app.write(DECLARED.replace(", partitions=2", ""), declared=declared)
+    app.check_is_refused(MISTAKE, app.target, *words)
 
 
 @pytest.mark.parametrize(
@@ -254,10 +254,10 @@ def test_topic_with_other_settings_than_declared_is_named(place: Place, misfit: 
     ],
     ids=["value", "name", "replication"],
 )
-def test_topic_that_cannot_be_created_as_declared_is_named(place: Place, declared: str, words: tuple[str, ...]) -> None:
-    place.write(DECLARED, declared=declared)
-    done = kstreams("topics", "create", f"{place.file}:graph", environment=place.environment)
-    refused(done, MISTAKE, place.target, *words)
+def test_topic_that_cannot_be_created_as_declared_is_named(app: CopyApp, declared: str, words: tuple[str, ...]) -> None:
+    app.write(DECLARED, declared=declared)
+    done = kstreams("topics", "create", f"{app.file}:graph", environment=app.environment)
+    check_refusal(done, MISTAKE, app.target, *words)
 
 
 TWO_INPUTS = """
@@ -271,51 +271,53 @@ def copy(*values):
 """
 
 
-def test_join_of_inputs_with_unequal_partitions_is_named(place: Place) -> None:
-    other = f"{place.name}.other"
-    place.create(partitions=2)
-    place.cluster.create(other, partitions=3)
-    place.write(TWO_INPUTS, kind="join")
-    place.refuses(MISTAKE, place.source, other, "2 partitions", "with 3", "same number")
+def test_join_of_inputs_with_unequal_partitions_is_named(app: CopyApp) -> None:
+    other = f"{app.name}.other"
+    app.create(partitions=2)
+    app.cluster.create(other, partitions=3)
+    app.write(TWO_INPUTS, kind="join")
+    app.check_is_refused(MISTAKE, app.source, other, "2 partitions", "with 3", "same number")
 
 
-def test_journal_that_would_lose_choices_is_named(place: Place) -> None:
-    topic = f"__ks.{place.name}.copy.journal"
-    place.create(partitions=2)
-    place.cluster.create(f"{place.name}.other", partitions=2)
-    place.cluster.create(topic, partitions=2, cleanup_policy="compact", retention_ms="-1", retention_bytes="-1")
-    place.write(TWO_INPUTS, kind="alts")
-    place.refuses(MISTAKE, topic, "cleanup.policy", "--alter")
+def test_journal_topic_with_compaction_is_refused(app: CopyApp) -> None:
+    topic = f"__ks.{app.name}.copy.journal"
+    app.create(partitions=2)
+    app.cluster.create(f"{app.name}.other", partitions=2)
+    app.cluster.create(
+        topic, partitions=2, config={"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": "-1"}
+    )
+    app.write(TWO_INPUTS, kind="alts")
+    app.check_is_refused(MISTAKE, topic, "cleanup.policy", "--alter")
 
 
 def test_topic_deleted_while_the_worker_runs_is_named_and_nothing_is_half_committed(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
-    """Two workers at once: the one loses its input, the other its output."""
-    places = {}
-    for gone in ("in", "out"):
-        (tmp_path / gone).mkdir()
-        places[gone] = Place(tmp_path / gone, f"{name}-{gone}", cluster, settings(request_timeout_ms=5_000))
-        places[gone].create()
+    """Two workers run at once: one loses its input, the other its output."""
+    apps = {}
+    for deleted in ("in", "out"):
+        (tmp_path / deleted).mkdir()
+        apps[deleted] = CopyApp(tmp_path / deleted, f"{name}-{deleted}", cluster, settings(request_timeout_ms=5_000))
+        apps[deleted].create()
     with contextlib.ExitStack() as stack:
         workers = {}
-        for gone, place in places.items():
-            run = ("run", f"{place.file}:graph", "--slot", 0)
-            environment = {**place.environment, **SHORT}
-            workers[gone] = stack.enter_context(command(place.directory, *run, environment=environment))
-        for place in places.values():
-            cluster.await_committed(f"{place.name}.copy", place.source, {0: 3})
-        for future in cluster.admin.delete_topics([f"{name}-{gone}.{gone}" for gone in places]).values():
+        for deleted, app in apps.items():
+            run = ("run", f"{app.file}:graph", "--slot", 0)
+            environment = {**app.environment, **SHORT}
+            workers[deleted] = stack.enter_context(command(app.directory, *run, environment=environment))
+        for app in apps.values():
+            cluster.await_committed(f"{app.name}.copy", app.source, {0: 3})
+        for future in cluster.admin.delete_topics([f"{name}-{deleted}.{deleted}" for deleted in apps]).values():
             future.result()
-        cluster.write(places["out"].source, [b"3"])
-        for gone, worker in workers.items():
+        cluster.write(apps["out"].source, [b"3"])
+        for deleted, worker in workers.items():
             assert worker.wait() == MISTAKE, worker.text
-            told = re.findall("^error: TopicError: (.*)$", worker.text, re.MULTILINE)
-            assert len(told) == 1, worker.text
-            assert f"{name}-{gone}.{gone}" in told[0]
-            assert "kstreams topics create" in told[0]
-    assert cluster.committed(f"{name}-out.copy", places["out"].source) == {0: 3}
-    assert cluster.values(places["in"].target) == [b"0", b"1", b"2"]
+            messages = re.findall("^error: TopicError: (.*)$", worker.text, re.MULTILINE)
+            assert len(messages) == 1, worker.text
+            assert f"{name}-{deleted}.{deleted}" in messages[0]
+            assert "kstreams topics create" in messages[0]
+    assert cluster.committed(f"{name}-out.copy", apps["out"].source) == {0: 3}
+    assert cluster.values(apps["in"].target) == [b"0", b"1", b"2"]
 
 
 # The graph.
@@ -333,35 +335,62 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_graph_that_does_not_import_is_named_with_file_and_line(place: Place, module: str) -> None:
+def test_graph_that_does_not_import_is_named_with_file_and_line(app: CopyApp, module: str) -> None:
     text, words = MODULES[module]
-    place.file.write_text(text)
+    app.file.write_text(text)
     mode = MODES["one worker" if module in ("syntax", "exit") else "two workers"]
-    message = refused(place.run(*mode), MISTAKE, *words)
-    assert "<frozen" not in message, "a place in the user's own files is named, not one inside Python"
+    message = check_refusal(app.run(*mode), MISTAKE, *words)
+    assert "<frozen" not in message, "the message names a line of the user's files, not one inside Python"
 
 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("copying_graph", ("'copying_graph'", "module:graph")),
         ("copying_graph:", ("'copying_graph:'", "module:graph")),
         (":graph", ("':graph'", "module:graph")),
         ("copying_graph:nosuch", ("copying_graph", "'nosuch'", "name after the colon")),
         ("no_such_module:graph", ("no_such_module", "start from the directory")),
         ("no/such/file.py:graph", ("no/such/file.py", "No such file")),
-        ("copying_graph.py", ("'copying_graph.py'", "path/to/file.py:graph")),
     ],
 )
-def test_target_that_names_no_graph_is_refused(place: Place, target: str, words: tuple[str, ...]) -> None:
-    message = refused(place.run(target=target), MISTAKE, *words)
+def test_target_that_names_no_graph_is_refused(app: CopyApp, target: str, words: tuple[str, ...]) -> None:
+    message = check_refusal(app.run(target=target), MISTAKE, *words)
     assert "<frozen" not in message
 
 
-def test_picture_that_cannot_be_written_is_named(place: Place) -> None:
-    file = place.directory / "no-such-directory" / "graph.svg"
-    done = kstreams("graph", f"{place.file}:graph", "-f", "svg", "-o", file, environment={})
-    refused(done, MISTAKE, str(file))
+@pytest.mark.parametrize("command", [["run"], ["graph"], ["topics", "check"], ["slots", "list"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import kstreams_py as ks\n", "holds no Graph: make one at its top level, such as graph = ks.Graph('shop')"),
+        (
+            "import kstreams_py as ks\nb, a = ks.Graph('one'), ks.Graph('two')\n",
+            "holds several graphs: write one of {file}:a, {file}:b",
+        ),
+    ],
+    ids=["none", "two"],
+)
+def test_file_with_no_or_several_graphs_is_refused_by_each_command(
+    text: str, words: str, command: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text(text)
+    done = kstreams(*command, file, environment={})
+    assert done.error_lines == [f"error: GraphError: '{file}' {words.format(file=file)}"]
+    assert done.status == 2
+
+
+def test_file_with_one_graph_needs_no_name(tmp_path: Path) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text("import kstreams_py as ks\ngraph = ks.Graph('one')\ngraph.sink(graph.topic('a'), id='p')(print)\n")
+    done = kstreams("graph", file, environment={})
+    assert (done.status, done.out.splitlines()[0]) == (0, "graph one: exactly_once, committed, dead letters none")
+
+
+def test_graph_image_that_cannot_be_written_is_named(app: CopyApp) -> None:
+    file = app.directory / "no-such-directory" / "graph.svg"
+    done = kstreams("graph", f"{app.file}:graph", "-f", "svg", "-o", file, environment={})
+    check_refusal(done, MISTAKE, str(file))
 
 
 # Schemas.
@@ -386,13 +415,13 @@ def copy(value):
     ],
     ids=["missing", "no JSON", "no Avro"],
 )
-def test_schema_file_that_does_not_parse_is_named(place: Place, content: str | None, words: tuple[str, ...]) -> None:
-    file = place.directory / "value.avsc"
+def test_schema_file_that_does_not_parse_is_named(app: CopyApp, content: str | None, words: tuple[str, ...]) -> None:
+    file = app.directory / "value.avsc"
     if content is not None:
         file.write_text(content)
-    place.create()
-    place.write(SCHEMA_GRAPH, value=repr(str(file)), result="None")
-    place.refuses(MISTAKE, str(file), *words)
+    app.create()
+    app.write(SCHEMA_GRAPH, value=repr(str(file)), result="None")
+    app.check_is_refused(MISTAKE, str(file), *words)
 
 
 NUMBER = {"type": "record", "name": "V", "fields": [{"name": "n", "type": "int"}]}
@@ -401,34 +430,34 @@ TEXT = {"type": "record", "name": "V", "fields": [{"name": "n", "type": "string"
 
 @each_mode
 def test_schema_that_does_not_fit_its_subject_is_refused_before_anything_is_written(
-    place: Place, settings: MakeSettings, mode: tuple[object, ...]
+    app: CopyApp, settings: MakeSettings, mode: tuple[object, ...]
 ) -> None:
-    place.cluster.create(place.source, place.target, partitions=2)
-    for partition in range(2):  # every worker has something to do
-        place.cluster.write(place.source, [b"0", b"1"], partition=partition)
-    ks.Avro(NUMBER).bind(FileRegistry(settings().schema_directory), f"{place.target}-value").serialize({"n": 1})
-    place.write(SCHEMA_GRAPH, value=TEXT, result="{'n': 'text'}")
-    before = place.contents()
-    refused(place.run(*mode), MISTAKE, f"{place.target}-value", "int", "string", "write to a new topic")
-    assert place.contents() == before
+    app.cluster.create(app.source, app.target, partitions=2)
+    for partition in range(2):  # every worker has records to process
+        app.cluster.write(app.source, [b"0", b"1"], partition=partition)
+    ks.Avro(NUMBER).bind(FileRegistry(settings().schema_directory), f"{app.target}-value").serialize({"n": 1})
+    app.write(SCHEMA_GRAPH, value=TEXT, result="{'n': 'text'}")
+    before = app.contents()
+    check_refusal(app.run(*mode), MISTAKE, f"{app.target}-value", "int", "string", "write to a new topic")
+    assert app.contents() == before
 
 
 @each_mode
-def test_mistake_found_while_running_is_told_once(place: Place, mode: tuple[object, ...]) -> None:
-    place.create()
-    place.write(LARGE_GRAPH, size=2_000_000, pause=0, guarantee="exactly_once")
-    done = place.run(*mode)
+def test_user_mistake_found_while_running_is_reported_once(app: CopyApp, mode: tuple[object, ...]) -> None:
+    app.create()
+    app.write(LARGE_GRAPH, size=2_000_000, pause=0, guarantee="exactly_once")
+    done = app.run(*mode)
     assert done.err.count("larger than it takes") == 1, done.err
 
 
-def test_schema_directory_that_cannot_be_written_is_named(place: Place) -> None:
-    place.create()
-    place.write(SCHEMA_GRAPH, value=NUMBER, result="{'n': 1}")
-    file = place.directory / "no-directory"
+def test_schema_directory_that_cannot_be_written_is_named(app: CopyApp) -> None:
+    app.create()
+    app.write(SCHEMA_GRAPH, value=NUMBER, result="{'n': 1}")
+    file = app.directory / "no-directory"
     file.touch()
-    before = place.contents()
-    refused(place.run("--slot", 0, KSTREAMS_SCHEMA_DIRECTORY=str(file)), UNAVAILABLE, str(file))
-    assert place.contents() == before
+    before = app.contents()
+    check_refusal(app.run("--slot", 0, KSTREAMS_SCHEMA_DIRECTORY=str(file)), UNAVAILABLE, str(file))
+    assert app.contents() == before
 
 
 # Records that are too large.
@@ -447,52 +476,54 @@ def copy(value):
     return value
 """
 
-SIDES = {"client": (2_000_000, {}), "broker": (50_000, {"max_message_bytes": "10000"})}
+SIDES: dict[str, tuple[int, Config]] = {"client": (2_000_000, NONE), "broker": (50_000, {"max.message.bytes": "10000"})}
 each_side = pytest.mark.parametrize("side", SIDES)
 
 
 @each_side
-def test_output_that_is_too_large_stops_and_nothing_is_visible(place: Place, side: str) -> None:
+def test_exactly_once_too_large_output_stops_the_worker_and_commits_nothing(app: CopyApp, side: str) -> None:
     size, config = SIDES[side]
-    place.create(**config)
-    place.write(LARGE_GRAPH, size=size, pause=0, guarantee="exactly_once")
+    app.create(config=config)
+    app.write(LARGE_GRAPH, size=size, pause=0, guarantee="exactly_once")
     words = ("max.message.bytes", "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES", "smaller")
-    place.refuses(MISTAKE, place.target, *words, **SHORT)
+    app.check_is_refused(MISTAKE, app.target, *words, **SHORT)
 
 
 @each_side
-def test_at_least_once_output_that_is_too_large_stops_before_its_position_is_committed(place: Place, side: str) -> None:
+def test_at_least_once_too_large_output_stops_the_worker_before_its_offset_is_committed(
+    app: CopyApp, side: str
+) -> None:
     size, config = SIDES[side]
-    place.create(**config)
-    place.write(LARGE_GRAPH, size=size, pause=0, guarantee="at_least_once")
-    refused(place.run("--slot", 0, **SHORT), MISTAKE, place.target, "max.message.bytes")
-    assert place.cluster.committed(f"{place.name}.copy", place.source) == {0: 0}
+    app.create(config=config)
+    app.write(LARGE_GRAPH, size=size, pause=0, guarantee="at_least_once")
+    check_refusal(app.run("--slot", 0, **SHORT), MISTAKE, app.target, "max.message.bytes")
+    assert app.cluster.committed(f"{app.name}.copy", app.source) == {0: 0}
 
 
-def test_output_that_is_too_large_is_written_with_the_remedy_of_the_message(place: Place) -> None:
-    place.create(max_message_bytes="3000000")
-    place.write(LARGE_GRAPH, size=2_000_000, pause=0, guarantee="exactly_once")
-    refused(place.run("--slot", 0), MISTAKE, "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES")
-    place.copies(b"0", b"x" * 2_000_000, b"2", KSTREAMS_KAFKA__MESSAGE_MAX_BYTES="3000000")
+def test_too_large_output_is_written_once_the_setting_in_the_message_is_raised(app: CopyApp) -> None:
+    app.create(config={"max.message.bytes": "3000000"})
+    app.write(LARGE_GRAPH, size=2_000_000, pause=0, guarantee="exactly_once")
+    check_refusal(app.run("--slot", 0), MISTAKE, "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES")
+    app.check_copies(b"0", b"x" * 2_000_000, b"2", KSTREAMS_KAFKA__MESSAGE_MAX_BYTES="3000000")
 
 
-def test_output_refused_by_the_broker_in_mid_transaction_stops_with_the_same_message(place: Place) -> None:
-    """The delivery fails long before the commit, while more is being written."""
-    place.create(max_message_bytes="10000")
-    place.cluster.write(place.source, [str(i).encode() for i in range(3, 2_000)])
-    place.write(LARGE_GRAPH, size=50_000, pause=0.001, guarantee="exactly_once")
-    before = place.contents()
-    done = place.run("--slot", 0, KSTREAMS_COMMIT_INTERVAL_MS="1900", **SHORT)
-    refused(done, MISTAKE, place.target, "max.message.bytes")
-    assert place.contents() == before
+def test_too_large_output_refused_in_mid_transaction_stops_with_the_same_message(app: CopyApp) -> None:
+    """The delivery fails long before the commit, while the worker writes more."""
+    app.create(config={"max.message.bytes": "10000"})
+    app.cluster.write(app.source, [str(i).encode() for i in range(3, 2_000)])
+    app.write(LARGE_GRAPH, size=50_000, pause=0.001, guarantee="exactly_once")
+    before = app.contents()
+    done = app.run("--slot", 0, KSTREAMS_COMMIT_INTERVAL_MS="1900", **SHORT)
+    check_refusal(done, MISTAKE, app.target, "max.message.bytes")
+    assert app.contents() == before
 
 
-def test_many_small_outputs_fit_a_topic_whose_limit_is_below_a_batch(place: Place) -> None:
-    """The client sends batches of up to 1 MB and does not split them: they must not exceed the topic's limit."""
-    place.create(max_message_bytes="10000")
+def test_many_small_outputs_fit_a_topic_whose_size_limit_is_below_a_batch(app: CopyApp) -> None:
+    """The client sends batches of up to 1 MB and does not split them, so a batch must not exceed the topic's limit."""
+    app.create(config={"max.message.bytes": "10000"})
     values = [b"0", b"1", b"2"] + [f"{i:0100}".encode() for i in range(3, 5_000)]
-    place.cluster.write(place.source, values[3:])
-    place.copies(*values)
+    app.cluster.write(app.source, values[3:])
+    app.check_copies(*values)
 
 
 # A full disk under a sink.
@@ -501,9 +532,9 @@ SINK_GRAPH = """
 import sqlite3
 from pathlib import Path
 import kstreams_py as ks
-from kstreams_py.ports.sinks import SqliteTable
+from kstreams_py.sinks import SqliteTable
 
-if (pages := Path({pages!r})).exists():  # where no small disk can be had: SQLite's own limit gives the same error
+if (pages := Path({pages!r})).exists():  # without a mounted small disk, SQLite's own limit gives the same error
     class Small(sqlite3.Connection):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
@@ -522,7 +553,7 @@ def store(values, steps):
 
 
 class Disk:
-    """A directory with little room, until `make_room`: a file system of its own, or a limit that SINK_GRAPH sets."""
+    """A directory with little free space: a file system of its own, or a limit that SINK_GRAPH sets."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -536,7 +567,7 @@ class Disk:
         if not self.mounted:
             self.pages.write_text("100")
 
-    def make_room(self) -> None:
+    def free_space(self) -> None:
         if self.mounted:
             subprocess.run(["mount", "-o", "remount,size=50m", str(self.directory)], check=True)
         self.pages.unlink(missing_ok=True)
@@ -553,25 +584,25 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     disk.close()
 
 
-def test_full_disk_under_a_sink_stops_and_with_room_again_every_row_is_there_once(place: Place, disk: Disk) -> None:
-    place.cluster.create(place.source, f"{place.name}.errors")
+def test_sink_on_a_full_disk_stops_and_writes_each_row_once_when_space_is_freed(app: CopyApp, disk: Disk) -> None:
+    app.cluster.create(app.source, f"{app.name}.errors")
     values = [f"{i:0{20_000}}".encode() for i in range(200)]
-    place.cluster.write(place.source, values)
+    app.cluster.write(app.source, values)
     file = disk.directory / "rows.sqlite"
-    place.write(SINK_GRAPH, file=str(file), pages=str(disk.pages))
-    refused(place.run("--slot", 0), UNAVAILABLE, str(file), "disk is full", "free space")
-    assert place.cluster.committed(f"{place.name}.copy", place.source).get(0, 0) < 200
-    run = ("run", f"{place.file}:graph", "--workers", 1)
-    with command(place.directory, *run, environment=place.environment) as running:
-        running.await_text("slot 0 ended by SinkUnavailable: .*: restarting it")  # somebody may be making room
-        disk.make_room()
-        place.cluster.await_committed(f"{place.name}.copy", place.source, {0: 200})
+    app.write(SINK_GRAPH, file=str(file), pages=str(disk.pages))
+    check_refusal(app.run("--slot", 0), UNAVAILABLE, str(file), "disk is full", "free space")
+    assert app.cluster.committed(f"{app.name}.copy", app.source).get(0, 0) < 200
+    run = ("run", f"{app.file}:graph", "--workers", 1)
+    with command(app.directory, *run, environment=app.environment) as running:
+        running.await_text("slot 0 ended by SinkUnavailable: .*: restarting it")  # space may be freed meanwhile
+        disk.free_space()
+        app.cluster.await_committed(f"{app.name}.copy", app.source, {0: 200})
         running.process.terminate()
         assert running.wait() == 0, running.text
     with contextlib.closing(sqlite3.connect(file)) as connection:
         rows = connection.execute("SELECT value, count(*) FROM rows GROUP BY value ORDER BY value").fetchall()
     assert rows == [(value, 1) for value in values]
-    assert place.cluster.read(f"{place.name}.errors") == [], "a full disk is no error of a record"
+    assert app.cluster.read(f"{app.name}.errors") == [], "a full disk makes no dead letter"
 
 
 # Settings.
@@ -587,9 +618,9 @@ OWNED = {
 
 
 @pytest.mark.parametrize("setting", OWNED)
-def test_owned_setting_is_refused_with_the_reason(place: Place, setting: str) -> None:
+def test_owned_setting_is_refused_with_the_reason(app: CopyApp, setting: str) -> None:
     changed = {f"KSTREAMS_KAFKA__{setting}": "1", "KSTREAMS_REQUEST_TIMEOUT_MS": "1500"}
-    refused(place.run(**changed), MISTAKE, setting.lower().replace("_", "."), OWNED[setting])
+    check_refusal(app.run(**changed), MISTAKE, setting.lower().replace("_", "."), OWNED[setting])
 
 
 SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -608,16 +639,16 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("content", SETTINGS)
-def test_settings_file_that_is_wrong_is_named_with_the_setting(place: Place, content: str) -> None:
+def test_settings_file_that_is_wrong_is_named_with_the_setting(app: CopyApp, content: str) -> None:
     text, words = SETTINGS[content]
-    file = place.directory / "settings.toml"
+    file = app.directory / "settings.toml"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    place.environment = {"KSTREAMS_BOOTSTRAP_SERVERS": place.environment["KSTREAMS_BOOTSTRAP_SERVERS"]}
-    refused(place.run("--config", file), MISTAKE, *words)
+    app.environment = {"KSTREAMS_BOOTSTRAP_SERVERS": app.environment["KSTREAMS_BOOTSTRAP_SERVERS"]}
+    check_refusal(app.run("--config", file), MISTAKE, *words)
 
 
-def test_settings_file_that_is_missing_is_named(place: Place) -> None:
-    refused(place.run("--config", "no-such.toml"), MISTAKE, "no-such.toml", "--config")
+def test_settings_file_that_is_missing_is_named(app: CopyApp) -> None:
+    check_refusal(app.run("--config", "no-such.toml"), MISTAKE, "no-such.toml", "--config")
 
 
 @pytest.mark.parametrize(
@@ -629,10 +660,10 @@ def test_settings_file_that_is_missing_is_named(place: Place) -> None:
         ("KSTREAMS_SCHEMA_REGISTRY_URL", "ftp://127.0.0.1", ("schema_registry_url", "http://")),
     ],
 )
-def test_variable_that_is_wrong_is_named(place: Place, variable: str, value: str, words: tuple[str, ...]) -> None:
-    refused(place.run("--slot", 0, **{variable: value}), MISTAKE, *words)
+def test_wrong_environment_variable_is_named(app: CopyApp, variable: str, value: str, words: tuple[str, ...]) -> None:
+    check_refusal(app.run("--slot", 0, **{variable: value}), MISTAKE, *words)
 
 
 @pytest.mark.parametrize("slots", ["a", "3-1", "0,0", "1-"])
-def test_slots_that_are_none_are_refused(place: Place, slots: str) -> None:
-    refused(place.run(f"--slots={slots}"), MISTAKE, "--slots", "4-7")
+def test_malformed_slot_numbers_are_refused(app: CopyApp, slots: str) -> None:
+    check_refusal(app.run(f"--slots={slots}"), MISTAKE, "--slots", "4-7")

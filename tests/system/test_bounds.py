@@ -1,25 +1,19 @@
-"""Large records: memory while an input is idle, dead letters that are larger than their topic takes."""
+"""Large records: memory while an input is idle, dead letters that exceed the limit of their topic."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from fastavro import parse_schema, schemaless_reader
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.topology import dead_letters
 from tests.system.harness import Cluster, WorkerProcess, running, wait_until
+from tests.system.test_errors import decode_dead_letter
 
 MakeSettings = Callable[..., Settings]
-
-DEAD_LETTER = parse_schema(json.loads(dead_letters().schema))
 
 PARTITIONS = 12
 RECORDS = 400
@@ -39,35 +33,35 @@ def pair(x, y):
 
 
 def write_large(cluster: Cluster, topic: str) -> None:
-    """Records of a megabyte that begin with their number, in turn to each partition."""
+    """Writes records of one megabyte that begin with their number, to each partition in turn."""
     producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
     for number in range(RECORDS):
         producer.produce(topic, b"%03d" % number + PADDING, partition=number % PARTITIONS)
         producer.flush(30)
 
 
-def megabytes(worker: WorkerProcess, what: str) -> float:
-    """VmRSS or VmHWM, its peak so far."""
+def read_megabytes(worker: WorkerProcess, field: str) -> float:
+    """Memory of the process: VmRSS now, or VmHWM at its peak so far."""
     status = Path(f"/proc/{worker.process.pid}/status").read_text(encoding="ascii")
-    (line,) = (line for line in status.splitlines() if line.startswith(what))
+    (line,) = (line for line in status.splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
 
 
-def await_rest(worker: WorkerProcess) -> None:
-    """Returns once its memory has not changed for some seconds: it reads no more."""
+def await_constant_memory(worker: WorkerProcess) -> None:
+    """Returns once the memory has not changed for some seconds: the worker reads no more."""
     seen: list[float] = []
 
-    def rests() -> bool:
-        seen.append(megabytes(worker, "VmRSS"))
+    def is_constant() -> bool:
+        seen.append(read_megabytes(worker, "VmRSS"))
         return len(seen) > 150 and max(seen[-150:]) - min(seen[-150:]) < 1
 
-    wait_until(rests, "a worker that reads no more")
+    wait_until(is_constant, "the worker reads no more")
 
 
-def test_join_with_an_idle_input_of_records_of_a_megabyte_stays_below_200_megabytes(
+def test_join_of_one_megabyte_records_with_an_idle_input_uses_less_than_200_megabytes(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
-    """Then the idle input has its records too, and every pair is there."""
+    """Once the idle input has its records too, every pair is written."""
     large, idle, out = (f"{name}.{end}" for end in ("large", "idle", "out"))
     cluster.create(large, idle, out, f"{name}.errors", partitions=PARTITIONS)
     write_large(cluster, large)
@@ -81,8 +75,8 @@ def test_join_with_an_idle_input_of_records_of_a_megabyte_stays_below_200_megaby
     worker = WorkerProcess(file, 0, environment)
     try:
         wait_until(lambda: cluster.values(out) == [b"000-000"], "the first pair")
-        await_rest(worker)
-        assert megabytes(worker, "VmHWM") < 200
+        await_constant_memory(worker)
+        assert read_megabytes(worker, "VmHWM") < 200
         assert cluster.values(out) == [b"000-000"]
         for partition in range(PARTITIONS):
             rest = [b"-%03d" % number for number in range(partition, RECORDS, PARTITIONS) if number]
@@ -94,12 +88,12 @@ def test_join_with_an_idle_input_of_records_of_a_megabyte_stays_below_200_megaby
 
 
 @pytest.mark.parametrize("limit", [None, 50_000])
-def test_dead_letters_of_records_that_are_too_large_are_cut_and_the_job_goes_on(
+def test_dead_letter_of_too_large_records_is_truncated_and_the_worker_continues(
     cluster: Cluster, settings: MakeSettings, name: str, limit: int | None
 ) -> None:
     left, right, target, errors = (f"{name}.{end}" for end in ("left", "right", "out", "errors"))
     cluster.create(left, right, target)
-    cluster.create(errors, **({} if limit is None else {"max_message_bytes": str(limit)}))
+    cluster.create(errors, config={} if limit is None else {"max.message.bytes": str(limit)})
     cluster.write(left, [b"l" * 999_000, b"fine"], keys=[b"k" * 900, None], headers=[("h", b"1")])
     cluster.write(right, [b"r" * 999_000, b" too"])
     graph = ks.Graph(name, errors=errors)
@@ -114,7 +108,7 @@ def test_dead_letters_of_records_that_are_too_large_are_cut_and_the_job_goes_on(
         cluster.await_committed(f"{name}.pair", left, {0: 2})
     assert cluster.values(target) == [b"fine too"]
     (m,) = cluster.read(errors)
-    found: Any = schemaless_reader(BytesIO(m.value()[5:]), DEAD_LETTER, None)
+    found = decode_dead_letter(m)
     kept = [len(each["value"]) for each in found["inputs"]]
     assert (limit or 1_000_000) * 0.98 < len(m.value()) + len(m.key()) < (limit or 1_000_000)
     assert abs(kept[0] - kept[1]) <= 1

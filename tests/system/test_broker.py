@@ -1,4 +1,4 @@
-"""The embedded broker: starts, answers, keeps what it should, loses its brokers one by one, ends with its owner."""
+"""The embedded broker: start, records, faults, kept and temporary data, full disks, detached clusters, the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +16,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kstreams_py.embedded import EmbeddedKafka, broker, detached, post_mortem
+from kstreams_py.embedded.jars import KAFKA_VERSION, kafka_classpath
+from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
-from kstreams_py.ports import broker as embedded
-from kstreams_py.ports.broker import EmbeddedKafka, post_mortem
-from kstreams_py.ports.jars import KAFKA_VERSION, find_java, kafka_classpath
+from tests.waiting import wait_until
 
 QUIET = {"log_level": 0}
 BOUND_SECONDS = 60.0
@@ -38,22 +38,15 @@ def java() -> Path:
 
 @pytest.fixture(scope="module")
 def one(classpath: list[Path], java: Path) -> Iterator[EmbeddedKafka]:
-    """One broker for the tests of this module that leave it as they found it."""
+    """One broker for the tests of this module that do not change its state for others."""
     with EmbeddedKafka(classpath, java) as kafka:
         yield kafka
 
 
 @pytest.fixture
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state directory of this test, so that the detached cluster of whoever runs it is left alone."""
+    """A state directory of this test, so that the user's own detached cluster is not touched."""
     monkeypatch.setattr(platformdirs, "user_state_dir", lambda *_: str(tmp_path / "state"))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 def create(servers: str, topic: str, replicas: int = 1) -> None:
@@ -69,7 +62,7 @@ def produce(servers: str, topic: str, value: bytes) -> None:
     assert errors == [None]
 
 
-def values(servers: str, topic: str, count: int) -> list[bytes | None]:
+def read_values(servers: str, topic: str, count: int) -> list[bytes | None]:
     """The first `count` values of partition 0."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", **QUIET})
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -86,10 +79,10 @@ def answers(servers: str) -> bool:
     return True
 
 
-def test_broker_started_takes_and_gives_back_a_record(one: EmbeddedKafka, topic_name: str) -> None:
+def test_started_broker_stores_and_returns_a_record(one: EmbeddedKafka, topic_name: str) -> None:
     create(one.bootstrap_servers, topic_name)
     produce(one.bootstrap_servers, topic_name, b"first")
-    assert values(one.bootstrap_servers, topic_name, 1) == [b"first"]
+    assert read_values(one.bootstrap_servers, topic_name, 1) == [b"first"]
 
 
 def test_broker_listens_on_loopback_only(one: EmbeddedKafka) -> None:
@@ -102,7 +95,7 @@ def test_broker_that_is_paused_is_silent_until_resumed(one: EmbeddedKafka) -> No
     one.pause(0)
     assert not answers(one.bootstrap_servers)
     one.resume(0)
-    wait_until(lambda: answers(one.bootstrap_servers))
+    wait_until(lambda: answers(one.bootstrap_servers), "the broker answers again")
 
 
 def test_broker_that_is_killed_and_restarted_has_its_records(one: EmbeddedKafka, topic_name: str) -> None:
@@ -111,7 +104,7 @@ def test_broker_that_is_killed_and_restarted_has_its_records(one: EmbeddedKafka,
     one.kill(0)
     assert not answers(one.bootstrap_servers)
     one.restart(0)
-    assert values(one.bootstrap_servers, topic_name, 1) == [b"before"]
+    assert read_values(one.bootstrap_servers, topic_name, 1) == [b"before"]
 
 
 def test_directory_in_use_is_refused(one: EmbeddedKafka, classpath: list[Path], java: Path) -> None:
@@ -133,11 +126,11 @@ def test_archive_of_classes_is_written_once_and_mapped_by_the_brokers_that_follo
     classpath: list[Path], java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_: str(tmp_path))
-    embedded.archive_classes(classpath, java)
+    broker.archive_classes(classpath, java)
     (archive,) = (tmp_path / "classes").iterdir()
     written = archive.stat()
 
-    embedded.archive_classes(classpath, java)
+    broker.archive_classes(classpath, java)
     assert archive.stat() == written
     with EmbeddedKafka(classpath, java) as kafka:
         assert str(archive) in Path(f"/proc/{kafka.pids[0]}/maps").read_text()
@@ -147,16 +140,19 @@ def test_archive_of_classes_that_is_not_written_leaves_nothing(
     classpath: list[Path], java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_: str(tmp_path))
-    monkeypatch.setattr(embedded, "ARCHIVE_SECONDS", 0.0)
+    monkeypatch.setattr(broker, "ARCHIVE_SECONDS", 0.0)
     with pytest.raises(BrokerUnavailable, match=rf"^Java did not write {tmp_path}/classes/\w+\.jsa within 0 s$"):
-        embedded.archive_classes(classpath, java)
+        broker.archive_classes(classpath, java)
     assert list((tmp_path / "classes").iterdir()) == []
 
 
-def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
+def test_broker_with_a_kept_directory_restarts_as_the_same_cluster(
     classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
 ) -> None:
-    identity = {"cluster_id": "-kU3OEVBNTcwNTJENDM2Qg", "ports": [[20001, 20002]]}  # a dash once read as an option
+    identity = {
+        "cluster_id": "-kU3OEVBNTcwNTJENDM2Qg",
+        "ports": [[20001, 20002]],
+    }  # a leading dash was read as an option once
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "cluster.json").write_text(json.dumps(identity))
     with EmbeddedKafka(classpath, java, data_dir=tmp_path / "kept") as kafka:
@@ -166,14 +162,15 @@ def test_broker_with_a_kept_directory_comes_back_as_the_same_cluster(
     cluster = (tmp_path / "kept" / "cluster.json").read_text()
     with EmbeddedKafka(classpath, java, data_dir=tmp_path / "kept") as kafka:
         assert kafka.bootstrap_servers == first
-        assert values(first, topic_name, 1) == [b"kept"]
+        assert read_values(first, topic_name, 1) == [b"kept"]
     assert (tmp_path / "kept" / "cluster.json").read_text() == cluster
 
 
-def test_broker_of_an_owner_that_is_killed_ends_and_leaves_no_data() -> None:
+def test_broker_ends_and_deletes_its_data_when_its_owner_is_killed() -> None:
     program = (
-        "import sys, kstreams_py.ports.broker as b, kstreams_py.ports.jars as j\n"
-        "kafka = b.EmbeddedKafka(j.kafka_classpath(), j.find_java())\n"
+        "import sys\n"
+        "from kstreams_py.embedded import EmbeddedKafka, jars, java\n"
+        "kafka = EmbeddedKafka(jars.kafka_classpath(), java.find_java())\n"
         "kafka.start()\n"
         "print(kafka.bootstrap_servers, kafka.data_dir, flush=True)\n"
         "sys.stdin.read()\n"
@@ -184,7 +181,9 @@ def test_broker_of_an_owner_that_is_killed_ends_and_leaves_no_data() -> None:
         servers, directory = owner.stdout.readline().split()
         assert answers(servers)
         owner.kill()
-    wait_until(lambda: not answers(servers) and not Path(directory).exists())
+    wait_until(
+        lambda: not answers(servers) and not Path(directory).exists(), "the broker has ended and its data are deleted"
+    )
 
 
 def test_directory_of_another_number_of_brokers_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
@@ -196,7 +195,7 @@ def test_directory_of_another_number_of_brokers_is_refused(classpath: list[Path]
     )
 
 
-def test_data_directory_that_cannot_be_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
+def test_data_directory_that_is_a_file_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError) as refused:
         EmbeddedKafka(classpath, java, data_dir=tmp_path / "file").start()
@@ -214,43 +213,43 @@ def test_setting_that_kafka_refuses_is_named(classpath: list[Path], java: Path) 
 
 @pytest.mark.usefixtures("own_state")
 def test_detached_broker_runs_until_it_is_stopped(classpath: list[Path], java: Path) -> None:
-    assert embedded.status() is None
-    started = embedded.start_detached(classpath, java)
+    assert detached.status() is None
+    started = detached.start(classpath, java)
     try:
         assert answers(started.bootstrap_servers)
-        assert embedded.status() == started
-        assert embedded.start_detached(classpath, java) == started
+        assert detached.status() == started
+        assert detached.start(classpath, java) == started
         with pytest.raises(SettingsError) as refused:
-            embedded.start_detached(classpath, java, brokers=3)
+            detached.start(classpath, java, brokers=3)
         assert str(refused.value) == (
             f"a different cluster runs already: 1 broker(s) at {started.bootstrap_servers}, data in "
             f"{started.data_dir}; use that one, or stop it first: kstreams broker stop"
         )
     finally:
-        stopped = embedded.stop_detached()
+        stopped = detached.stop()
     assert stopped == started
     assert not answers(started.bootstrap_servers)
     assert not started.data_dir.exists()
-    assert embedded.status() is None
-    assert embedded.stop_detached() is None
+    assert detached.status() is None
+    assert detached.stop() is None
 
 
 @pytest.mark.usefixtures("own_state")
-def test_detached_broker_that_died_is_reported_and_started_anew(
+def test_detached_broker_that_died_is_reported_and_restarted(
     classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
 ) -> None:
-    first = embedded.start_detached(classpath, java, data_dir=tmp_path / "kept")
+    first = detached.start(classpath, java, data_dir=tmp_path / "kept")
     try:
         create(first.bootstrap_servers, topic_name)
         produce(first.bootstrap_servers, topic_name, b"kept")
         (pid,) = json.loads((tmp_path / "state" / "broker.json").read_text())["pids"]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: (found := embedded.status()) is not None and not found.running)
-        second = embedded.start_detached(classpath, java, data_dir=tmp_path / "kept")
+        wait_until(lambda: (found := detached.status()) is not None and not found.running, "the status shows its end")
+        second = detached.start(classpath, java, data_dir=tmp_path / "kept")
         assert second == first
-        assert values(second.bootstrap_servers, topic_name, 1) == [b"kept"]
+        assert read_values(second.bootstrap_servers, topic_name, 1) == [b"kept"]
     finally:
-        embedded.stop_detached()
+        detached.stop()
 
 
 @pytest.mark.usefixtures("own_state")
@@ -268,7 +267,7 @@ def test_detached_stop_leaves_a_foreign_process_with_a_recorded_id_alone(tmp_pat
                 }
             )
         )
-        assert embedded.stop_detached() == embedded.Status("127.0.0.1:1", tmp_path, 1, 0)
+        assert detached.stop() == detached.Status("127.0.0.1:1", tmp_path, 1, 0)
         assert foreign.poll() is None
         foreign.kill()
 
@@ -283,14 +282,14 @@ def test_jars_that_cannot_be_fetched_give_one_message_and_no_cache(
         kafka_classpath()
     assert str(missing.value) == (
         f"could not fetch org.apache.kafka:kafka_2.13:{KAFKA_VERSION}, "
-        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4: check this machine's way to Maven's repository "
-        f"(a proxy goes into JAVA_TOOL_OPTIONS), then run it again; details in {tmp_path / 'fetch.log'}"
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4: check this machine's access to Maven's repository "
+        f"(set a proxy in JAVA_TOOL_OPTIONS), then run it again; details in {tmp_path / 'fetch.log'}"
     )
     assert list((tmp_path / "jars").iterdir()) == []
 
 
 def kstreams(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of the command `kstreams` in this environment changed as given."""
+    """Exit status, output and errors of the command `kstreams`, in this environment with the given changes."""
     command = [sys.executable, "-m", "kstreams_py", *arguments]
     ran = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     return ran.returncode, ran.stdout, ran.stderr
@@ -331,43 +330,43 @@ java.io.IOException: No space left on device
 \tat java.base/sun.nio.ch.FileDispatcherImpl.write0(Native Method)
 2026-11-22 00:07:52,290 WARN ReplicaManager [ReplicaManager broker=0] Stopping serving replicas in dir {data}
 """
-"""What a broker wrote that died so, but for the rest of the stack."""
+"""The log of a broker that died of a full disk, with a shortened stack."""
 
-FULL_TO_STATUS = (
+FULL_DISK_STATUS = (
     "broker {0} ended because its disk was full (No space left on device; 300 MB are free now): free at least 256 MB "
     "for each broker, then start it again"
 )
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the free space, in MB, of whatever file system is asked for."""
+def set_free_space(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the free space, in MB, of every file system."""
 
-    def have(megabytes: int) -> None:
+    def set_megabytes(megabytes: int) -> None:
         monkeypatch.setattr(post_mortem, "free_bytes", lambda _: megabytes << 20)
 
-    return have
+    return set_megabytes
 
 
-def test_directory_without_room_is_refused_before_anything_is_started(
-    classpath: list[Path], java: Path, tmp_path: Path, room: Callable[[int], None]
+def test_data_directory_without_free_space_is_refused_before_a_broker_starts(
+    classpath: list[Path], java: Path, tmp_path: Path, set_free_space: Callable[[int], None]
 ) -> None:
-    room(767)
+    set_free_space(767)
     with pytest.raises(SettingsError) as refused:
         EmbeddedKafka(classpath, java, brokers=3, data_dir=tmp_path / "new").start()
     assert str(refused.value) == (
-        f"{tmp_path / 'new'} has 767 MB of room, and 3 broker(s) need 768 MB: free some, or choose another data "
+        f"{tmp_path / 'new'} has 767 MB of free space, and 3 broker(s) need 768 MB: free some, or choose another data "
         "directory (--data-dir)"
     )
     assert not (tmp_path / "new").exists()
 
 
-def test_room_of_a_directory_that_is_not_there_yet_is_that_of_the_first_one_above_it(tmp_path: Path) -> None:
+def test_free_space_of_a_missing_directory_is_that_of_its_nearest_existing_parent(tmp_path: Path) -> None:
     assert post_mortem.free_bytes(tmp_path / "not" / "there") == post_mortem.free_bytes(tmp_path) > 0
 
 
-def detached(tmp_path: Path, *pids: int) -> Path:
-    """The state of a detached cluster whose brokers had these process ids; returns its data directory."""
+def write_state(tmp_path: Path, *pids: int) -> Path:
+    """Writes the state of a detached cluster whose brokers had these process ids; returns its data directory."""
     directory = tmp_path / "data"
     for index in range(len(pids)):
         (directory / f"broker-{index}").mkdir(parents=True)
@@ -377,53 +376,55 @@ def detached(tmp_path: Path, *pids: int) -> Path:
     return directory
 
 
-NOBODY = 2**22 + 1
-"""No process has such an id."""
+UNUSED_PID = 2**22 + 1
+"""No process has this id."""
 
 
 @pytest.mark.usefixtures("own_state")
 def test_detached_brokers_that_died_of_a_full_disk_are_named_with_what_to_do(
-    tmp_path: Path, room: Callable[[int], None]
+    tmp_path: Path, set_free_space: Callable[[int], None]
 ) -> None:
-    directory = detached(tmp_path, NOBODY, NOBODY + 1, NOBODY + 2)
+    directory = write_state(tmp_path, UNUSED_PID, UNUSED_PID + 1, UNUSED_PID + 2)
     for index in (0, 2):
         (directory / f"broker-{index}" / "server.log").write_text(ENDED_BY_A_FULL_DISK.format(data=directory))
     (directory / "broker-1" / "server.log").write_text("2026-11-22 00:07:52,276 ERROR Something else\n")
-    room(300)
-    found = embedded.status()
-    assert found == embedded.Status("127.0.0.1:1", directory, 3, 0, FULL_TO_STATUS.format("0, 2"))
+    set_free_space(300)
+    found = detached.status()
+    assert found == detached.Status("127.0.0.1:1", directory, 3, 0, FULL_DISK_STATUS.format("0, 2"))
 
 
 @pytest.mark.usefixtures("own_state")
-def test_detached_broker_whose_log_could_not_be_written_either_died_of_a_full_disk(
-    tmp_path: Path, room: Callable[[int], None]
+def test_detached_broker_without_a_log_on_a_full_disk_died_of_the_full_disk(
+    tmp_path: Path, set_free_space: Callable[[int], None]
 ) -> None:
-    directory = detached(tmp_path, NOBODY)
-    room(0)
-    found = embedded.status()
+    directory = write_state(tmp_path, UNUSED_PID)
+    set_free_space(0)
+    found = detached.status()
     assert found is not None
-    assert found.full_disk == FULL_TO_STATUS.format("0").replace("300 MB", "0 MB")
-    room(300)
-    assert embedded.status() == embedded.Status("127.0.0.1:1", directory, 1, 0, "")
+    assert found.full_disk == FULL_DISK_STATUS.format("0").replace("300 MB", "0 MB")
+    set_free_space(300)
+    assert detached.status() == detached.Status("127.0.0.1:1", directory, 1, 0, "")
 
 
 @pytest.mark.usefixtures("own_state")
-def test_full_disk_of_an_earlier_run_is_not_blamed_again(tmp_path: Path, room: Callable[[int], None]) -> None:
-    log = detached(tmp_path, NOBODY) / "broker-0" / "server.log"
+def test_full_disk_of_an_earlier_run_is_not_reported_again(
+    tmp_path: Path, set_free_space: Callable[[int], None]
+) -> None:
+    log = write_state(tmp_path, UNUSED_PID) / "broker-0" / "server.log"
     log.write_text(ENDED_BY_A_FULL_DISK.format(data="here"))
-    room(300)
+    set_free_space(300)
     post_mortem.mark_start(log.parent)
     log.write_text(log.read_text() + "2026-11-22 00:09:00,000 ERROR KafkaServer it ended by something else\n")
-    assert embedded.status() == embedded.Status("127.0.0.1:1", log.parent.parent, 1, 0, "")
+    assert detached.status() == detached.Status("127.0.0.1:1", log.parent.parent, 1, 0, "")
     assert post_mortem.why_ended(log.parent) == "ERROR KafkaServer it ended by something else"
-    log.write_text(ENDED_BY_A_FULL_DISK.format(data="x")[:200])  # shorter than it was: it was rolled
+    log.write_text(ENDED_BY_A_FULL_DISK.format(data="x")[:200])  # shorter than before, as after a log roll
     assert post_mortem.why_ended(log.parent) == "No space left on device: 300 MB are free now"
 
 
-def test_broker_that_dies_of_a_full_disk_while_it_starts_says_so(
-    classpath: list[Path], tmp_path: Path, room: Callable[[int], None]
+def test_broker_that_dies_of_a_full_disk_while_it_starts_names_the_full_disk(
+    classpath: list[Path], tmp_path: Path, set_free_space: Callable[[int], None]
 ) -> None:
-    room(300)
+    set_free_space(300)
     java = tmp_path / "java"
     java.write_text(
         "#!/bin/sh\n"
@@ -440,36 +441,36 @@ def test_broker_that_dies_of_a_full_disk_while_it_starts_says_so(
     )
 
 
-def test_broker_that_died_of_a_full_disk_is_restarted_with_a_warning_and_not_without_room(
-    one: EmbeddedKafka, room: Callable[[int], None], caplog: pytest.LogCaptureFixture
+def test_broker_that_died_of_a_full_disk_is_restarted_with_a_warning_once_space_is_free(
+    one: EmbeddedKafka, set_free_space: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     one._running[0].kill()
     one._running[0].wait()
     with (one.data_dir / "broker-0" / "server.log").open("a") as log:
         log.write(ENDED_BY_A_FULL_DISK.format(data=one.data_dir))
-    room(255)
+    set_free_space(255)
     with pytest.raises(SettingsError) as refused:
         one.restart(0)
     assert str(refused.value) == (
-        f"{one.data_dir} has 255 MB of room, and 1 broker(s) need 256 MB: free some, or choose another data directory "
-        "(--data-dir)"
+        f"{one.data_dir} has 255 MB of free space, and 1 broker(s) need 256 MB: free some, or choose another data "
+        "directory (--data-dir)"
     )
-    said = FULL_TO_STATUS.format("0").replace("300 MB", "255 MB")
-    assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {said}"]
-    room(300)
+    warning = FULL_DISK_STATUS.format("0").replace("300 MB", "255 MB")
+    assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {warning}"]
+    set_free_space(300)
     one.restart(0)
     assert answers(one.bootstrap_servers)
     one._running[0].kill()
     one._running[0].wait()
     one.restart(0)
-    assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {said}"]
+    assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {warning}"]
 
 
 def test_command_names_the_full_disk_that_ended_a_broker(tmp_path: Path) -> None:
-    detached(tmp_path, NOBODY)
+    write_state(tmp_path, UNUSED_PID)
     (tmp_path / "state").rename(tmp_path / "kstreams_py")
     (tmp_path / "data" / "broker-0" / "server.log").write_text(ENDED_BY_A_FULL_DISK.format(data="here"))
-    status, said, errors = kstreams("broker", "status", XDG_STATE_HOME=str(tmp_path))
+    status, output, errors = kstreams("broker", "status", XDG_STATE_HOME=str(tmp_path))
     assert (status, errors) == (1, "")
-    assert said.startswith("not running: broker 0 ended because its disk was full (No space left on device; ")
-    assert said.endswith(" are free now): free at least 256 MB for each broker, then start it again\n")
+    assert output.startswith("not running: broker 0 ended because its disk was full (No space left on device; ")
+    assert output.endswith(" are free now): free at least 256 MB for each broker, then start it again\n")

@@ -1,4 +1,4 @@
-"""The choices of an alts whose inputs are others than when it made them: nothing waits for records that never come."""
+"""The saved choices of an alts whose inputs have changed since: the alts does not wait for records that never come."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakeSettings = Callable[..., Settings]
 
 
 class Merge:
-    """An alts from topics of its own to one, deployed with some inputs or others."""
+    """An alts from up to three topics to one, deployed with a choice of inputs."""
 
     def __init__(self, cluster: Cluster, name: str, settings: Settings) -> None:
         self.cluster, self.name, self.settings = cluster, name, settings
@@ -31,7 +31,7 @@ class Merge:
         self.cluster.write(f"{self.name}.{end}", values)
 
     def await_all(self, ends: str, before: Sequence[Callable[[], None]] = ()) -> None:
-        """Deploys it with these inputs, until everything that was ever written is in the output, each record once."""
+        """Deploys the alts with these inputs until the output has every record ever written, each of them once."""
         graph = ks.Graph(self.name)
         graph.alts(*(graph.topic(f"{self.name}.{end}") for end in ends), to=graph.topic(self.target), id="merge")(same)
         with running(graph, self.settings):
@@ -61,21 +61,21 @@ def merge(cluster: Cluster, name: str, settings: MakeSettings) -> Merge:
     return Merge(cluster, name, settings())
 
 
-def dropped(caplog: pytest.LogCaptureFixture) -> list[str]:
+def find_dropped_choices(caplog: pytest.LogCaptureFixture) -> list[str]:
     return sorted({r.getMessage() for r in caplog.records if "choices saved" in r.getMessage()})
 
 
-def test_alts_that_is_deployed_without_one_of_its_inputs_goes_on_with_the_others(
+def test_alts_deployed_without_one_of_its_former_inputs_continues_with_the_others(
     merge: Merge, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its last choices name the input that it does not read any more."""
+    """Its last choices name the input that it no longer reads."""
     caplog.set_level(logging.WARNING)
     merge.write("a", 5)
     merge.await_all("abc", [lambda: merge.write("b", 5), lambda: merge.write("c", 5)])
     merge.write("a", 6)
     merge.write("b", 6)
     merge.await_all("ab")
-    assert dropped(caplog) == [
+    assert find_dropped_choices(caplog) == [
         f"merge: partition 0: '{merge.name}.c' is no input any more: choices saved for it are dropped"
     ]
 
@@ -85,21 +85,21 @@ def test_alts_whose_input_was_deleted_and_created_again_reads_it_from_its_start(
 ) -> None:
     caplog.set_level(logging.WARNING)
     merge.write("a", 7)
-    merge.await_all("ab", [lambda: None, lambda: merge.write("b", 9)])  # the last choices are of b
+    merge.await_all("ab", [lambda: None, lambda: merge.write("b", 9)])  # the last choices name b
     merge.recreate("b")
     merge.write("a", 6)
     merge.write("b", 5)
     merge.await_all("ab")
-    assert dropped(caplog) == [
+    assert find_dropped_choices(caplog) == [
         f"merge: partition 0: '{merge.name}.b' was deleted and created again: choices saved for it are dropped"
     ]
 
 
-def test_alts_whose_position_was_set_back_reads_from_there(
+def test_alts_whose_committed_offset_was_set_back_reads_from_that_offset(
     cluster: Cluster, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    merge = Merge(cluster, name, settings(leave_on_stop=True))  # positions of a group with members cannot be set
+    merge = Merge(cluster, name, settings(leave_on_stop=True))  # offsets of a group with members cannot be set
     merge.write("a", 5)
     merge.await_all("ab", [lambda: merge.write("b", 4), lambda: merge.write("a", 6)])
     group, topic = f"{merge.name}.merge", f"{merge.name}.a"
@@ -109,6 +109,9 @@ def test_alts_whose_position_was_set_back_reads_from_there(
     merge.written += [m.value() for m in cluster.read(topic)[2:]]
     merge.write("b", 3)
     merge.await_all("ab")
-    assert dropped(caplog) == [
-        f"merge: partition 0: the position of '{topic}' was set back from 5 to 2: choices saved for it are dropped"
+    assert find_dropped_choices(caplog) == [
+        (
+            f"merge: partition 0: the committed offset of '{topic}' was set back from 5 to 2: "
+            "choices saved for it are dropped"
+        )
     ]

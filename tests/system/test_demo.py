@@ -1,4 +1,4 @@
-"""The demo as its user runs it: one command, workers killed on the way, every figure right, a report to look at."""
+"""The demo as a user runs it: one command, workers killed meanwhile, every figure of its table and its report."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LIMIT = 240.0
 """Seconds for the whole command: a broker, its workers and Spark."""
 
 
-def test_demo_with_kills_loses_nothing_doubles_nothing_and_shows_it(tmp_path: Path) -> None:
-    output = tmp_path / "shown"
-    asked = ["demo", "flights", "--records", RECORDS, "--kills", KILLS, "--seed", 3, "--output", output]
+def test_demo_with_kills_loses_and_duplicates_nothing_and_writes_its_report(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    arguments = ["demo", "flights", "--records", RECORDS, "--kills", KILLS, "--seed", 3, "--output", output]
     done = subprocess.run(
-        [sys.executable, "-m", "kstreams_py", *map(str, asked)],
+        [sys.executable, "-m", "kstreams_py", *map(str, arguments)],
         env={name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")},
         capture_output=True,
         text=True,

@@ -1,10 +1,12 @@
-"""docs/testing.md: its history check, run as printed on what a real run has left."""
+"""The examples of docs/testing.md, run as printed: the test on a real broker, and the history check of a real run."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,8 +19,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MakeSettings = Callable[..., Settings]
 
 
-def judged(directory: Path) -> str:
-    """What the example prints."""
+def run_history_check(directory: Path) -> str:
+    """Runs the example and returns its output."""
     done = subprocess.run(
         [sys.executable, "tests/check_shop.py"],
         cwd=directory,
@@ -32,7 +34,23 @@ def judged(directory: Path) -> str:
     return done.stdout
 
 
-def test_history_check_of_the_document_judges_a_real_run(
+def test_example_on_a_real_broker_runs_as_printed_without_a_warning(tmp_path: Path) -> None:
+    """The example uses public names only: it finds Java and the jars, starts a broker, and starts and stops a graph."""
+    (tmp_path / "tests").mkdir()
+    for path in ("shop.py", "tests/test_shop_on_kafka.py"):
+        shutil.copy(EXAMPLES / path, tmp_path / path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests/test_shop_on_kafka.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert (done.returncode, re.findall(r"(\d+) passed", done.stdout)) == (0, ["1"]), done.stdout
+
+
+def test_example_history_check_finds_a_foreign_record_in_a_real_run(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "tests").mkdir()
@@ -59,6 +77,6 @@ def test_history_check_of_the_document_judges_a_real_run(
     )
     with running(shop.graph, settings()):
         cluster.await_committed(f"{name}.price", f"{name}.orders", {0: 10})
-    assert judged(tmp_path) == "no anomalies\n"
+    assert run_history_check(tmp_path) == "no anomalies\n"
     cluster.write(f"{name}.priced", [b"{}"], keys=[b"order-1"])
-    assert judged(tmp_path).splitlines()[0] == "1 foreign"
+    assert run_history_check(tmp_path).splitlines()[0] == "1 foreign"

@@ -1,4 +1,4 @@
-"""Schema evolution end to end: writers of several versions in one topic, read by a graph with a version of its own."""
+"""Schema evolution end to end: writers with several schema versions in one topic, a graph that reads with its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fastavro import parse_schema, schemaless_reader
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.ports.registry import FileRegistry
-from kstreams_py.serde import canonical
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.schemas import canonical
 from tests.system.harness import Cluster, running, wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -38,7 +38,7 @@ STRICT = flight({"name": "tail", "type": "string"}, {"name": "seats", "type": "i
 
 
 def writer(name: str, topic: str, schema: dict[str, Any]) -> ks.Graph:
-    """A graph that writes what JSON in `NAME.in` says to the topic, in one version of the schema."""
+    """Creates a graph that writes the JSON records of `NAME.in` to the topic with one version of the schema."""
     graph = ks.Graph(name)
     graph.map(graph.topic(f"{name}.in", value=ks.Json()), to=graph.topic(topic, value=ks.Avro(schema)), id="write")(
         lambda value: value
@@ -61,7 +61,7 @@ def test_writers_of_two_versions_are_read_by_a_graph_with_a_third_while_all_run(
 
     @graph.map(graph.topic(topic, value=ks.Avro(THIRD)), to=graph.topic(target, value=ks.Avro(THIRD)))
     def see(value: dict[str, Any]) -> dict[str, Any]:
-        value["tags"].append("seen")  # a default is a value of its own for each record
+        value["tags"].append("seen")  # each record has its own copy of the default
         return value
 
     def seen() -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def test_writers_of_two_versions_are_read_by_a_graph_with_a_third_while_all_run(
     assert len({(v or b"")[:5] for v in cluster.values(topic)}) == 2
 
 
-def test_version_that_the_reader_cannot_resolve_is_a_dead_letter_and_is_read_once_the_reader_can(
+def test_record_whose_schema_the_reader_cannot_resolve_is_a_dead_letter_until_the_reader_is_mended(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
     around = settings()
@@ -111,9 +111,9 @@ def test_version_that_the_reader_cannot_resolve_is_a_dead_letter_and_is_read_onc
     with running(reading(name, STRICT), around):
         cluster.await_committed(f"{name}.tail", source, {0: 3})
     assert cluster.values(target) == [b"N2"]
-    letters = [m.value() for m in cluster.read(dead)]
-    assert [first in (value or b"") for value in letters] == [True, True], "raw bytes, to be read again"
-    assert all(b"seats" in (value or b"") for value in letters), "the field is named"
+    dead_letters = [m.value() for m in cluster.read(dead)]
+    assert [first in (value or b"") for value in dead_letters] == [True, True], "the raw bytes can be read again"
+    assert all(b"seats" in (value or b"") for value in dead_letters), "each dead letter names the missing field"
     with running(reading(f"{name}-mended", FIRST), around):
         cluster.await_committed(f"{name}-mended.tail", source, {0: 3})
     assert cluster.values(target) == [b"N2", b"N1", b"N1"]

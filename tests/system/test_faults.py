@@ -1,4 +1,4 @@
-"""Workers that freeze, die, come and go, idle and hang, and strangers that do: what is read is whole, and once."""
+"""Exactly once under faults: frozen, killed, joining and idle workers, broker failures, hanging transactions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
 from kstreams_py.testing import Expected
-from tests.system.command import RunningCommand, children, command
-from tests.system.harness import FORGETFUL, WorkerProcess, transactional_ids, wait_until
+from tests.system.command import RunningCommand, command, list_children
+from tests.system.harness import FORGETFUL, WorkerProcess, list_transactional_ids, wait_until
 from tests.system.recorder import Record, Recorder
 
 MANY = 1_200
-"""Records of which some outputs are written before the last take: more than a transaction holds back."""
+"""More records than a transaction holds back: some outputs are written before the last record is processed."""
 
 GRAPH = """
 import os, time
@@ -44,7 +45,7 @@ def copy(value):
 
 
 class App:
-    """A copying graph whose function waits at the value `wait` until the gate is opened; its topics and workers."""
+    """A copying graph whose function waits at the value `wait` until the gate is open; its topics and workers."""
 
     def __init__(self, directory: Path, name: str, settings: Settings, partitions: int) -> None:
         self.recorder = Recorder(settings.bootstrap_servers)
@@ -68,18 +69,18 @@ class App:
         worker.send(signum)
 
     def drain(self, *workers: WorkerProcess) -> None:
-        """Ends them in order, once all input is done."""
+        """Stops the workers by SIGTERM once all input is processed."""
         self.recorder.await_done(self.group, self.source)
         for worker in workers:
             self.send(worker, signal.SIGTERM)
         assert [worker.wait() for worker in workers] == [0] * len(workers), [worker.text for worker in workers]
 
     def supervised(self) -> AbstractContextManager[RunningCommand]:
-        """Slot 0 under a supervisor, which starts it again when it ends."""
+        """Runs slot 0 under a supervisor, which restarts it when it ends."""
         return command(self.file.parent, "run", f"{self.file}:graph", "--workers", 1, environment=self._environment)
 
     def freeze_in_mid_transaction(self, send: Callable[[signal.Signals], None]) -> None:
-        """Freezes the worker whose function waits, with outputs of its open transaction on the broker already."""
+        """Freezes the worker whose function waits, once outputs of its open transaction are on the broker."""
         wait_until(self.waiting.exists, "the function waits")
         wait_until(
             lambda: self.recorder.ends(self.target) != self.recorder.ends(self.target, "read_uncommitted"), "outputs"
@@ -93,7 +94,7 @@ class App:
             worker.kill()
 
     def write(self, count: int, partition: int, *more: bytes) -> None:
-        """That many numbered records to one partition, and these after them."""
+        """Writes `count` numbered records to one partition, then the given values."""
         values = [b"%d" % i for i in range(self._number, self._number + count)]
         self._number += count
         self.recorder.write(self.source, [*values, *more], key=b"%d" % partition, partition=partition)
@@ -106,183 +107,183 @@ MakeApp = Callable[..., App]
 
 
 @contextmanager
-def making(directory: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
-    """Gives what makes an app; its workers are killed in the end."""
-    made: list[App] = []
+def app_factory(directory: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
+    """A factory of apps; kills their workers at the end of the block."""
+    apps: list[App] = []
 
     def make(partitions: int = 1, **changed: Any) -> App:
-        made.append(App(directory, name, settings(**changed), partitions))
-        return made[-1]
+        apps.append(App(directory, name, settings(**changed), partitions))
+        return apps[-1]
 
     yield make
-    for each in made:
+    for each in apps:
         each.kill()
 
 
 @pytest.fixture
-def app(tmp_path: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
-    with making(tmp_path, name, settings) as make:
+def new_app(tmp_path: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
+    with app_factory(tmp_path, name, settings) as make:
         yield make
 
 
 # Frozen workers.
 
 
-def test_exactly_once_frozen_past_its_session_with_a_replacement_ends_and_writes_nothing(app: MakeApp) -> None:
-    """A real zombie: another slot has had its partitions, a third worker holds its seat, and it knows of neither."""
-    made = app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
-    with made.recorder.reading(made.target) as reader:
-        made.write(MANY, 0, b"wait")
-        frozen = made.start(0)
-        made.freeze_in_mid_transaction(frozen.send)
-        other = made.start(1)
-        wait_until(lambda: f"holds {made.source}[0], {made.source}[1]" in other.text, "its session is over")
-        made.write(100, 0)
-        made.write(100, 1)
-        made.recorder.await_done(made.group, made.source)
-        replacement = made.start(0)
-        wait_until(lambda: f"holds {made.source}" in replacement.text, "the replacement has the seat")
-        made.send(frozen, signal.SIGCONT)
+def test_exactly_once_worker_frozen_past_its_session_and_replaced_ends_and_writes_nothing(new_app: MakeApp) -> None:
+    """A real zombie: another slot had its partitions, a third worker has its membership; it has heard of neither."""
+    app = new_app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
+    with app.recorder.reading(app.target) as reader:
+        app.write(MANY, 0, b"wait")
+        frozen = app.start(0)
+        app.freeze_in_mid_transaction(frozen.send)
+        other = app.start(1)
+        wait_until(lambda: f"holds {app.source}[0], {app.source}[1]" in other.text, "its session has expired")
+        app.write(100, 0)
+        app.write(100, 1)
+        app.recorder.await_done(app.group, app.source)
+        replacement = app.start(0)
+        wait_until(lambda: f"holds {app.source}" in replacement.text, "the replacement has the membership")
+        app.send(frozen, signal.SIGCONT)
         assert frozen.wait() == 4, frozen.text
         assert "another worker has taken the slot" in frozen.text
-        made.write(100, 0)
-        made.write(100, 1)
-        made.drain(other, replacement)
+        app.write(100, 0)
+        app.write(100, 1)
+        app.drain(other, replacement)
         reader.finish()
-    made.verify()
+    app.verify()
 
 
-def test_exactly_once_frozen_past_its_session_without_a_replacement_takes_part_again(app: MakeApp) -> None:
-    """Whether by itself or by its supervisor: nobody holds its seat when it wakes up."""
-    made = app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
-    made.write(MANY, 0, b"wait")
-    with made.recorder.reading(made.target) as reader, made.supervised() as supervisor:
-        wait_until(made.waiting.exists, "the function waits")
-        pid = children(supervisor.process.pid)[0]  # the next one is on standby
-        made.freeze_in_mid_transaction(lambda signum: os.kill(pid, signum))
-        other = made.start(1)
-        wait_until(lambda: f"holds {made.source}[0], {made.source}[1]" in other.text, "its session is over")
-        made.write(100, 0)
-        made.recorder.await_done(made.group, made.source)
-        made.recorder.history.fault("SIGCONT to the frozen worker")
+def test_exactly_once_worker_frozen_past_its_session_and_not_replaced_joins_again(new_app: MakeApp) -> None:
+    """No other worker has its membership when it is resumed; it joins by itself or is restarted by its supervisor."""
+    app = new_app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
+    app.write(MANY, 0, b"wait")
+    with app.recorder.reading(app.target) as reader, app.supervised() as supervisor:
+        wait_until(app.waiting.exists, "the function waits")
+        pid = list_children(supervisor.process.pid)[0]  # the second child is on standby
+        app.freeze_in_mid_transaction(lambda signum: os.kill(pid, signum))
+        other = app.start(1)
+        wait_until(lambda: f"holds {app.source}[0], {app.source}[1]" in other.text, "its session has expired")
+        app.write(100, 0)
+        app.recorder.await_done(app.group, app.source)
+        app.recorder.history.fault("SIGCONT to the frozen worker")
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: supervisor.text.count("copy: holds") > 1, "it has partitions again")
-        made.write(100, 0)
-        made.write(100, 1)
-        made.drain(other)
+        app.write(100, 0)
+        app.write(100, 1)
+        app.drain(other)
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait() == 0, supervisor.text
         reader.finish()
-    made.verify()
+    app.verify()
 
 
-def test_exactly_once_frozen_past_its_transaction_goes_on_with_a_new_one(app: MakeApp) -> None:
-    """The broker has aborted it and the seat is still held: no replacement, no other worker."""
-    made = app(session_timeout_ms=60_000, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
-    with made.recorder.reading(made.target) as reader:
-        made.write(MANY, 0, b"wait")
-        worker = made.start(0)
-        made.freeze_in_mid_transaction(worker.send)
-        made.recorder.await_no_open_transaction(made.target)
-        made.send(worker, signal.SIGCONT)
-        made.write(50, 0)
-        made.drain(worker)
+def test_exactly_once_worker_frozen_past_its_transaction_timeout_begins_a_new_transaction(new_app: MakeApp) -> None:
+    """The broker has aborted the transaction, and the worker still has its membership."""
+    app = new_app(session_timeout_ms=60_000, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
+    with app.recorder.reading(app.target) as reader:
+        app.write(MANY, 0, b"wait")
+        worker = app.start(0)
+        app.freeze_in_mid_transaction(worker.send)
+        app.recorder.await_no_open_transaction(app.target)
+        app.send(worker, signal.SIGCONT)
+        app.write(50, 0)
+        app.drain(worker)
         reader.finish()
     assert "the broker timed the transaction out after" in worker.text
-    made.verify()
+    app.verify()
 
 
-# Workers that come and go.
+# Workers that join and leave.
 
 
-def test_exactly_once_workers_come_and_go_under_load_each_record_once_and_in_order_per_key(app: MakeApp) -> None:
-    made = app(partitions=6, session_timeout_ms=3_000, transaction_timeout_ms=2_500)
+def test_exactly_once_workers_join_and_leave_under_load_deliver_once_and_in_order_per_key(new_app: MakeApp) -> None:
+    app = new_app(partitions=6, session_timeout_ms=3_000, transaction_timeout_ms=2_500)
 
     def record(number: int) -> Record:
-        return made.source, b"%d" % number, b"%d" % (number % 40), -1
+        return app.source, b"%d" % number, b"%d" % (number % 40), -1
 
-    with made.recorder.reading(made.target) as reader:
-        with made.recorder.feeding(record, at_once=1_000, per_second=400):
-            workers = [made.start(0)]
+    with app.recorder.reading(app.target) as reader:
+        with app.recorder.feeding(record, at_once=1_000, per_second=400):
+            workers = [app.start(0)]
             reader.await_more(300)
-            workers += [made.start(1), made.start(2)]
+            workers += [app.start(1), app.start(2)]
             wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "three share")
             reader.await_more(300)
-            made.send(workers[1], signal.SIGTERM)
-            made.send(workers[2], signal.SIGKILL)
+            app.send(workers[1], signal.SIGTERM)
+            app.send(workers[2], signal.SIGKILL)
             assert [workers[1].wait(), workers[2].wait()] == [0, -signal.SIGKILL]
-            everything = ", ".join(f"{made.source}[{p}]" for p in range(6))
+            everything = ", ".join(f"{app.source}[{p}]" for p in range(6))
             wait_until(lambda: workers[0].text.count(f"copy: holds {everything}\n") == 2, "one has all of them again")
-            workers[1:] = [made.start(1), made.start(3)]
+            workers[1:] = [app.start(1), app.start(3)]
             wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "three share again")
             reader.await_more(300)
-        made.drain(*workers)
+        app.drain(*workers)
         reader.finish()
-    made.verify()
+    app.verify()
 
 
-# A broker that forgets, and that dies.
+# A broker that expires ids, and that fails.
 
 
 @pytest.fixture(scope="module")
 def forgetful() -> Iterator[EmbeddedKafka]:
-    """A broker that soon forgets transactional ids and producers."""
+    """A broker that expires transactional ids and producers after two seconds."""
     with EmbeddedKafka(kafka_classpath(), find_java(), settings=FORGETFUL) as kafka:
         yield kafka
 
 
 @pytest.fixture
-def alone(tmp_path: Path, name: str, forgetful: EmbeddedKafka) -> Iterator[MakeApp]:
+def new_forgetful_app(tmp_path: Path, name: str, forgetful: EmbeddedKafka) -> Iterator[MakeApp]:
     """Apps on the forgetful broker."""
-    common = {"bootstrap_servers": forgetful.bootstrap_servers, "schema_directory": tmp_path / "schemas"}
-    with making(tmp_path, name, partial(Settings.load, **common)) as make:
+    load = partial(Settings.load, bootstrap_servers=forgetful.bootstrap_servers, schema_directory=tmp_path / "schemas")
+    with app_factory(tmp_path, name, load) as make:
         yield make
 
 
-def test_exactly_once_all_workers_idle_past_the_expiration_of_their_ids_go_on(
-    alone: MakeApp, name: str, forgetful: EmbeddedKafka
+def test_exactly_once_workers_idle_past_the_expiration_of_their_transactional_ids_deliver_once(
+    new_forgetful_app: MakeApp, name: str, forgetful: EmbeddedKafka
 ) -> None:
-    made = alone(partitions=2)
-    workers = [made.start(0), made.start(1)]
+    app = new_forgetful_app(partitions=2)
+    workers = [app.start(0), app.start(1)]
     wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "both have a partition")
-    made.write(50, 0)
-    made.write(50, 1)
-    made.recorder.await_done(made.group, made.source)
+    app.write(50, 0)
+    app.write(50, 1)
+    app.recorder.await_done(app.group, app.source)
     servers = forgetful.bootstrap_servers
-    wait_until(lambda: not any(name in found for found in transactional_ids(servers)), "they are forgotten")
-    made.write(50, 0)
-    made.write(50, 1)
-    made.drain(*workers)
-    made.verify()
+    wait_until(lambda: not any(name in found for found in list_transactional_ids(servers)), "the ids have expired")
+    app.write(50, 0)
+    app.write(50, 1)
+    app.drain(*workers)
+    app.verify()
 
 
-def test_exactly_once_coordinator_away_past_the_session_while_a_function_runs_nobody_is_replaced(
-    alone: MakeApp, forgetful: EmbeddedKafka
+def test_exactly_once_coordinator_down_past_the_session_while_a_function_runs_replaces_no_worker(
+    new_forgetful_app: MakeApp, forgetful: EmbeddedKafka
 ) -> None:
-    """The client has forgotten its member id by then, and the coordinator that is back refuses its heartbeats."""
-    made = alone(session_timeout_ms=6_000, transaction_timeout_ms=6_000)
-    made.write(100, 0, b"wait")
-    worker = made.start(0)
-    wait_until(made.waiting.exists, "the function waits")
-    made.recorder.history.fault("the broker is killed")
+    """By then the client has dropped its member id, and the restarted coordinator refuses its heartbeats."""
+    app = new_forgetful_app(session_timeout_ms=6_000, transaction_timeout_ms=6_000)
+    app.write(100, 0, b"wait")
+    worker = app.start(0)
+    wait_until(app.waiting.exists, "the function waits")
+    app.recorder.history.fault("the broker is killed")
     forgetful.kill(0)
-    forgetful.restart(0)  # ready only when its old session with the controller is over: after the worker's
-    made.recorder.history.fault("the broker is there again")
-    time.sleep(3)  # no client shows its heartbeats: more than one of them, less than the session
-    made.gate.touch()
-    made.recorder.await_done(made.group, made.source)
-    made.write(100, 0)
-    made.drain(worker)
-    made.verify()
+    forgetful.restart(0)  # ready once its old session with the controller has expired: after the worker's session
+    app.recorder.history.fault("the broker is up again")
+    time.sleep(3)  # no client shows its heartbeats: longer than their interval, shorter than the session
+    app.gate.touch()
+    app.recorder.await_done(app.group, app.source)
+    app.write(100, 0)
+    app.drain(worker)
+    app.verify()
 
 
-# Strangers with a transaction that hangs.
+# Hanging transactions of another producer.
 
 
 @contextmanager
-def hanging(recorder: Recorder, topic: str, partition: int, timeout_ms: int) -> Iterator[int]:
-    """A stranger's transaction that stays open on a partition until it times out; gives the offset of its record."""
-    place: list[int] = []
+def hanging_transaction(recorder: Recorder, topic: str, partition: int, timeout_ms: int) -> Iterator[int]:
+    """Another producer's transaction, open on a partition until it times out; gives the offset of its record."""
+    offsets: list[int] = []
     producer = ck.Producer(
         {**recorder.common, "transactional.id": f"stranger on {topic}", "transaction.timeout.ms": timeout_ms}
     )
@@ -292,13 +293,13 @@ def hanging(recorder: Recorder, topic: str, partition: int, timeout_ms: int) -> 
 
     def on_delivery(error: ck.KafkaError | None, message: Any) -> None:
         delivered(error, message)
-        place.append(message.offset())
+        offsets.append(message.offset())
 
     producer.begin_transaction()
     producer.produce(topic, b"not to be read", b"stranger", partition=partition, on_delivery=on_delivery)
     assert producer.flush(30) == 0
-    recorder.history.fault(f"a transaction hangs on {topic}[{partition}] at {place[0]}")
-    yield place[0]
+    recorder.history.fault(f"a transaction hangs on {topic}[{partition}] at {offsets[0]}")
+    yield offsets[0]
     recorder.await_no_open_transaction(topic)
     recorder.history.aborted(transaction)
     producer.purge()
@@ -307,43 +308,43 @@ def hanging(recorder: Recorder, topic: str, partition: int, timeout_ms: int) -> 
 HANGS_MS = 6_000
 
 
-def test_exactly_once_hanging_transaction_on_an_output_delays_readers_alone(app: MakeApp) -> None:
-    """The processor goes on writing and committing; readers see all of it, once, when the stranger has timed out."""
-    made = app(partitions=2)
-    recorder = made.recorder
-    worker = made.start(0)
-    with recorder.reading(made.target) as reader:
+def test_exactly_once_hanging_transaction_on_an_output_delays_only_readers(new_app: MakeApp) -> None:
+    """The processor goes on writing and committing; readers get all outputs once the hanging one has timed out."""
+    app = new_app(partitions=2)
+    recorder = app.recorder
+    worker = app.start(0)
+    with recorder.reading(app.target) as reader:
         for partition in (0, 1):
-            made.write(50, partition)
-        recorder.await_done(made.group, made.source)
-        written = max(recorder.ends(made.target).items(), key=lambda end: end[1])[0]
-        with hanging(recorder, made.target, written, HANGS_MS) as at:
+            app.write(50, partition)
+        recorder.await_done(app.group, app.source)
+        written = max(recorder.ends(app.target).items(), key=lambda end: end[1])[0]
+        with hanging_transaction(recorder, app.target, written, HANGS_MS) as at:
             for partition in (0, 1):
-                made.write(50, partition)
-            recorder.await_done(made.group, made.source)
-            assert recorder.ends(made.target)[written] == at, "committed, and not to be read yet"
-            assert recorder.ends(made.target, "read_uncommitted")[written] > at + 50
-        made.write(50, 0)
-        made.drain(worker)
+                app.write(50, partition)
+            recorder.await_done(app.group, app.source)
+            assert recorder.ends(app.target)[written] == at, "the outputs are committed, and not readable yet"
+            assert recorder.ends(app.target, "read_uncommitted")[written] > at + 50
+        app.write(50, 0)
+        app.drain(worker)
         reader.finish()
-    made.verify()
+    app.verify()
 
 
-def test_exactly_once_hanging_transaction_on_an_input_holds_that_partition_alone(app: MakeApp) -> None:
-    """What lies behind the stranger's record is not read before it is known whether that one counts."""
-    made = app(partitions=2)
-    recorder = made.recorder
-    worker = made.start(0)
-    with recorder.reading(made.target) as reader:
+def test_exactly_once_hanging_transaction_on_an_input_blocks_only_that_partition(new_app: MakeApp) -> None:
+    """Records behind the open transaction are read only after it has ended."""
+    app = new_app(partitions=2)
+    recorder = app.recorder
+    worker = app.start(0)
+    with recorder.reading(app.target) as reader:
         for partition in (0, 1):
-            made.write(50, partition)
-        recorder.await_done(made.group, made.source)
-        with hanging(recorder, made.source, 0, HANGS_MS) as at:
+            app.write(50, partition)
+        recorder.await_done(app.group, app.source)
+        with hanging_transaction(recorder, app.source, 0, HANGS_MS) as at:
             for partition in (0, 1):
-                made.write(100, partition)
-            wait_until(lambda: recorder.positions(made.group, made.source)[1] == 150, "the other partition goes on")
-            assert recorder.positions(made.group, made.source)[0] == at
-            assert recorder.ends(made.source)[0] == at
-        made.drain(worker)
+                app.write(100, partition)
+            wait_until(lambda: recorder.committed(app.group, app.source)[1] == 150, "the other partition goes on")
+            assert recorder.committed(app.group, app.source)[0] == at
+            assert recorder.ends(app.source)[0] == at
+        app.drain(worker)
         reader.finish()
-    made.verify()
+    app.verify()

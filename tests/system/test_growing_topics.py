@@ -1,8 +1,9 @@
-"""Inputs that gain partitions: what is read from where, journals that grow, joins that no longer fit together."""
+"""Inputs that gain partitions: where added partitions are read from, journals that grow, joins that must stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,24 +17,28 @@ from tests.system.test_errors import GUARANTEES
 MakeSettings = Callable[..., Settings]
 
 SOON = {"topic.metadata.refresh.interval.ms": "1000"}
-"""How often consumers look for new partitions; by default it is every 10 s."""
+"""Consumers look for new partitions every second; the default is every 10 s."""
 
 PROMPTLY = 30.0
-"""Seconds from the growth to the end of the worker: two refreshes of the default interval, and room."""
+"""Seconds from the growth to the end of the worker: two refreshes of the default interval and a margin."""
 
 each_guarantee = pytest.mark.parametrize("guarantee", GUARANTEES)
 
 
 def grow(cluster: Cluster, partitions: int, *topics: str) -> None:
-    """All topics in one request: none of them is seen alone."""
+    """Adds partitions to all topics in one request, so that no client sees only some of them grown."""
     for future in cluster.admin.create_partitions([NewPartitions(topic, partitions) for topic in topics]).values():
         future.result()
+
+    def has_grown(topic: str) -> bool:
+        return len(cluster.partitions(topic)) == partitions
+
     for topic in topics:
-        wait_until(lambda topic=topic: len(cluster.partitions(topic)) == partitions, f"{topic} has grown")
+        wait_until(partial(has_grown, topic), f"{topic} has grown")
 
 
-def by_partition(cluster: Cluster, topic: str) -> dict[int, list[bytes | None]]:
-    """Whole content, in order."""
+def read_by_partition(cluster: Cluster, topic: str) -> dict[int, list[bytes | None]]:
+    """All values of the topic by partition, in order."""
     found: dict[int, list[bytes | None]] = {p: [] for p in cluster.partitions(topic)}
     for m in cluster.read(topic):
         found[m.partition()].append(m.value())
@@ -55,7 +60,7 @@ def alts_graph(name: str) -> ks.Graph:
 
 
 @pytest.mark.parametrize("refresh", [SOON, {}], ids=["soon", "by default"])
-def test_join_whose_one_input_grows_ends_with_both_topics_and_counts(
+def test_join_with_one_input_that_gains_partitions_stops_and_names_both_topics(
     cluster: Cluster, settings: MakeSettings, name: str, refresh: dict[str, str]
 ) -> None:
     left, right, target = f"{name}.left", f"{name}.right", f"{name}.out"
@@ -71,15 +76,15 @@ def test_join_whose_one_input_grows_ends_with_both_topics_and_counts(
             cluster.await_committed(f"{name}.step", topic, {0: 2})
         grow(cluster, 2, left)
         slot.thread.join(PROMPTLY)
-        assert not slot.thread.is_alive(), "it stands still"
+        assert not slot.thread.is_alive(), "the worker does not end"
     finally:
         slot.stop()
     assert isinstance(slot.failure, errors.UserMistake)
     assert slot.failure.exit_status == 2
-    said = str(slot.failure)
-    assert [word for word in (repr(left), "2 partitions", repr(right), "with 1") if word not in said] == [], said
+    text = str(slot.failure)
+    assert [word for word in (repr(left), "2 partitions", repr(right), "with 1") if word not in text] == [], text
     assert cluster.values(target) == [b"a1", b"b2"]
-    # the remedy: the other input grows too
+    # the remedy in the message: the other input grows too
     grow(cluster, 2, right)
     cluster.write(left, [b"c"], partition=1)
     cluster.write(right, [b"3"], partition=1)
@@ -108,28 +113,28 @@ def test_journal_of_an_alts_grows_with_its_inputs(
             cluster.write(topic, values, partition=partition)
             expected[topic] += values
 
-    def run_to(ends: dict[int, int]) -> None:
+    def await_ends(ends: dict[int, int]) -> None:
         for topic in inputs:
             cluster.await_committed(f"{name}.step", topic, ends)
 
     write(0)
     with running(graph, settings(kafka=SOON)):
-        run_to({0: 50})
+        await_ends({0: 50})
         if while_running:
             grow(cluster, 3, *inputs)
             write(2)
-            run_to({0: 50, 1: 0, 2: 50})
+            await_ends({0: 50, 1: 0, 2: 50})
             write(0)
-            run_to({0: 100, 1: 0, 2: 50})
+            await_ends({0: 100, 1: 0, 2: 50})
     if not while_running:
         grow(cluster, 3, *inputs)
         write(2)
         write(0)
         with running(graph, settings()):
-            run_to({0: 100, 1: 0, 2: 50})
+            await_ends({0: 100, 1: 0, 2: 50})
     assert cluster.partitions(journal) == [0, 1, 2]
-    journaled = by_partition(cluster, journal)
-    assert [p for p in journaled if journaled[p]] == [0, 2], "choices of partition 2 are its own"
+    journaled = read_by_partition(cluster, journal)
+    assert [p for p in journaled if journaled[p]] == [0, 2], "each partition has its own choices"
     found = cluster.values(target)
     for topic, values in expected.items():
         for partition in (0, 2):
@@ -140,10 +145,10 @@ def test_journal_of_an_alts_grows_with_its_inputs(
 
 @each_guarantee
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_map_goes_on_with_partitions_that_are_added_from_their_start(
+def test_map_reads_added_partitions_from_their_start(
     cluster: Cluster, settings: MakeSettings, name: str, guarantee: str, reset: str
 ) -> None:
-    """While it runs, then while it is stopped; a first start with `latest` skips what was there before."""
+    """Partitions are added while it runs and while it is stopped; a first start with `latest` skips older records."""
     source, target, group = f"{name}.in", f"{name}.out", f"{name}.step"
     cluster.create(source, target)
     cluster.partitions(target)
@@ -152,7 +157,7 @@ def test_map_goes_on_with_partitions_that_are_added_from_their_start(
     cluster.write(source, before)
     with running(graph, settings(kafka=SOON, auto_offset_reset=reset)):
         if reset == "latest":
-            cluster.await_committed(group, source, {0: 2})  # where it begins
+            cluster.await_committed(group, source, {0: 2})  # the group begins there
         cluster.write(source, [b"p0-0"])
         cluster.await_committed(group, source, {0: 3})
         grow(cluster, 2, source)
@@ -177,16 +182,16 @@ def test_map_goes_on_with_partitions_that_are_added_from_their_start(
         assert [value for value in found if value in of_partition] == of_partition
 
 
-def test_partition_added_to_a_group_with_positions_of_its_own_is_read_from_its_start(
+def test_partition_added_after_offsets_were_set_by_hand_is_read_from_its_start(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
-    """Latest: a group that an older version began has positions, and is kept as begun by its first commit."""
+    """With `latest`: the group has offsets of an older version and no recorded beginning; its first commit adds one."""
     source, target, group = f"{name}.in", f"{name}.out", f"{name}.step"
     cluster.create(source, target)
     cluster.partitions(target)
     graph = map_graph(name, "exactly_once", target)
     cluster.write(source, [b"before"])
-    cluster.set_positions(group, {(source, 0): 1})
+    cluster.set_committed(group, {(source, 0): 1})
     around = settings(kafka=SOON, auto_offset_reset="latest")
     with running(graph, around):
         cluster.write(source, [b"p0"])

@@ -1,4 +1,4 @@
-"""The three guarantees under SIGKILL, replacement and rebalance: worker processes on a real broker, whole topics."""
+"""The three guarantees under SIGKILL, replacement and rebalance: worker processes on a real broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copy(value):
 
 
 class App:
-    """A graph file of one copying processor, whose function waits at the value `wait` until the gate is opened."""
+    """A graph file of one copying processor, whose function waits at the value `wait` until the gate is open."""
 
     def __init__(self, directory: Path, name: str, cluster: Cluster, settings: Settings, guarantee: str) -> None:
         self.file = directory / f"graph_{name.replace('-', '_')}.py"
@@ -58,15 +58,15 @@ class App:
 @pytest.fixture
 def app(tmp_path: Path, name: str, cluster: Cluster, settings: Callable[..., Settings]) -> Callable[..., App]:
     def make(guarantee: str = "exactly_once", partitions: int = 1, **changed: int) -> App:
-        made = App(tmp_path, name, cluster, settings(**changed), guarantee)
-        cluster.create(made.source, made.target, partitions=partitions)
-        return made
+        created = App(tmp_path, name, cluster, settings(**changed), guarantee)
+        cluster.create(created.source, created.target, partitions=partitions)
+        return created
 
     return make
 
 
 def test_exactly_once_sigkill_in_mid_transaction_delivers_once(app: Callable[..., App], cluster: Cluster) -> None:
-    # an interval that does not come: what is written before the gate stays in one open transaction
+    # the commit interval is longer than the wait: outputs written before the gate stay in one open transaction
     copier = app(commit_interval_ms=5_000)
     values = [str(i).encode() for i in range(1_200)]  # more than a transaction holds back
     cluster.write(copier.source, [*values, b"wait", b"last"])
@@ -103,14 +103,16 @@ def test_at_least_once_sigkill_before_positions_are_saved_repeats_and_loses_noth
     assert copier.copies() == Counter([*values, b"wait", b"last"]) + written
 
 
-def test_at_most_once_sigkill_in_the_functions_loses_and_repeats_nothing(
+def test_at_most_once_sigkill_while_functions_run_loses_their_records_and_repeats_none(
     app: Callable[..., App], cluster: Cluster
 ) -> None:
     copier = app("at_most_once")
     cluster.write(copier.source, [b"first", b"wait", b"lost"])
     with copier.worker() as first:
         wait_until(copier.waiting.exists, "the function waits")
-        assert cluster.committed(copier.group, copier.source) == {0: 3}, "positions are saved before the functions run"
+        assert cluster.committed(copier.group, copier.source) == {0: 3}, (
+            "offsets are committed before the functions run"
+        )
         first.send(signal.SIGKILL)
         first.wait()
     copier.gate.touch()
@@ -149,24 +151,26 @@ def test_exactly_once_rebalance_under_load_delivers_once_and_in_order_per_key(
     values = [f"{key.decode()}:{i}".encode() for i, key in enumerate(keys)]
     cluster.write(copier.source, values[:8_000], keys=keys[:8_000])
     with copier.worker(0) as first:
-        wait_until(lambda: cluster.values(copier.target), "the first worker works")
+        wait_until(lambda: cluster.values(copier.target), "the first worker writes outputs")
         with copier.worker(1) as second:
             cluster.write(copier.source, values[8_000:14_000], keys=keys[8_000:14_000])
             wait_until(lambda: "copy: holds" in second.text, "the second worker holds partitions")
             cluster.write(copier.source, values[14_000:], keys=keys[14_000:])
             second.send(signal.SIGTERM)
             assert second.wait() == 0, second.text
-        # the second's seat is kept until its session times out; then the first takes its partitions over
+        # the second worker's membership lasts until its session expires; then the first gets its partitions
         wait_until(lambda: len(cluster.read(copier.target)) >= len(values), "all records")
         first.send(signal.SIGTERM)
         assert first.wait() == 0, first.text
     found = cluster.values(copier.target)
     assert Counter(found) == Counter(values)
 
-    def order(key: bytes, records: Iterable[bytes | None]) -> list[bytes]:
+    def select_key(key: bytes, records: Iterable[bytes | None]) -> list[bytes]:
         return [value for value in records if value is not None and value.split(b":")[0] == key]
 
     source = cluster.values(copier.source)
-    written, copied = ({key: order(key, each) for key in set(keys)} for each in (source, found))
-    assert [key for key in written if written[key] != order(key, values)] == [], "the test did not write in order"
-    assert [key for key in written if written[key] != copied[key]] == [], "not in the order of the source"
+    written, copied = ({key: select_key(key, each) for key in set(keys)} for each in (source, found))
+    assert [key for key in written if written[key] != select_key(key, values)] == [], "the test wrote in another order"
+    assert [key for key in written if written[key] != copied[key]] == [], (
+        "the outputs are not in the order of the source"
+    )

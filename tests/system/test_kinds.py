@@ -1,4 +1,4 @@
-"""Every kind of processor on a real broker: whole topics, headers, positions."""
+"""Every kind of processor on a real broker: whole topics, headers, committed offsets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings, Step
-from kstreams_py.delivery import joined_hash
-from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.hashes import joined_hash
 from tests.system.harness import Cluster, running, wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -57,7 +57,7 @@ def test_map_passes_key_headers_timestamp_and_adds_the_hash(
     assert [struct.unpack(">Q", digest[8:])[0] for digest in hashes(found)] == [0, 1]
 
 
-def test_map_out_sets_what_it_is_given_and_none_writes_nothing(
+def test_map_out_sets_the_given_fields_and_none_writes_nothing(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
     source, target = f"{name}.in", f"{name}.out"
@@ -117,7 +117,7 @@ def test_flat_map_writes_all_that_is_yielded_or_nothing(cluster: Cluster, settin
     assert len(cluster.read(errors)) == 1
 
 
-def test_join_takes_one_record_of_each_input_in_step(cluster: Cluster, settings: MakeSettings, name: str) -> None:
+def test_join_takes_one_record_of_each_input_per_step(cluster: Cluster, settings: MakeSettings, name: str) -> None:
     left, right, target = f"{name}.left", f"{name}.right", f"{name}.out"
     cluster.create(left, right, target)
     cluster.write(left, numbered("l", 5), keys=[b"key"] * 5)
@@ -131,7 +131,7 @@ def test_join_takes_one_record_of_each_input_in_step(cluster: Cluster, settings:
     run_until_committed(cluster, graph, settings(), "zipped", {left: {0: 3}, right: {0: 3}})
     found = cluster.read(target)
     assert [(m.value(), m.key()) for m in found] == [(f"l{i}r{i}".encode(), b"key") for i in range(3)]
-    ids = {topic: info.topic_id for topic, info in KafkaLog(settings()).topics([left, right]).items()}
+    ids = {topic: info.topic_id for topic, info in KafkaCluster(settings()).topics([left, right]).items()}
     assert hashes(found) == [
         joined_hash(f"{name}.zipped", [(left, ids[left], 0, i), (right, ids[right], 0, i)]) for i in range(3)
     ]
@@ -256,7 +256,7 @@ def test_batch_map_writes_results_and_dead_letters_in_place(
     assert [dict(m.headers())["ks-error"] for m in cluster.read(errors)] == [b"ValueError"]
 
 
-def test_two_processors_in_a_row_pass_records_on_and_each_gives_its_own_hash(
+def test_two_processors_in_a_row_pass_records_on_and_each_adds_its_own_hash(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
     first, second, third = (f"{name}.{end}" for end in ("1", "2", "3"))

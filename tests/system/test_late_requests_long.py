@@ -1,4 +1,4 @@
-"""Ten EndTxn requests that are late, in 45 seconds of a steady load: nothing is lost, doubled or out of order."""
+"""Ten late EndTxn requests in 45 seconds of a steady load: no record is lost, doubled or out of order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOCKET_TIMEOUT_MS = 2_000
 RECORDS_PER_SECOND = 1_000
 PARTITIONS = 3
 WORK_SECONDS = 0.0005
-"""Per record: there is always more to do, so that a request comes late into the middle of a long transaction."""
+"""Per record: the input never runs empty, so that a late request arrives in the middle of a long transaction."""
 
 INVALID_PRODUCER_EPOCH = 47
 
@@ -31,7 +31,7 @@ INVALID_PRODUCER_EPOCH = 47
 def test_exactly_once_ten_late_requests_under_a_steady_load_deliver_once_and_in_order(
     name: str, tmp_path: Path
 ) -> None:
-    """The chaos run of late EndTxn requests; in each of them the client goes on long before its request arrives."""
+    """The chaos run of late EndTxn requests: the client continues long before each held request arrives."""
     source, target, group = f"{name}.in", f"{name}.out", f"{name}.copy"
     graph = ks.Graph(name)
 
@@ -59,9 +59,9 @@ def test_exactly_once_ten_late_requests_under_a_steady_load_deliver_once_and_in_
                     started = time.monotonic()
                     recorder.history.fault(f"an EndTxn is held for {HELD_SECONDS:g} s")
                     late.append(proxy.delay("EndTxn", HELD_SECONDS, client=f"{group}.0"))
-                    wait_until(lambda: late[-1].caught, "it is held")
+                    wait_until(lambda: late[-1].caught, "an EndTxn is held")
                     time.sleep(max(0.0, EVERY_SECONDS - (time.monotonic() - started)))  # the pace of the load
-                wait_until(lambda: all(rule.answers for rule in late), "all have come late")
+                wait_until(lambda: all(rule.answers for rule in late), "the broker has answered all late requests")
             recorder.await_done(group, source)
             reader.finish()
         recorder.verify(Expected(source, to=target))

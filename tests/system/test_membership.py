@@ -1,4 +1,4 @@
-"""Who holds a slot: frozen and woken workers, and slots that another supervisor takes over, on a real broker."""
+"""Which worker holds a slot: frozen and resumed workers, and slots taken over by another supervisor; a real broker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any, Final, Self
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.delivery import Guarantee
-from kstreams_py.ports.kafka.groups import GroupAdmin
-from tests.system.command import RunningCommand, children, command
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.kafka.administration import GroupAdmin
+from tests.system.command import RunningCommand, command, list_children
 from tests.system.harness import Cluster, wait_until
 
 MakeSettings = Callable[..., Settings]
 
 SESSION_MS: Final = 6_000
 MANY: Final = 1_200
-"""Records of which some outputs are written before the last take: more than a transaction holds back."""
+"""More records than a transaction holds back: some outputs are written before the last record is processed."""
 
 GRAPH = """
 import time
@@ -51,14 +51,14 @@ def {processor}(value):
 """
 
 
-class Going:
-    """Writes that go on."""
+class Load:
+    """Writes that continue in a thread."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
 
     def await_more(self, count: int) -> None:
-        """Waits until each processor has written that many more outputs."""
+        """Waits until each processor has written `count` more outputs."""
         d = self._deployment
         wanted = {processor: len(d.cluster.values(d.topic(processor, "out"))) + count for processor in d.processors}
         for processor, least in wanted.items():
@@ -69,9 +69,9 @@ class Going:
 
 
 class Deployment:
-    """A graph of copying processors in a file, its topics, and its supervisors.
+    """A graph file of copying processors, its topics, and its supervisors.
 
-    The functions wait at a value that ends in `-wait` until the gate is opened.
+    The functions wait at a value that ends in `-wait` until the gate is open.
     """
 
     def __init__(
@@ -94,28 +94,28 @@ class Deployment:
 
     @contextmanager
     def run(self, *options: object) -> Iterator[RunningCommand]:
-        """`kstreams run` in a `with` block."""
+        """Runs `kstreams run` inside a `with` block."""
         with command(self.directory, "run", f"{self.file}:graph", *options, environment=self.environment) as running:
             yield running
 
     def write(self, processor: str, count: int, partition: int, *, wait: bool = False) -> None:
-        """That many numbered records to one partition; the function waits at the last of them."""
+        """Writes `count` numbered records to one partition; with `wait`, the function waits at the last of them."""
         done = self.written[processor][partition]
         values = [b"%d-%d" % (partition, i) for i in range(len(done), len(done) + count)]
         if wait:
             values[-1] += b"-wait"
-        # all keys of a partition are the same, so that its outputs are in one partition and in order
+        # a partition has one key, so that its outputs are in one partition and in order
         self.cluster.write(self.topic(processor, "in"), values, keys=[b"%d" % partition] * count, partition=partition)
         done += values
 
     def outputs(self, processor: str) -> list[list[bytes]]:
-        """By the partition of the input."""
+        """The values of the output topic by input partition."""
         values: list[Any] = self.cluster.values(self.topic(processor, "out"))
         return [[v for v in values if v.startswith(b"%d-" % p)] for p in range(self.partitions)]
 
     @contextmanager
-    def going(self) -> Iterator[Going]:
-        """Goes on writing to all partitions inside the block."""
+    def keep_writing(self) -> Iterator[Load]:
+        """Writes to all partitions inside the block."""
         stopping = threading.Event()
 
         def write() -> None:
@@ -127,48 +127,49 @@ class Deployment:
         thread = threading.Thread(target=write, daemon=True)
         thread.start()
         try:
-            yield Going(self)
+            yield Load(self)
         finally:
             stopping.set()
             thread.join()
 
     def await_done(self) -> None:
-        """Waits until every group is at the ends of its input."""
+        """Waits until every group has committed the ends of its input."""
         for processor in self.processors:
             ends = {p: len(values) for p, values in enumerate(self.written[processor])}
             self.cluster.await_committed(f"{self.name}.{processor}", self.topic(processor, "in"), ends)
 
     def await_no_members(self) -> None:
-        """Waits until all sessions are over."""
+        """Waits until all sessions have expired."""
         groups = [f"{self.name}.{processor}" for processor in self.processors]
         admin = GroupAdmin(self.settings)
         wait_until(lambda: not any(group.members for group in admin.describe(groups).values()), "no members are left")
 
     def await_held(self, running: RunningCommand, workers: int) -> None:
-        """Waits until that many workers of a supervisor have been assigned partitions of each input."""
+        """Waits until this number of workers of a supervisor was assigned partitions of each input."""
         for processor in self.processors:
             topic = re.escape(self.topic(processor, "in"))
             running.await_text(rf"(?s)(.*{processor}: holds {topic}\[.*){{{workers}}}")
 
-    def taken(self, slot: int, by: RunningCommand, *, named: bool | None) -> str:
-        """A pattern for what is said of a slot that a worker of another supervisor has taken.
+    def format_replaced_pattern(self, slot: int, by: RunningCommand, *, named: bool | None) -> str:
+        """A pattern for the message about a slot that a worker of another supervisor has taken.
 
-        It is not named if it came before the session of the first was over: see `the test of one slot of several`.
+        `named`: whether the message names the new worker; None for either. Within the session of the first worker,
+        the broker goes on naming the first worker's client.
         """
-        processors, workers = "|".join(self.processors), "|".join(map(str, children(by.process.pid)))
-        seat = rf"{self.name}\.({processors})\.{slot}"
-        client = rf"{seat}@{re.escape(platform.node())}-({workers}) on \S+"
-        unnamed = "the broker still names this one's client"
+        processors, workers = "|".join(self.processors), "|".join(map(str, list_children(by.process.pid)))
+        instance_id = rf"{self.name}\.({processors})\.{slot}"
+        client = rf"{instance_id}@{re.escape(platform.node())}-({workers}) on \S+"
+        unnamed = "the broker still shows this worker's client id"
         known = rf"({client}|{unnamed})" if named is None else client if named else unnamed
-        holder = rf"member {seat}-[-0-9a-f]+; {known}"
-        replaced = rf"Replaced: another worker has taken the slot of {seat} over \({holder}\); this one ends"
+        holder = rf"member {instance_id}-[-0-9a-f]+; {known}"
+        replaced = rf"Replaced: another worker has taken the slot of {instance_id} over \({holder}\); this one ends"
         return rf"slot {slot} ended by {replaced}"
 
     def check(self, processor: str, *, in_flight: int) -> None:
         """Compares all outputs with the inputs.
 
-        At least once, those of so many in a row of a partition may be there twice; nothing is lost, not even at most
-        once, where no process was killed.
+        Under at_least_once, `in_flight` consecutive outputs of a partition may be repeated. No guarantee loses a
+        record, at_most_once included, since no process is killed.
         """
         for found, wanted in zip(self.outputs(processor), self.written[processor], strict=True):
             if self.guarantees[processor] is Guarantee.EXACTLY_ONCE:
@@ -176,9 +177,9 @@ class Deployment:
             elif self.guarantees[processor] is Guarantee.AT_MOST_ONCE:
                 assert Counter(found) == Counter(wanted)
             else:
-                twice = [i for i, value in enumerate(wanted) if found.count(value) > 1]
-                assert not twice or twice[-1] - twice[0] < in_flight
-                assert Counter(found) == Counter(wanted) + Counter(wanted[i] for i in twice)
+                repeated = [i for i, value in enumerate(wanted) if found.count(value) > 1]
+                assert not repeated or repeated[-1] - repeated[0] < in_flight
+                assert Counter(found) == Counter(wanted) + Counter(wanted[i] for i in repeated)
 
     def await_waiting(self, *processors: str) -> None:
         for processor in processors:
@@ -197,16 +198,16 @@ def deploy(tmp_path: Path, cluster: Cluster, settings: MakeSettings, name: str) 
     return make
 
 
-def troubles(running: RunningCommand) -> list[str]:
-    """What a supervisor and its workers warned of."""
+def find_warnings(running: RunningCommand) -> list[str]:
+    """The warnings and errors of a supervisor and its workers."""
     return [line for line in running.text.splitlines() if re.search(r" (WARNING|ERROR) |^error: |Traceback", line)]
 
 
 class Freeze:
-    """A process and its children that stand still inside the block, or until they are woken."""
+    """Freezes a process and its children inside the block, or until `resume`."""
 
     def __init__(self, pid: int) -> None:
-        self._pids = [pid, *children(pid)]
+        self._pids = [pid, *list_children(pid)]
 
     def __enter__(self) -> Self:
         self._send(signal.SIGSTOP)
@@ -214,31 +215,34 @@ class Freeze:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.wake()
+        self.resume()
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         self._send(signal.SIGCONT)
         self._pids = []
 
-    def await_session_over(self) -> None:
-        """Waits until a client among them finds its session over when it wakes up."""
-        wait_until(lambda: time.monotonic() > self._since + SESSION_MS / 1000 + 1, "the session is over")
+    def await_session_expiry(self) -> None:
+        """Waits until the sessions of the frozen clients have expired."""
+        wait_until(lambda: time.monotonic() > self._since + SESSION_MS / 1000 + 1, "the session has expired")
 
     def _send(self, signum: signal.Signals) -> None:
         for pid in self._pids:
             os.kill(pid, signum)
 
 
-# Two supervisors of the same slots.
+# All slots are taken over.
 
 
 @pytest.mark.parametrize(
     ("guarantee", "late"), [(Guarantee.EXACTLY_ONCE, True), *((guarantee, False) for guarantee in Guarantee)]
 )
-def test_supervisor_that_wakes_up_leaves_its_slots_to_the_one_that_has_taken_them(
+def test_resumed_supervisor_ends_when_another_has_taken_its_slots(
     deploy: Callable[..., Deployment], guarantee: Guarantee, late: bool
 ) -> None:
-    """Slot 0 is in mid-transaction with one of two processors, slot 1 is idle. `late`: when their sessions are over."""
+    """Slot 0 has an open transaction of one of two processors, slot 1 is idle.
+
+    `late`: the second supervisor starts after the sessions of the first have expired.
+    """
     deployed = deploy(2, {"busy": guarantee, "idle": guarantee}, commit_interval_ms=3_500)
     with deployed.run("--slots", "0-1") as first:
         deployed.await_held(first, 2)
@@ -252,9 +256,9 @@ def test_supervisor_that_wakes_up_leaves_its_slots_to_the_one_that_has_taken_the
             deployed.await_held(second, 2)
             deployed.write("idle", 50, 1)
             deployed.await_done()
-            frozen.await_session_over()
-            frozen.wake()
-            by = [deployed.taken(slot, second, named=late or None) for slot in (0, 1)]
+            frozen.await_session_expiry()
+            frozen.resume()
+            by = [deployed.format_replaced_pattern(slot, second, named=late or None) for slot in (0, 1)]
             assert first.wait() == 4, first.text
             ends = rf"^error: WorkersFailed: {by[0]}; {by[1]}$"
             assert re.search(ends, first.text, flags=re.MULTILINE), (ends, first.text)
@@ -263,19 +267,19 @@ def test_supervisor_that_wakes_up_leaves_its_slots_to_the_one_that_has_taken_the
             deployed.await_done()
             second.send(signal.SIGTERM)
             assert second.wait() == 0, second.text
-            assert troubles(second) == []
+            assert find_warnings(second) == []
     deployed.check("busy", in_flight=MANY)
     deployed.check("idle", in_flight=0)
 
 
-# Nobody in its place.
+# No other worker has taken the slot.
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_worker_that_wakes_up_joins_again_if_nobody_is_in_its_place(
+def test_resumed_worker_joins_again_when_no_other_has_taken_its_membership(
     deploy: Callable[..., Deployment], busy: bool
 ) -> None:
-    """One slot of three processors, one for each guarantee."""
+    """One slot with three processors, one for each guarantee."""
     deployed = deploy(1, {str(guarantee): guarantee for guarantee in Guarantee}, commit_interval_ms=3_500)
     with deployed.run("--slot", 0) as worker:
         deployed.await_held(worker, 1)
@@ -287,7 +291,7 @@ def test_worker_that_wakes_up_joins_again_if_nobody_is_in_its_place(
             deployed.await_done()
         with Freeze(worker.process.pid) as frozen:
             deployed.open_gate()
-            frozen.await_session_over()
+            frozen.await_session_expiry()
         for processor in deployed.processors:
             deployed.write(processor, 50, 0)
         deployed.await_done()
@@ -299,23 +303,25 @@ def test_worker_that_wakes_up_joins_again_if_nobody_is_in_its_place(
         deployed.check(processor, in_flight=MANY if busy else 0)
 
 
-# One slot of several.
+# One of several slots is taken over.
 
 
-def test_slot_that_another_supervisor_takes_over_ends_alone_and_says_by_whom(deploy: Callable[..., Deployment]) -> None:
-    """Slots of three processors, one for each guarantee."""
+def test_slot_that_another_supervisor_takes_over_ends_and_names_the_new_holder(
+    deploy: Callable[..., Deployment],
+) -> None:
+    """Each slot has three processors, one for each guarantee."""
     deployed = deploy(3, {str(guarantee): guarantee for guarantee in Guarantee})
     with deployed.run("--slots", "0-1") as first:
         deployed.await_held(first, 2)
-        with deployed.going() as going:
-            going.await_more(100)
+        with deployed.keep_writing() as load:
+            load.await_more(100)
         with deployed.run("--slots", "1-2") as second:
-            with deployed.going() as going:
+            with deployed.keep_writing() as load:
                 deployed.await_held(second, 2)
-                # taken within the session: the broker goes on naming the client of the member that was replaced
-                by = deployed.taken(1, second, named=False)
+                # taken within the session: the broker goes on naming the client of the replaced member
+                by = deployed.format_replaced_pattern(1, second, named=False)
                 first.await_text(rf"WARNING \S+: {by}: it is not restarted here, slot 0 goes on\n")
-                going.await_more(500)
+                load.await_more(500)
             deployed.await_done()
             for supervisor in (first, second):
                 supervisor.send(signal.SIGTERM)
@@ -323,6 +329,6 @@ def test_slot_that_another_supervisor_takes_over_ends_alone_and_says_by_whom(dep
         lines = (first.text + second.text).splitlines()
         fencings = [line for line in lines if re.search(r"transactional id back|new producer|fenced", line)]
         assert len(fencings) <= 1, fencings
-        assert troubles(second) == []
+        assert find_warnings(second) == []
     for processor in deployed.processors:
         deployed.check(processor, in_flight=400)

@@ -1,4 +1,4 @@
-"""Positions that a transaction pins (docs/exactly-once.md): how it comes about, who holds them, what ends it."""
+"""Committed offsets that a hanging transaction pins (docs/exactly-once.md): cause, transaction, remedy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py import Settings
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import Retriable
-from kstreams_py.groups import OpenTransaction, Pending
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.groups import GroupAdmin, import_kafka
-from kstreams_py.record import TopicPartition
+from kstreams_py.kafka.administration import GroupAdmin, import_kafka
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.groups import OpenTransaction, Pending
+from kstreams_py.records import TopicPartition
 from tests.system.harness import Cluster, wait_until
 
 TIMEOUT_MS = 60_000
@@ -37,7 +38,7 @@ def admin(bootstrap_servers: str) -> Iterator[Any]:
 
 
 class Work:
-    """A transactional producer that writes to a topic, with the position of a group in the same transaction."""
+    """A transactional producer that writes to a topic, and commits an offset of a group in the same transaction."""
 
     def __init__(self, cluster: Cluster, name: str, group: str = "") -> None:
         self._cluster = cluster
@@ -50,48 +51,48 @@ class Work:
         )
 
     @property
-    def position(self) -> TopicPartition:
+    def input(self) -> TopicPartition:
         return TopicPartition(self.source, 0)
 
     def producer(self) -> ck.Producer:
-        """A new producer that may begin a transaction."""
+        """Creates a producer that is ready to begin a transaction."""
         settings = {"bootstrap.servers": self._cluster.bootstrap_servers, "log_level": 0}
         producer = ck.Producer({**settings, "transactional.id": self.id, "transaction.timeout.ms": TIMEOUT_MS})
         producer.init_transactions(30)
         return producer
 
     def begin(self, producer: ck.Producer, value: bytes, position: int) -> None:
-        """Begins a transaction; all that belongs to it is in the log then."""
+        """Begins a transaction; on return its record and its offset are in the log."""
         metadata = self._reader.consumer_group_metadata()
         producer.begin_transaction()
         producer.produce(self.target, value)
-        producer.send_offsets_to_transaction([ck.TopicPartition(*self.position, position)], metadata, 30)
+        producer.send_offsets_to_transaction([ck.TopicPartition(*self.input, position)], metadata, 30)
         assert producer.flush(30) == 0
 
     def go_on(self, value: bytes, position: int) -> None:
-        """What a worker of the same transactional id does next: a transaction that is committed."""
+        """Commits a transaction with a new producer of the same transactional id, as the next worker does."""
         producer = self.producer()
         self.begin(producer, value, position)
         producer.commit_transaction(30)
 
-    def committed(self, log: KafkaLog) -> int | None:
-        """The committed position, None if there is none; raises Retriable while it is pending."""
-        consumer = log.consumer(self.group, "anyone")
+    def committed(self, kafka: KafkaCluster) -> int | None:
+        """The committed offset, or None; raises Retriable while it is pending."""
+        consumer = kafka.consumer(self.group, "any")
         try:
-            return consumer.committed([self.position]).get(self.position)
+            return consumer.committed([self.input]).get(self.input)
         finally:
             consumer.close()
 
 
 def send(client: Any, request: Any) -> Any:
-    """The answer of broker 0, which is the only one: leader of all partitions and coordinator of everything."""
+    """Sends a request to broker 0, the only broker and so every leader and coordinator; returns its answer."""
     return client._manager.run(client._manager.send, request, 0)
 
 
 def leave_hanging(bootstrap_servers: str, work: Work, value: bytes, position: int) -> None:
-    """Writes what an open transaction has in its partitions, and nothing to its coordinator.
+    """Writes the records of an open transaction to its partitions, without its transaction coordinator.
 
-    So does a coordinator leave it that skipped its markers; here it is done by requests that no client makes.
+    A coordinator that skipped the markers leaves the same state. No client sends these requests.
     """
     with admin(bootstrap_servers) as client:
         from kafka.protocol.producer import (  # noqa: PLC0415
@@ -101,11 +102,16 @@ def leave_hanging(bootstrap_servers: str, work: Work, value: bytes, position: in
         )
         from kafka.record.memory_records import MemoryRecordsBuilder  # noqa: PLC0415
 
-        asked = InitProducerIdRequest(
+        request = InitProducerIdRequest(
             transactional_id=work.id, transaction_timeout_ms=TIMEOUT_MS, producer_id=-1, producer_epoch=-1
         )
         answers: list[Any] = []
-        wait_until(lambda: answers.append(send(client, asked)) or answers[-1].error_code == 0, "a producer id")
+
+        def is_answered() -> bool:
+            answers.append(send(client, request))
+            return bool(answers[-1].error_code == 0)
+
+        wait_until(is_answered, "a producer id")
         identity = {"producer_id": answers[-1].producer_id, "producer_epoch": answers[-1].producer_epoch}
         batch = MemoryRecordsBuilder(2, 0, 10_000, transactional=True, base_sequence=0, **identity)
         batch.append(int(time.time() * 1000), None, value)
@@ -120,7 +126,7 @@ def leave_hanging(bootstrap_servers: str, work: Work, value: bytes, position: in
                 topic_data=[
                     data(name=work.target, partition_data=[data.PartitionProduceData(index=0, records=batch.buffer())])
                 ],
-                max_version=11,  # from 12 on, it makes the partition part of the transaction
+                max_version=11,  # from 12 on, it adds the partition to the transaction
             ),
         )
         assert [p.error_code for t in written.responses for p in t.partition_responses] == [0]
@@ -147,14 +153,16 @@ def leave_hanging(bootstrap_servers: str, work: Work, value: bytes, position: in
                     )
                 ],
                 **identity,
-                max_version=4,  # from 5 on, it makes the positions part of the transaction
+                max_version=4,  # from 5 on, it adds the offsets to the transaction
             ),
         )
         assert [p.error_code for t in added.topics for p in t.partitions] == [0]
 
 
-def end(bootstrap_servers: str, partition: TopicPartition, transaction: OpenTransaction, *, commits: bool) -> None:
-    """Writes the marker that ends a transaction on one partition, as its coordinator would."""
+def write_marker(
+    bootstrap_servers: str, partition: TopicPartition, transaction: OpenTransaction, *, commits: bool
+) -> None:
+    """Writes the marker that ends a transaction on one partition, as its coordinator does."""
     with admin(bootstrap_servers) as client:
         from kafka.protocol.producer.transaction import WriteTxnMarkersRequest  # noqa: PLC0415
 
@@ -178,13 +186,13 @@ def end(bootstrap_servers: str, partition: TopicPartition, transaction: OpenTran
 
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[EmbeddedKafka]:
-    """A broker that takes records of transactions which their coordinator does not know."""
+    """A broker that accepts records of transactions that their coordinator does not know."""
     unverified = {"transaction.partition.verification.enable": "false"}
     with EmbeddedKafka(kafka_classpath(), find_java(), settings=unverified) as kafka:
         yield kafka
 
 
-def test_positions_of_a_group_are_kept_where_its_hash_says(own_broker: EmbeddedKafka, name: str) -> None:
+def test_committed_offsets_of_a_group_are_in_the_partition_of_its_hash(own_broker: EmbeddedKafka, name: str) -> None:
     servers = own_broker.bootstrap_servers
     cluster, groups = Cluster(servers), GroupAdmin(Settings(bootstrap_servers=servers))
     for number, group in enumerate(("polygenelubricants", "polygenelubricantt", name)):
@@ -197,30 +205,30 @@ def test_positions_of_a_group_are_kept_where_its_hash_says(own_broker: EmbeddedK
         producer.abort_transaction(30)
 
 
-def test_transaction_that_no_coordinator_knows_pins_positions_until_every_partition_has_its_marker(
+def test_hanging_transaction_pins_offsets_until_every_partition_has_its_marker(
     own_broker: EmbeddedKafka, name: str
 ) -> None:
-    """Markers for the positions alone let the group go on, and then what hangs in the outputs is committed too.
+    """If only the offsets get a marker, the group continues, and its next commit commits the hanging outputs too.
 
-    The next transaction of the same transactional id has the same producer id: its marker ends all that is open of it.
+    The next transaction of the same transactional id has the same producer id: its marker ends the hanging one.
     """
     servers = own_broker.bootstrap_servers
     cluster = Cluster(servers)
-    log = KafkaLog(Settings(bootstrap_servers=servers))
-    impatient = KafkaLog(Settings(bootstrap_servers=servers, request_timeout_ms=1_000))
+    kafka = KafkaCluster(Settings(bootstrap_servers=servers))
+    impatient = KafkaCluster(Settings(bootstrap_servers=servers, request_timeout_ms=1_000))
     groups = GroupAdmin(Settings(bootstrap_servers=servers))
-    works = [Work(cluster, f"{name}.{n}") for n in range(3)]  # to be aborted, committed, aborted in the positions only
+    works = [Work(cluster, f"{name}.{n}") for n in range(3)]  # will be aborted, committed, aborted in the offsets only
     for work in works:
         leave_hanging(servers, work, b"hanging", 1)
 
     for work in works:
-        found = log.pending(work.group, [work.position])
-        assert (found.partitions, found.unknown) == ((work.position,), "")
+        found = kafka.pending(work.group, [work.input])
+        assert (found.partitions, found.unknown) == ((work.input,), "")
         (mine,) = [each for each in found.transactions if each.transactional_id == work.id]
         assert mine.hangs
-        told = f"({work.id}) from offset {mine.start}, "
-        assert told in found.describe(time.time())
-        assert found.describe(time.time()).partition(told)[2].endswith("'Positions that a transaction pins'")
+        prefix = f"({work.id}) from offset {mine.start}, "
+        assert prefix in found.describe(time.time())
+        assert found.describe(time.time()).partition(prefix)[2].endswith("'Positions that a transaction pins'")
         with pytest.raises(Retriable):
             work.committed(impatient)
         assert (cluster.values(work.target), cluster.values(work.target, "read_uncommitted")) == ([], [b"hanging"])
@@ -230,10 +238,10 @@ def test_transaction_that_no_coordinator_knows_pins_positions_until_every_partit
         for partition in (TopicPartition(work.target, 0), kept_in):
             if work is not works[2] or partition == kept_in:
                 (mine,) = [each for each in groups.open_transactions(partition) if each.transactional_id == work.id]
-                end(servers, partition, mine, commits=work is works[1])
-        assert log.pending(work.group, [work.position]) == Pending(work.group, ())
-    assert [work.committed(log) for work in works] == [None, 1, None]
+                write_marker(servers, partition, mine, commits=work is works[1])
+        assert kafka.pending(work.group, [work.input]) == Pending(work.group, ())
+    assert [work.committed(kafka) for work in works] == [None, 1, None]
     for work in works:
         work.go_on(b"next", 2)
     assert [cluster.values(work.target) for work in works] == [[b"next"], [b"hanging", b"next"], [b"hanging", b"next"]]
-    assert [work.committed(log) for work in works] == [2, 2, 2]
+    assert [work.committed(kafka) for work in works] == [2, 2, 2]

@@ -1,4 +1,4 @@
-"""The proxy of the test kit: frames pass unchanged and in order, but for those that a rule is for."""
+"""tests/system/proxy.py: frames pass unchanged and in order, except those that a rule applies to."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def framed(body: bytes) -> bytes:
 
 
 def request(key: int, correlation: int, client: str = "c", content: bytes = b"") -> bytes:
-    """A request's body: header (key, version 1, correlation id, client id), content."""
+    """The body of a request: header (key, version 1, correlation id, client id) and content."""
     return struct.pack(">hhih", key, 1, correlation, len(client)) + client.encode() + content
 
 
 class EchoBroker:
-    """Answers each request in order with its correlation id and its content, but nothing to what says so."""
+    """Answers each request in order with its correlation id and content, except those that end in `no answer`."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -61,7 +61,7 @@ class Client:
         self.end.sendall(b"".join(map(framed, bodies)))
 
     def answer(self) -> bytes | None:
-        """The request that the next response is to; None at the end of the stream."""
+        """The request that the next response answers; None at the end of the stream."""
         head = self.stream.read(4)
         return self.stream.read(*struct.unpack(">i", head))[4:] if head else None
 
@@ -86,14 +86,14 @@ def proxy(broker: EchoBroker) -> Iterator[Proxy]:
 
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[Client]:
-    made = Client(proxy)
-    yield made
-    made.close()
+    connection = Client(proxy)
+    yield connection
+    connection.close()
 
 
 def test_proxy_passes_frames_unchanged_and_remembers_them(proxy: Proxy, broker: EchoBroker, client: Client) -> None:
     bodies = [request(PRODUCE, 7, "p", b"x" * 300_000), request(END_TXN, 8, "p", b"\x01"), request(999, 9, "")]
-    for byte in framed(bodies[1]):  # however the stream is cut
+    for byte in framed(bodies[1]):  # byte by byte, as TCP may split a stream anywhere
         client.end.sendall(bytes([byte]))
     client.send(bodies[0], bodies[2])
     assert [client.answer() for _ in bodies] == [bodies[1], bodies[0], bodies[2]]
@@ -127,18 +127,20 @@ def test_proxy_held_request_keeps_back_those_behind_it_until_released(
     assert [f.body[4:] for f in rule.answers] == [held]
 
 
-def test_proxy_held_request_reaches_the_broker_after_its_client_has_gone(proxy: Proxy, broker: EchoBroker) -> None:
+def test_proxy_held_request_reaches_the_broker_after_its_client_has_disconnected(
+    proxy: Proxy, broker: EchoBroker
+) -> None:
     rule = proxy.hold("EndTxn")
     client = Client(proxy)
     client.send(request(END_TXN, 1))
-    wait_until(lambda: rule.caught, "it is caught")
+    wait_until(lambda: rule.caught, "the rule has caught the frame")
     client.close()
     rule.release()
     wait_until(lambda: rule.answers, "the broker has answered")
     assert broker.received == [request(END_TXN, 1)]
 
 
-def test_proxy_delayed_response_comes_by_itself(proxy: Proxy, client: Client) -> None:
+def test_proxy_delayed_response_arrives_without_a_release(proxy: Proxy, client: Client) -> None:
     rule = proxy.delay("EndTxn", 0.05, side="response")
     client.send(request(END_TXN, 1), request(PRODUCE, 2))
     assert [client.answer(), client.answer()] == [request(END_TXN, 1), request(PRODUCE, 2)]
@@ -147,15 +149,15 @@ def test_proxy_delayed_response_comes_by_itself(proxy: Proxy, client: Client) ->
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("side", ["request", "response"])
-def test_proxy_lost_frame_takes_its_connection_with_it(
+def test_proxy_lost_frame_ends_its_connection(
     side: str, silent: bool, proxy: Proxy, broker: EchoBroker, client: Client
 ) -> None:
     rule = proxy.drop("EndTxn", side="request" if side == "request" else "response", silent=silent)
     client.send(request(PRODUCE, 1))
     assert client.answer() == request(PRODUCE, 1)
     client.send(request(END_TXN, 2))
-    wait_until(lambda: rule.caught, "it is caught")
-    if silent:  # nothing more passes, and nobody is told
+    wait_until(lambda: rule.caught, "the rule has caught the frame")
+    if silent:  # the proxy forwards nothing more, and closes nothing
         client.send(request(PRODUCE, 3))
         client.end.shutdown(socket.SHUT_WR)
     assert client.answer() is None
@@ -189,13 +191,15 @@ def test_proxy_doubled_request_has_one_answer(proxy: Proxy, broker: EchoBroker, 
     assert len(rule.answers) == 2
 
 
-def test_proxy_doubled_response_comes_twice(proxy: Proxy, client: Client) -> None:
+def test_proxy_doubled_response_arrives_twice(proxy: Proxy, client: Client) -> None:
     proxy.double("EndTxn", side="response")
     client.send(request(END_TXN, 1), request(PRODUCE, 2))
     assert [client.answer() for _ in range(3)] == [request(END_TXN, 1), request(END_TXN, 1), request(PRODUCE, 2)]
 
 
-def test_proxy_request_without_an_answer_is_passed_over(proxy: Proxy, broker: EchoBroker, client: Client) -> None:
+def test_proxy_matches_later_responses_after_a_request_without_an_answer(
+    proxy: Proxy, broker: EchoBroker, client: Client
+) -> None:
     unanswered = request(PRODUCE, 1, content=b"no answer")
     client.send(unanswered, request(END_TXN, 2))
     assert client.answer() == request(END_TXN, 2)
@@ -203,11 +207,13 @@ def test_proxy_request_without_an_answer_is_passed_over(proxy: Proxy, broker: Ec
     assert [f.api for f in proxy.seen if f.side == "response"] == ["EndTxn"]
 
 
-def test_proxy_closes_a_connection_when_the_broker_is_gone(proxy: Proxy, broker: EchoBroker, client: Client) -> None:
+def test_proxy_closes_a_new_connection_when_the_broker_is_down(
+    proxy: Proxy, broker: EchoBroker, client: Client
+) -> None:
     client.send(request(PRODUCE, 1))
     assert client.answer() == request(PRODUCE, 1)
     broker.listener.shutdown(socket.SHUT_RDWR)
-    wait_until(lambda: broker.listener.fileno() == -1, "the broker listens no more")
+    wait_until(lambda: broker.listener.fileno() == -1, "the broker has stopped listening")
     another = Client(proxy)
     assert another.answer() is None
     another.close()

@@ -1,4 +1,4 @@
-"""Rights that are missing: each ends the worker with status 3, and one message with the right and what it is for."""
+"""Missing rights: each ends the worker with status 3 and one message that names the right and its object."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from confluent_kafka.admin import (
 import kstreams_py as ks
 from kstreams_py import Settings, errors
 from tests.system.command import kstreams
-from tests.system.harness import Cluster, RunningSlot, asking_for_password, running, wait_until
+from tests.system.harness import Cluster, RunningSlot, broker_with_password, running, wait_until
 
 MakeSettings = Callable[..., Settings]
 
 PASSWORD = "sesame"
 BOUND = 20.0
-"""Seconds until a worker that lacks a right has ended."""
+"""Seconds until a worker that lacks a right must have ended."""
 
 
-def rule(kind: ResourceType, name: str, operation: AclOperation, permission: AclPermissionType) -> AclBinding:
+def make_acl(kind: ResourceType, name: str, operation: AclOperation, permission: AclPermissionType) -> AclBinding:
     return AclBinding(kind, name, ResourcePatternType.LITERAL, "User:alice", "*", operation, permission)
 
 
-class Guarded:
-    """A broker where alice may do everything but what is denied her."""
+class BrokerWithRights:
+    """A broker where alice has all rights except those that a test denies."""
 
     def __init__(self, address: str, cluster: Cluster) -> None:
         self.address, self.cluster = address, cluster
         kinds = {ResourceType.TOPIC: "*", ResourceType.GROUP: "*", ResourceType.TRANSACTIONAL_ID: "*"}
         for kind, name in (*kinds.items(), (ResourceType.BROKER, "kafka-cluster")):
-            self._create(rule(kind, name, AclOperation.ALL, AclPermissionType.ALLOW))
+            self._create(make_acl(kind, name, AclOperation.ALL, AclPermissionType.ALLOW))
 
     def _create(self, binding: AclBinding) -> None:
         for future in self.cluster.admin.create_acls([binding]).values():
@@ -49,28 +49,28 @@ class Guarded:
 
     @contextmanager
     def denied(self, kind: ResourceType, name: str, operation: AclOperation) -> Iterator[None]:
-        binding = rule(kind, name, operation, AclPermissionType.DENY)
+        binding = make_acl(kind, name, operation, AclPermissionType.DENY)
         fields = (kind, name, ResourcePatternType.LITERAL, "User:alice", "*", operation, AclPermissionType.DENY)
         self._create(binding)
         try:
-            wait_until(lambda: self._has(fields), "the rule is known")
+            wait_until(lambda: self._has(fields), "the ACL is known")
             yield
         finally:
             for future in self.cluster.admin.delete_acls([AclBindingFilter(*fields)]).values():
                 future.result()
-            wait_until(lambda: not self._has(fields), "the rule is gone")
+            wait_until(lambda: not self._has(fields), "the ACL is deleted")
 
     def _has(self, fields: tuple[Any, ...]) -> bool:
         return bool(self.cluster.admin.describe_acls(AclBindingFilter(*fields)).result())
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
+def broker_with_rights() -> Iterator[BrokerWithRights]:
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    with asking_for_password(
+    with broker_with_password(
         "alice", PASSWORD, authorizer_class_name=authorizer, super_users="User:ANONYMOUS"
     ) as found:
-        yield Guarded(*found)
+        yield BrokerWithRights(*found)
 
 
 TOPIC, GROUP, TRANSACTIONAL_ID = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
@@ -88,22 +88,22 @@ CASES: dict[str, tuple[ResourceType, str, AclOperation]] = {
 }
 
 
-def words(kind: ResourceType, name: str, operation: AclOperation) -> tuple[str, str]:
-    """What the message must have."""
+def expected_words(kind: ResourceType, name: str, operation: AclOperation) -> tuple[str, str]:
+    """The words that the message must contain."""
     kinds = {TOPIC: "topic", GROUP: "group", TRANSACTIONAL_ID: "transactional id"}
     return operation.name, f"{kinds[kind]} {name!r}"
 
 
-class Place:
-    """A map on topics of its own, that alice runs."""
+class MapApp:
+    """A map on topics of its own, run by alice."""
 
-    def __init__(self, guarded: Guarded, name: str, settings: MakeSettings, guarantee: str) -> None:
-        self.cluster, self.name = guarded.cluster, name
+    def __init__(self, broker_with_rights: BrokerWithRights, name: str, settings: MakeSettings, guarantee: str) -> None:
+        self.cluster, self.name = broker_with_rights.cluster, name
         self.source, self.target, self.group = f"{name}.in", f"{name}.out", f"{name}.step"
         self.graph = ks.Graph(name, guarantee=guarantee)
         self.graph.map(self.graph.topic(self.source), to=self.graph.topic(self.target), id="step")(lambda value: value)
         self.settings = settings(
-            bootstrap_servers=guarded.address,
+            bootstrap_servers=broker_with_rights.address,
             leave_on_stop=True,
             kafka={
                 "security.protocol": "sasl_plaintext",
@@ -116,22 +116,22 @@ class Place:
         self.cluster.partitions(self.target)
         self.cluster.write(self.source, [b"0", b"1", b"2"])
 
-    def lacks(self, *words: str) -> None:
-        """A slot ends with one message of what is missing, and within a bound."""
+    def check_is_refused(self, *words: str) -> None:
+        """Checks that a slot ends within BOUND, by NotAuthorized with these words."""
         started = time.monotonic()
         slot = RunningSlot(self.graph, self.settings)
         try:
             slot.thread.join(BOUND)
-            assert not slot.thread.is_alive(), "it does not end"
+            assert not slot.thread.is_alive(), "the worker does not end"
         finally:
             slot.stop()
-        said = f"{time.monotonic() - started:.1f} s: {slot.failure!r}"
-        assert isinstance(slot.failure, errors.NotAuthorized), said
+        failure = f"{time.monotonic() - started:.1f} s: {slot.failure!r}"
+        assert isinstance(slot.failure, errors.NotAuthorized), failure
         assert slot.failure.exit_status == 3
         wanted = [*words, "kafka-acls"]
-        assert [word for word in wanted if word not in str(slot.failure)] == [], said
+        assert [word for word in wanted if word not in str(slot.failure)] == [], failure
 
-    def works(self) -> None:
+    def check_works(self) -> None:
         with running(self.graph, self.settings):
             self.cluster.await_committed(self.group, self.source, {0: 3})
         assert self.cluster.values(self.target) == [b"0", b"1", b"2"]
@@ -145,77 +145,79 @@ BOTH = ["exactly_once", "at_least_once"]
     [(each, case) for case in CASES for each in BOTH if each == "exactly_once" or "transactional" not in case],
 )
 def test_missing_right_is_named_with_its_object(
-    guarded: Guarded, settings: MakeSettings, name: str, guarantee: str, case: str
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str, case: str
 ) -> None:
     kind, of, operation = CASES[case]
-    place, of = Place(guarded, name, settings, guarantee), of.format(name=name)
-    with guarded.denied(kind, of, operation):
-        place.lacks(*words(kind, of, operation))
-        assert place.cluster.values(place.target) == []
-    place.works()
+    app, of = MapApp(broker_with_rights, name, settings, guarantee), of.format(name=name)
+    with broker_with_rights.denied(kind, of, operation):
+        app.check_is_refused(*expected_words(kind, of, operation))
+        assert app.cluster.values(app.target) == []
+    app.check_works()
 
 
 @pytest.mark.parametrize("guarantee", BOTH)
 @pytest.mark.parametrize("case", ["read the input", "write the output", "read the group"])
-def test_right_that_is_taken_away_while_running_is_named(
-    guarded: Guarded, settings: MakeSettings, name: str, guarantee: str, case: str
+def test_right_removed_while_running_is_named(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str, case: str
 ) -> None:
     kind, of, operation = CASES[case]
-    place, of = Place(guarded, name, settings, guarantee), of.format(name=name)
-    slot = RunningSlot(place.graph, place.settings)
+    app, of = MapApp(broker_with_rights, name, settings, guarantee), of.format(name=name)
+    slot = RunningSlot(app.graph, app.settings)
     try:
-        place.cluster.await_committed(place.group, place.source, {0: 3})
-        with guarded.denied(kind, of, operation):
-            place.cluster.write(place.source, [b"3"])
+        app.cluster.await_committed(app.group, app.source, {0: 3})
+        with broker_with_rights.denied(kind, of, operation):
+            app.cluster.write(app.source, [b"3"])
             slot.thread.join(BOUND)
-            assert not slot.thread.is_alive(), "it does not end"
+            assert not slot.thread.is_alive(), "the worker does not end"
     finally:
         slot.stop()
     assert isinstance(slot.failure, errors.NotAuthorized), slot.failure
-    wanted = words(kind, of, operation)
+    wanted = expected_words(kind, of, operation)
     assert [word for word in wanted if word not in str(slot.failure)] == [], slot.failure
 
 
 @pytest.mark.parametrize("guarantee", BOTH)
-def test_right_to_read_the_beginnings_is_named_at_the_second_start(
-    guarded: Guarded, settings: MakeSettings, name: str, guarantee: str
+def test_missing_right_to_read_the_beginnings_topic_is_named_at_the_second_start(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str
 ) -> None:
-    """There is nothing to read at the first."""
-    place = Place(guarded, name, settings, guarantee)
-    place.works()
-    place.cluster.write(place.source, [b"3"])
+    """The topic of beginnings is empty at the first start."""
+    app = MapApp(broker_with_rights, name, settings, guarantee)
+    app.check_works()
+    app.cluster.write(app.source, [b"3"])
     of = f"__ks.{name}.beginnings"
-    with guarded.denied(TOPIC, of, AclOperation.READ):
-        place.lacks(*words(TOPIC, of, AclOperation.READ))
+    with broker_with_rights.denied(TOPIC, of, AclOperation.READ):
+        app.check_is_refused(*expected_words(TOPIC, of, AclOperation.READ))
 
 
-def test_right_to_create_the_own_topics_is_named(guarded: Guarded, settings: MakeSettings, name: str) -> None:
-    place = Place(guarded, name, settings, "exactly_once")
+def test_missing_right_to_create_internal_topics_is_named(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str
+) -> None:
+    app = MapApp(broker_with_rights, name, settings, "exactly_once")
     with (
-        guarded.denied(ResourceType.BROKER, "kafka-cluster", AclOperation.CREATE),
-        guarded.denied(ResourceType.TOPIC, f"__ks.{name}.beginnings", AclOperation.CREATE),
+        broker_with_rights.denied(ResourceType.BROKER, "kafka-cluster", AclOperation.CREATE),
+        broker_with_rights.denied(ResourceType.TOPIC, f"__ks.{name}.beginnings", AclOperation.CREATE),
     ):
-        place.lacks("CREATE", f"__ks.{name}.beginnings")
-    place.works()
+        app.check_is_refused("CREATE", f"__ks.{name}.beginnings")
+    app.check_works()
 
 
 def test_command_that_lacks_a_right_ends_with_status_3_and_one_message(
-    guarded: Guarded, settings: MakeSettings, name: str, tmp_path: Path
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
-    place = Place(guarded, name, settings, "exactly_once")
+    app = MapApp(broker_with_rights, name, settings, "exactly_once")
     file = tmp_path / "graph_of_rights.py"
     file.write_text(
         "import kstreams_py as ks\n"
         f"graph = ks.Graph({name!r})\n"
-        f"graph.map(graph.topic({place.source!r}), to=graph.topic({place.target!r}), id='step')(lambda value: value)\n"
+        f"graph.map(graph.topic({app.source!r}), to=graph.topic({app.target!r}), id='step')(lambda value: value)\n"
     )
     environment = {
-        **place.settings.as_environment(),
-        **{f"KSTREAMS_KAFKA__{k.upper().replace('.', '_')}": v for k, v in place.settings.kafka.items()},
+        **app.settings.as_environment(),
+        **{f"KSTREAMS_KAFKA__{k.upper().replace('.', '_')}": v for k, v in app.settings.kafka.items()},
     }
-    with guarded.denied(ResourceType.TOPIC, place.target, AclOperation.WRITE):
+    with broker_with_rights.denied(ResourceType.TOPIC, app.target, AclOperation.WRITE):
         done = kstreams("run", f"{file}:graph", "--slot", 0, environment=environment)
     assert done.status == 3, done.err
-    assert len(done.mistakes) == 1, done.err
-    assert "WRITE" in done.mistakes[0]
-    assert repr(place.target) in done.mistakes[0]
+    assert len(done.error_lines) == 1, done.err
+    assert "WRITE" in done.error_lines[0]
+    assert repr(app.target) in done.error_lines[0]

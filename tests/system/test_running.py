@@ -1,4 +1,4 @@
-"""`kstreams run` and its sisters as processes: slots, signals, restarts, progress, settings, topics, pictures."""
+"""`kstreams run`, `topics` and `graph` as processes: slots, signals, restarts, progress, settings, topics, images."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.engine import supervisor as supervising
-from kstreams_py.engine.supervisor import RESTARTS_MAX, Supervisor
-from kstreams_py.engine.topics import check_topics, create_topics
 from kstreams_py.errors import WorkersFailed
-from kstreams_py.ports.kafka import KafkaLog
-from tests.system.command import RunningCommand, alive, await_end, clean_environment, command, kstreams
-from tests.system.harness import WAIT, Cluster, running, wait_until
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.topics import check_topics, create_topics
+from kstreams_py.running import supervised
+from kstreams_py.running.pipe import REPORT_FD
+from kstreams_py.running.supervised import RESTARTS_MAX
+from kstreams_py.running.supervisor import Supervisor
+from tests.system.command import RunningCommand, await_end, clean_environment, command, is_alive, kstreams
+from tests.system.harness import Cluster, running, wait_until
+from tests.waiting import WAIT
 
 MakeSettings = Callable[..., Settings]
 
@@ -56,7 +59,7 @@ def copy(value):
 
 
 class App:
-    """A graph file that copies (waits at `wait` until the gate opens, fails at `bad`), its topics and its processes."""
+    """A copying graph file (waits at `wait` until the gate opens, fails at `bad`), its topics and its processes."""
 
     def __init__(self, directory: Path, name: str, cluster: Cluster, settings: Settings) -> None:
         self.directory, self.name, self.cluster = directory, name, cluster
@@ -72,14 +75,14 @@ class App:
         self.cluster.create(self.errors)
 
     def feed(self, count: int, partitions: int = 1, first: int = 0) -> list[bytes]:
-        """Writes that many numbered records to each partition; returns the values."""
+        """Writes `count` numbered records to each partition; returns their values."""
         values = [[f"{p}-{i}".encode() for i in range(first, first + count)] for p in range(partitions)]
         for partition in range(partitions):
             self.cluster.write(self.source, values[partition], partition=partition)
         return [value for each in values for value in each]
 
     def run(self, *options: object, **changed: str) -> Any:
-        """`kstreams run` in a `with` block."""
+        """Runs `kstreams run` inside a `with` block."""
         return command(self.directory, "run", self.graph, *options, environment={**self.environment, **changed})
 
     @property
@@ -100,21 +103,21 @@ class App:
         wait_until((self.directory / "waiting").exists, "the function waits")
 
     def await_workers(self, count: int, running: RunningCommand | subprocess.Popen[bytes]) -> set[int]:
-        """Waits until that many workers of a supervisor live, then gives their process ids."""
+        """Waits until a supervisor has `count` live workers, then returns their process ids."""
         process = running.process if isinstance(running, RunningCommand) else running
         wait_until(lambda: len(self.pids(without=process.pid)) == count, f"{count} workers")
         return self.pids(without=process.pid)
 
     def pids(self, without: int = 0) -> set[int]:
-        """Living processes that have imported the graph, one left out: the supervisor."""
+        """Live processes that have imported the graph, except the given one: the supervisor."""
         found = {int(path.name.removeprefix("pid-")) for path in self.directory.glob("pid-*")} - {without}
-        return {pid for pid in found if alive(pid) and self._runs(pid)}
+        return {pid for pid in found if is_alive(pid) and self._runs(pid)}
 
     def _runs(self, pid: int) -> bool:
-        """Whether it is a process of this graph: a number may by now be another program's, or a thread's."""
+        """Whether this is a process of the graph: the id may belong to another program or a thread by now."""
         try:
-            commanded = str(self.directory) in Path(f"/proc/{pid}/cmdline").read_text()
-            return commanded or Path(f"/proc/{pid}/cwd").samefile(self.directory)
+            named = str(self.directory) in Path(f"/proc/{pid}/cmdline").read_text()
+            return named or Path(f"/proc/{pid}/cwd").samefile(self.directory)
         except OSError:
             return False
 
@@ -145,7 +148,7 @@ def test_run_with_two_workers_shares_partitions_and_sigterm_drains(app: App) -> 
         assert "SIGTERM: draining" in running.text
     assert not app.pids()
     done = app.outputs
-    assert sum(app.committed.values()) == len(done), "committed is what was processed"
+    assert sum(app.committed.values()) == len(done), "the committed offsets count the outputs"
     with app.run("--workers", 2) as running:
         app.await_outputs(4_000, running)
     assert Counter(app.outputs) == Counter(values)
@@ -179,10 +182,10 @@ def test_second_ctrl_c_ends_at_once_and_nothing_is_lost(app: App, options: tuple
     with app.run(*options, KSTREAMS_DRAIN_TIMEOUT_MS="600000") as running:
         app.await_waiting()
         running.send(signal.SIGINT)
-        wait_until(lambda: ": draining" in running.text, "the first is heard")
+        wait_until(lambda: ": draining" in running.text, "the first SIGINT has arrived")
         assert running.process.poll() is None
         running.send(signal.SIGINT)
-        assert running.wait() != 0, "what was under way is not done, and whoever started it should know"
+        assert running.wait() != 0, "the exit status shows that the work in progress was abandoned"
     assert not app.pids()
     assert (app.outputs, app.committed) == ([], {0: 0})
     (app.directory / "open").touch()
@@ -192,7 +195,7 @@ def test_second_ctrl_c_ends_at_once_and_nothing_is_lost(app: App, options: tuple
 
 
 @pytest.mark.parametrize("options", [("--slot", 0), ("--workers", 1)], ids=["one worker", "supervised"])
-def test_function_that_outlasts_the_drain_is_named_and_the_exit_status_tells(
+def test_function_that_outlasts_the_drain_timeout_is_named_and_exits_with_status_1(
     app: App, options: tuple[object, ...]
 ) -> None:
     app.create()
@@ -206,22 +209,22 @@ def test_function_that_outlasts_the_drain_is_named_and_the_exit_status_tells(
     assert (app.outputs, app.committed) == ([], {0: 0})
 
 
-def test_slots_of_a_second_machine_work_beside_the_first(app: App) -> None:
+def test_slots_of_two_supervisors_share_the_partitions(app: App) -> None:
     app.create(partitions=3)
     with app.run("--slot", 0) as first, app.run("--slots", "1-2") as second:
         first.await_text("copy: holds")
         second.await_text(r"copy: holds \S+\n(.*\n)*.*copy: holds \S+\n")
         values = app.feed(100, 3)
         app.await_outputs(300)
-        assert len(app.pids()) == 4, "one worker, a supervisor and its two"
+        assert len(app.pids()) == 4, "one worker, and a supervisor with two"
         for each in (first, second):
             each.send(signal.SIGTERM)
         assert [first.wait(), second.wait()] == [0, 0]
     assert Counter(app.outputs) == Counter(values)
 
 
-def test_sigterm_before_the_workers_have_started_is_no_failure(app: App) -> None:
-    """They die of the signal, as any program does that has not yet said otherwise; nothing was under way."""
+def test_sigterm_before_the_workers_have_started_exits_with_status_0(app: App) -> None:
+    """The workers die of the signal, as they have no handler for it yet; they have not begun to process."""
     app.create()
     app.feed(3)
     with app.run("--workers", 2) as running:
@@ -233,7 +236,7 @@ def test_sigterm_before_the_workers_have_started_is_no_failure(app: App) -> None
     assert sum(app.committed.values()) == len(app.outputs)
 
 
-def test_stop_of_one_worker_drains_the_others_and_is_no_failure(app: App) -> None:
+def test_stop_of_one_worker_drains_the_others_and_exits_with_status_0(app: App) -> None:
     app.file.write_text(app.file.read_text().replace("raise ValueError", "raise ks.Stop"))
     app.create(partitions=2)
     values = app.feed(50, 2)
@@ -262,8 +265,8 @@ def test_second_supervisor_of_the_same_slots_takes_over_and_the_first_ends(app: 
     assert Counter(app.outputs) == Counter(values)
 
 
-def test_slot_that_another_machine_takes_over_ends_alone_and_the_others_go_on(app: App) -> None:
-    """Slots 0 and 1 here, 1 and 2 there."""
+def test_slot_that_another_supervisor_takes_over_ends_and_the_other_slots_continue(app: App) -> None:
+    """The first supervisor has slots 0 and 1, the second 1 and 2."""
     app.create(partitions=6)
     values = app.feed(100, 6)
     with app.run("--slots", "0-1") as first:
@@ -273,7 +276,7 @@ def test_slot_that_another_machine_takes_over_ends_alone_and_the_others_go_on(ap
             first.await_text(r"slot 1 ended by Replaced: .*: it is not restarted here, slot 0 goes on\n")
             values += app.feed(100, 6, first=100)
             app.await_outputs(1_200, second)
-            assert len(before & app.pids()) == 1, "slot 0 is still the process that it was"
+            assert len(before & app.pids()) == 1, "slot 0 is still the same process"
             for each in (first, second):
                 each.send(signal.SIGTERM)
             assert [first.wait(), second.wait()] == [0, 0], first.text + second.text
@@ -281,15 +284,15 @@ def test_slot_that_another_machine_takes_over_ends_alone_and_the_others_go_on(ap
     assert Counter(app.outputs) == Counter(values)
 
 
-# Workers that stand still.
+# Workers that are stuck or frozen.
 
 
 def fill_reports(pid: int) -> None:
-    """Fills the pipe by which a worker reports to its supervisor, made as small as it can be."""
+    """Makes the pipe from a worker to its supervisor as small as possible, and fills it."""
     environment = dict(
         each.split("=", 1) for each in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in each
     )
-    pipe = os.open(f"/proc/{pid}/fd/{environment[supervising.REPORT_FD]}", os.O_WRONLY | os.O_NONBLOCK)
+    pipe = os.open(f"/proc/{pid}/fd/{environment[REPORT_FD]}", os.O_WRONLY | os.O_NONBLOCK)
     counters = dict.fromkeys(("records_in", "records_out", "dead_letters", "commits"), 0)
     line = json.dumps({"processor": "f", "slot": 0, "counters": counters, "lag": 0}).encode() + b"\n"
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4_096)
@@ -299,7 +302,7 @@ def fill_reports(pid: int) -> None:
     os.close(pipe)
 
 
-def test_supervisor_that_is_stopped_holds_up_neither_work_nor_draining(app: App) -> None:
+def test_workers_of_a_frozen_supervisor_process_records_and_drain(app: App) -> None:
     app.create(partitions=2)
     values = app.feed(100, 2)
     with app.run("--workers", 2) as running:
@@ -321,8 +324,8 @@ def test_supervisor_that_is_stopped_holds_up_neither_work_nor_draining(app: App)
     assert Counter(app.outputs) == Counter(values)
 
 
-def stuck(app: App) -> str:
-    """A pattern for what is said of the function that waits."""
+def format_stuck_pattern(app: App) -> str:
+    """A pattern for the message about the function that waits."""
     numbers = [i for i, text in enumerate(app.file.read_text().splitlines(), 1) if '"open"' in text]
     place = rf"copy \(copying_graph.py, line ({numbers[0]}|{numbers[0] + 1})\)"
     return rf"copy has not turned for \d s: it is in {place}: its function does not return, or .* does not answer"
@@ -334,7 +337,7 @@ def test_worker_whose_function_never_returns_is_replaced_after_stuck_timeout(app
     with app.run("--workers", 1, KSTREAMS_STUCK_TIMEOUT_MS="5000") as running:
         app.await_waiting()
         running.await_text(r"slot 0 \(process \d+\) is stuck, for longer than stuck_timeout_ms \(5000\): killing it\n")
-        running.await_text(rf"slot 0 ended by SIGKILL \({stuck(app)}\): restarting it \(\d in a row\)\n")
+        running.await_text(rf"slot 0 ended by SIGKILL \({format_stuck_pattern(app)}\): restarting it \(\d in a row\)\n")
         (app.directory / "open").touch()
         app.await_outputs(3, running)
         running.send(signal.SIGTERM)
@@ -349,20 +352,20 @@ def test_single_slot_whose_function_never_returns_ends_after_stuck_timeout(app: 
     with app.run("--slot", 0, KSTREAMS_STUCK_TIMEOUT_MS="5000", KSTREAMS_DRAIN_TIMEOUT_MS="500") as running:
         assert running.wait() == 1, running.text
     ends = r"; it ends after stuck_timeout_ms \(5000\): start it again\n"
-    assert re.search(rf"^error: WorkerStuck: slot 0: {stuck(app)}{ends}", running.text, flags=re.MULTILINE), (
-        running.text
-    )
+    assert re.search(
+        rf"^error: WorkerStuck: slot 0: {format_stuck_pattern(app)}{ends}", running.text, flags=re.MULTILINE
+    ), running.text
     assert (app.outputs, app.committed) == ([], {0: 0})
 
 
-def test_worker_process_that_is_stopped_is_replaced_after_stuck_timeout(app: App) -> None:
-    """Its session lasts five minutes: nobody else would read its partitions for so long."""
+def test_frozen_worker_process_is_replaced_after_stuck_timeout(app: App) -> None:
+    """Its session lasts five minutes: no other member would read its partitions for that time."""
     app.create(partitions=2)
     values = app.feed(100, 2)
     long = {"KSTREAMS_STUCK_TIMEOUT_MS": "3000", "KSTREAMS_SESSION_TIMEOUT_MS": "300000"}
     with app.run("--workers", 1, **long) as running:
         app.await_outputs(200, running)
-        # by its descriptor: once it has been collected, its number may be that of a thread of these tests
+        # by a descriptor: after the process was collected, its id may be that of a thread of these tests
         stopped = os.pidfd_open(min(app.await_workers(1, running)))
         signal.pidfd_send_signal(stopped, signal.SIGSTOP)
         values += app.feed(100, 2, first=100)
@@ -382,7 +385,7 @@ def test_worker_process_that_is_stopped_is_replaced_after_stuck_timeout(app: App
 
 
 def test_sigkilled_worker_is_restarted_in_its_slot_and_takes_its_partitions_over_at_once(app: App) -> None:
-    """Its session lasts five minutes: without the same seat, nobody would read its partitions for so long."""
+    """Its session lasts five minutes: only its own membership gets its partitions back before that time."""
     app.create(partitions=4)
     values = app.feed(200, 4)
     with app.run("--workers", 2, KSTREAMS_SESSION_TIMEOUT_MS="300000") as running:
@@ -397,7 +400,7 @@ def test_sigkilled_worker_is_restarted_in_its_slot_and_takes_its_partitions_over
     assert Counter(app.outputs) == Counter(values)
 
 
-def test_sigkilled_supervisor_leaves_workers_that_drain_and_end(app: App) -> None:
+def test_workers_of_a_sigkilled_supervisor_drain_and_end(app: App) -> None:
     app.create(partitions=2)
     values = app.feed(100, 2)
     with app.run("--workers", 2) as running:
@@ -417,8 +420,8 @@ def test_sigkilled_supervisor_leaves_workers_that_drain_and_end(app: App) -> Non
 
 
 def supervise(monkeypatch: pytest.MonkeyPatch, *commands: str, backoff: tuple[float, ...] = (0.0,)) -> Supervisor:
-    """A supervisor of one Python program per slot, that restarts without waiting."""
-    monkeypatch.setattr(supervising, "BACKOFF", backoff)
+    """Creates a supervisor of one Python program per slot that restarts without a pause."""
+    monkeypatch.setattr(supervised, "BACKOFF", backoff)
     return Supervisor(lambda slot: [sys.executable, "-S", "-c", commands[slot]], range(len(commands)), drain_seconds=5)
 
 
@@ -435,11 +438,11 @@ def test_worker_that_always_dies_ends_the_supervisor_with_its_status(
         supervisor.run(lambda reports: None)
     assert caught.value.exit_status == 7
     assert len(starts.read_text()) == RESTARTS_MAX + 1
-    assert supervisor.pids == {}, "the healthy one was stopped too"
+    assert supervisor.pids == {}, "the healthy worker was stopped too"
 
 
 @pytest.mark.parametrize("status", [2, 5])
-def test_worker_that_a_restart_cannot_mend_ends_the_supervisor_at_once(
+def test_worker_status_that_forbids_a_restart_ends_the_supervisor_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
 ) -> None:
     starts = tmp_path / "starts"
@@ -453,7 +456,9 @@ def test_worker_that_stops_by_itself_stops_the_others(monkeypatch: pytest.Monkey
     supervise(monkeypatch, "raise SystemExit(0)", FOREVER).run(lambda reports: None)
 
 
-def test_worker_that_fails_while_it_drains_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_worker_failure_during_draining_is_raised_by_the_supervisor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ready = tmp_path / "ready"
     fails = (
         "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); "
@@ -491,7 +496,7 @@ def test_worker_that_reports_more_than_a_pipe_holds_does_not_stall(
 # Progress.
 
 
-def test_progress_is_plain_lines_where_there_is_no_terminal(app: App) -> None:
+def test_progress_without_a_terminal_is_plain_lines(app: App) -> None:
     app.create()
     app.cluster.write(app.source, [b"0", b"bad", b"2"])
     with app.run("--workers", 1) as running:
@@ -513,7 +518,7 @@ def test_progress_is_a_live_table_in_a_terminal(app: App, options: tuple[object,
         try:
             while data := os.read(ours, 65_536):
                 seen.extend(data)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # Linux raises it when the other end is closed
             return
 
     reader = threading.Thread(target=read, daemon=True)
@@ -529,11 +534,13 @@ def test_progress_is_a_live_table_in_a_terminal(app: App, options: tuple[object,
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace"))
 
     try:
-        wait_until(lambda: re.search(r"copy\s+1,203\s+1,202\s+1\s+0\s", text()), "the counts, of both workers")
+        wait_until(lambda: re.search(r"copy\s+1,203\s+1,202\s+1\s+0\s", text()), "the counts of both workers")
         if "--workers" in options:
             os.kill(min(app.await_workers(2, process)), signal.SIGKILL)
             app.cluster.write(app.source, [b"0"] * 100, partition=0)
-            wait_until(lambda: re.search(r"copy\s+1,303\s+1,302\s+1\s+0\s", text()), "what the killed one did counts")
+            wait_until(
+                lambda: re.search(r"copy\s+1,303\s+1,302\s+1\s+0\s", text()), "the counts include the killed worker"
+            )
         assert re.search(r"processor\s+in\s+out\s+dead letters\s+lag\s+records/s\s+commits/s", text())
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 0, text()
@@ -545,7 +552,7 @@ def test_progress_is_a_live_table_in_a_terminal(app: App, options: tuple[object,
     assert b"\x1b[?25h" in seen[seen.rfind(b"\x1b[?25l") :], "the cursor is shown again"
 
 
-# Topics, pictures, settings.
+# Topics, images, settings.
 
 
 def test_topics_are_created_on_request_and_checked(app: App, cluster: Cluster) -> None:
@@ -553,8 +560,8 @@ def test_topics_are_created_on_request_and_checked(app: App, cluster: Cluster) -
         return kstreams("topics", verb, app.graph, environment=app.environment)
 
     missing = topics("check")
-    assert (missing.status, len(missing.mistakes)) == (2, 1)
-    assert all(topic in missing.mistakes[0] for topic in (app.source, app.target, app.errors))
+    assert (missing.status, len(missing.error_lines)) == (2, 1)
+    assert all(topic in missing.error_lines[0] for topic in (app.source, app.target, app.errors))
     cluster.create(app.source, partitions=3)
     created = topics("create")
     assert (created.status, created.out.splitlines()) == (0, [f"created {app.target}", f"created {app.errors}"])
@@ -567,12 +574,12 @@ def test_topics_are_created_on_request_and_checked(app: App, cluster: Cluster) -
     )
 
 
-def test_topics_that_were_just_created_are_there_for_whatever_comes_next(
+def test_created_topics_are_usable_as_soon_as_create_topics_returns(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
-    """A broker answers a creation before all of it knows the topic; each round is a new chance to be too early."""
+    """A broker answers CreateTopics before its metadata has the topic; 15 rounds make an early request likely."""
     around = settings()
-    log = KafkaLog(around)
+    log = KafkaCluster(around)
     for i in range(15):
         graph = ks.Graph(f"{name}.{i}")
         inputs = [graph.topic(f"{name}.{i}.{end}", partitions=2) for end in "ab"]
@@ -603,24 +610,24 @@ def test_run_creates_topics_on_request_as_declared(app: App, cluster: Cluster, o
 
 
 def test_graph_is_described_as_text_mermaid_and_svg(app: App, tmp_path: Path) -> None:
-    def picture(*options: str) -> str:
+    def render(*options: str) -> str:
         done = kstreams("graph", app.graph, *options, environment={})
         assert (done.status, done.err) == (0, ""), done.err
         return done.out
 
     names = [app.name, app.source, app.target, app.errors, "copy"]
-    text = picture()
+    text = render()
     assert all(name in text for name in names)
     assert "map, exactly_once" in text
-    mermaid = picture("--format", "mermaid").splitlines()
+    mermaid = render("--format", "mermaid").splitlines()
     assert mermaid[0] == "flowchart LR"
     assert len([line for line in mermaid if "-->" in line]) == 2
     assert len([line for line in mermaid if "-.->" in line]) == 1
-    svg = ElementTree.fromstring(picture("-f", "svg"))
+    svg = ElementTree.fromstring(render("-f", "svg"))
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     words = " ".join(svg.itertext())
     assert all(name in words for name in names[1:])
-    assert picture("-f", "svg", "-o", str(tmp_path / "graph.svg")) == ""
+    assert render("-f", "svg", "-o", str(tmp_path / "graph.svg")) == ""
     assert ElementTree.parse(tmp_path / "graph.svg").getroot().tag == svg.tag
 
 
@@ -631,7 +638,7 @@ def test_settings_of_arguments_win_over_environment_over_file(app: App, tmp_path
     right, wrong = app.cluster.bootstrap_servers, "127.0.0.1:9"
 
     def check(of_file: str, of_environment: str | None, *arguments: str) -> int | str:
-        """0, or the address that did not answer."""
+        """Exit status of `topics check`, or the address that did not answer."""
         file.write_text(f'bootstrap_servers = "{of_file}"\nrequest_timeout_ms = 700\n')
         environment = {} if of_environment is None else {"KSTREAMS_BOOTSTRAP_SERVERS": of_environment}
         done = kstreams("topics", "check", app.graph, "--config", file, *arguments, environment=environment)
@@ -647,7 +654,7 @@ def test_settings_of_arguments_win_over_environment_over_file(app: App, tmp_path
 
 
 def test_settings_of_a_file_reach_the_workers(app: App, tmp_path: Path) -> None:
-    """The client's own settings too: `debug` makes it talk."""
+    """This includes librdkafka's settings: `debug` makes it log them."""
     app.create()
     app.feed(3)
     file = tmp_path / "settings.toml"
@@ -655,8 +662,8 @@ def test_settings_of_a_file_reach_the_workers(app: App, tmp_path: Path) -> None:
         f'bootstrap_servers = "{app.cluster.bootstrap_servers}"\nschema_directory = "{tmp_path / "schemas"}"\n'
         'commit_interval_ms = 1234\n[kafka]\ndebug = "conf"\nsocket.timeout.ms = 4321\n'
     )
-    says = "\nprint('interval', ks.Settings.load().commit_interval_ms, flush=True)\n"
-    app.file.write_text(app.file.read_text() + says)
+    printing = "\nprint('interval', ks.Settings.load().commit_interval_ms, flush=True)\n"
+    app.file.write_text(app.file.read_text() + printing)
     app.environment = {"KSTREAMS_LOG_LEVEL": "DEBUG"}
     with app.run("--workers", 1, "--config", file, KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS="4322") as running:
         app.await_outputs(3, running)
@@ -668,8 +675,8 @@ def test_settings_of_a_file_reach_the_workers(app: App, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["signal.py", "calendar.py", "my.graph.py", "kstreams_py.py", "two words.py"])
-def test_graph_file_is_found_whatever_its_name(app: App, file: str) -> None:
-    """A library, imported already or not, may have the same name."""
+def test_graph_file_with_any_name_is_imported(app: App, file: str) -> None:
+    """The file may have the name of a library, imported or not, or no name that Python can import."""
     place = app.directory / "graphs"
     place.mkdir()
     (place / file).write_text(app.file.read_text())

@@ -1,6 +1,6 @@
-"""Slots that are given up: workers that leave for good, `kstreams slots list` and `release`, on a real broker.
+"""Slots that are released: workers that leave their groups, `kstreams slots list` and `release`, on a real broker.
 
-The session time-out is longer than any wait here, so that partitions that move were given up and did not expire.
+The session time-out is longer than any wait here: partitions move because a member left, not because it expired.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.delivery import Guarantee
 from kstreams_py.errors import BrokerUnavailable
-from kstreams_py.ports.kafka.groups import GroupAdmin
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.kafka.administration import GroupAdmin
 from tests.system.command import command, kstreams
 from tests.system.harness import Cluster, WorkerProcess, running, wait_until
 
@@ -28,7 +29,7 @@ MakeSettings = Callable[..., Settings]
 
 SESSION_MS = 45_000
 BOUND = 20.0
-"""Seconds in which partitions must have moved."""
+"""Seconds until partitions must have moved."""
 
 GRAPH = """
 import kstreams_py as ks
@@ -47,7 +48,7 @@ def second(value):
 
 
 class Feed:
-    """Numbered records for each partition of a topic, and what must come of them: by partition, in order."""
+    """Writes numbered records to each partition of a topic, and checks outputs by input partition, in order."""
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int) -> None:
         self._cluster, self._topic, self._partitions = cluster, topic, partitions
@@ -60,8 +61,8 @@ class Feed:
         self.count += count
 
     @contextmanager
-    def going(self) -> Iterator[None]:
-        """Goes on writing inside the block."""
+    def keep_writing(self) -> Iterator[None]:
+        """Writes without a pause inside the block."""
         stopping = threading.Event()
 
         def write() -> None:
@@ -81,12 +82,12 @@ class Feed:
         return [[b"%d-%d" % (partition, i) for i in range(self.count)] for partition in range(self._partitions)]
 
     def read(self, topic: str) -> list[list[bytes | None]]:
-        """The values of an output topic by the partition that they were written to first."""
+        """The values of an output topic by input partition."""
         values = self._cluster.values(topic)
         return [[v for v in values if (v or b"").startswith(b"%d-" % p)] for p in range(self._partitions)]
 
     def await_all(self, topic: str, seconds: float = BOUND) -> None:
-        """Waits until an output topic has as many records as were written, then compares them all."""
+        """Waits until an output topic has as many records as were written, then compares all of them."""
         total = self.count * self._partitions
         wait_until(lambda: len(self._cluster.values(topic)) >= total, f"{total} records in {topic}", seconds)
         assert self.read(topic) == self.expected
@@ -105,14 +106,17 @@ def test_workers_that_leave_hand_their_partitions_over_and_no_record_is_lost_or_
         return value
 
     cluster.partitions(f"{name}.out")
-    made = settings(session_timeout_ms=SESSION_MS, leave_on_stop=True)
+    leaving = settings(session_timeout_ms=SESSION_MS, leave_on_stop=True)
     feed = Feed(cluster, f"{name}.in", 4)
-    members = lambda: [m.instance for m in GroupAdmin(made).members(f"{name}.copy") if m.partitions]  # noqa: E731
-    with running(graph, made, 0, 1, 2, 3) as slots:
+
+    def members() -> list[str]:
+        return [m.instance for m in GroupAdmin(leaving).members(f"{name}.copy") if m.partitions]
+
+    with running(graph, leaving, 0, 1, 2, 3) as slots:
         wait_until(lambda: members() == [f"{name}.copy.{slot}" for slot in range(4)], "each slot has a partition")
         feed.write(50)
         feed.await_all(f"{name}.out")
-        with feed.going():
+        with feed.keep_writing():
             for slot in slots[2:]:
                 slot.stop()
         feed.write(50)
@@ -137,13 +141,13 @@ class Deployment:
         return WorkerProcess(self.file, slot, self.environment, *options)
 
     def slots(self, *arguments: object) -> tuple[int, str, str]:
-        """Exit status, output and errors of `kstreams slots`, the member ids that brokers make up left out."""
+        """Exit status, output and errors of `kstreams slots`; the random part of member ids is replaced by ID."""
         verb, *rest = arguments
         done = kstreams("slots", verb, self.target, *rest, environment=self.environment)
         return done.status, re.sub(r"-[0-9a-f]{8}-[0-9a-f-]{27}$", "-ID", done.out, flags=re.MULTILINE), done.err
 
-    def listed(self, *slots: tuple[int, int, int]) -> str:
-        """What `list` prints for slots that hold these partitions, first to last, of each input."""
+    def format_list(self, *slots: tuple[int, int, int]) -> str:
+        """The output of `list` for (slot, first partition, last partition) of each input."""
         lines = []
         for processor, topic in (("first", "in"), ("second", "middle")):
             group = f"{self.name}.{processor}"
@@ -154,7 +158,7 @@ class Deployment:
         return "\n".join(lines) + "\n"
 
     def await_listed(self, *slots: tuple[int, int, int]) -> None:
-        wanted = (0, self.listed(*slots), "")
+        wanted = (0, self.format_list(*slots), "")
         try:
             wait_until(lambda: self.slots("list") == wanted, "the list of slots", BOUND)
         except AssertionError:
@@ -166,7 +170,7 @@ def deployment(tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettin
     return Deployment(tmp_path, name, cluster, settings(session_timeout_ms=SESSION_MS))
 
 
-def test_command_with_leave_gives_the_partitions_of_its_slots_up_and_without_it_keeps_them(
+def test_run_with_leave_releases_its_partitions_at_the_end_and_without_leave_keeps_them(
     deployment: Deployment,
 ) -> None:
     assert deployment.slots("list") == (
@@ -174,9 +178,7 @@ def test_command_with_leave_gives_the_partitions_of_its_slots_up_and_without_it_
         f"{deployment.name}.first: there is no such group yet\n{deployment.name}.second: there is no such group yet\n",
         "",
     )
-    run = lambda *options: command(  # noqa: E731
-        deployment.directory, "run", deployment.target, *options, environment=deployment.environment
-    )
+    run = partial(command, deployment.directory, "run", deployment.target, environment=deployment.environment)
     with run("--slots", "0-1") as staying, run("--slots", "2-3", "--leave") as leaving:
         deployment.await_listed((0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3))
         deployment.feed.write(50)
@@ -222,7 +224,7 @@ def test_release_of_a_slot_that_still_runs_lets_its_worker_join_again(deployment
     workers = [deployment.worker(slot) for slot in (0, 1)]
     try:
         deployment.await_listed((0, 0, 1), (1, 2, 3))
-        with deployment.feed.going():
+        with deployment.feed.keep_writing():
             assert deployment.slots("release", 1)[0] == 0
         deployment.feed.await_all(f"{deployment.name}.out")
         deployment.await_listed((0, 0, 1), (1, 2, 3))
@@ -232,7 +234,7 @@ def test_release_of_a_slot_that_still_runs_lets_its_worker_join_again(deployment
         assert [worker.wait() for worker in workers] == [0, 0]
 
 
-def test_slots_without_a_broker_are_one_message(deployment: Deployment) -> None:
+def test_slots_list_without_a_broker_prints_one_message(deployment: Deployment) -> None:
     deployment.environment |= {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "6000"}
     message = (
         f"error: BrokerUnavailable: describing groups '{deployment.name}.first', '{deployment.name}.second' "
@@ -243,10 +245,10 @@ def test_slots_without_a_broker_are_one_message(deployment: Deployment) -> None:
     assert deployment.slots("list") == (3, "", message)
 
 
-def test_request_to_a_broker_that_never_answers_ends_at_its_limit(settings: MakeSettings) -> None:
+def test_group_admin_request_without_an_answer_ends_after_its_time_limit(settings: MakeSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=f"^describing groups 'any' .*: no broker at {address} answers"):
             GroupAdmin(settings(bootstrap_servers=address), 1.2).members("any")
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - started < 5.0

@@ -1,11 +1,10 @@
-"""Spark reads exactly what is committed: the corners of transactions, decoding, bounds; on a real broker."""
+"""Spark reads exactly the committed records of a real broker: transactions, decoding, bounds, options."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,19 +17,26 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from kstreams_py.config import Settings
+from kstreams_py.embedded.jars import spark_jars
+from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError
-from kstreams_py.ports import spark as ports_spark
-from kstreams_py.ports.jars import find_java, spark_jars
-from kstreams_py.ports.registry import FileRegistry
-from kstreams_py.ports.spark import options, session, stream, view
-from kstreams_py.serde import Avro, Bytes, Json, Serde, String, bind
-from kstreams_py.topology import Graph, Topic
+from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
+from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.topology import Graph
+from kstreams_py.settings import ClientSettings, Settings
+from kstreams_py.spark import options, session, stream, view
+from kstreams_py.spark.sessions import _packages
+from kstreams_py.spark.views import META
+from tests.waiting import wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # collect() leaves it to the gc
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:unclosed <socket:ResourceWarning"
+)  # collect() leaves its socket to the garbage collector
 
 NOON = 1_700_000_000_000
-"""Milliseconds; the record at offset n of any topic here is n seconds younger."""
+"""Milliseconds; the record at offset n of any topic here has a timestamp n seconds later."""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +51,8 @@ def settings(broker: Any) -> Settings:
     return Settings(bootstrap_servers=broker.bootstrap_servers)
 
 
-class Pen:
-    """A transactional producer of one topic; timestamps follow the offsets that it is told."""
+class Writer:
+    """A transactional producer of one topic; the timestamps follow the given offsets."""
 
     def __init__(self, broker: Any, topic: str) -> None:
         self._topic = topic
@@ -56,13 +62,13 @@ class Pen:
         })  # fmt: skip
         config = {
             "bootstrap.servers": broker.bootstrap_servers,
-            "transactional.id": f"pen-{topic}-{os.urandom(4).hex()}",
+            "transactional.id": f"writer-{topic}-{os.urandom(4).hex()}",
         }
         self._producer = ck.Producer(config)
         self._producer.init_transactions(30)
 
     def begin(self, records: Mapping[int, bytes | None], partition: int = 0, **more: Any) -> None:
-        """Writes records, by the offsets that they will have; they are on the broker afterwards, and not committed."""
+        """Begins a transaction and writes records, given by their future offsets; they are acknowledged on return."""
         self._producer.begin_transaction()
         self.write(records, partition, **more)
 
@@ -86,10 +92,8 @@ class Pen:
         self._ends = {partition: self._end(partition) for partition in self._ends}
 
     def _wait_for_markers(self) -> None:
-        """A commit returns when it is decided; the partitions learn of it a little later."""
-        deadline = time.monotonic() + 30
-        while any(self._end(partition) == end for partition, end in self._ends.items()):
-            assert time.monotonic() < deadline
+        """Waits for the markers: a commit returns before the coordinator has written them."""
+        wait_until(lambda: all(self._end(p) != end for p, end in self._ends.items()), "every partition has its marker")
         self._ends = {}
 
     def _end(self, partition: int) -> int:
@@ -97,7 +101,7 @@ class Pen:
         return end
 
     def transactions(self, log: str) -> None:
-        """One partition in one line: `c3` commits three records, `a2` aborts two; each ends in a marker."""
+        """Writes a log given as text: `c3` commits three records, `a2` aborts two; each ends in a marker."""
         offset = 0
         for word in log.split():
             self.begin(numbers(offset, offset + int(word[1:])))
@@ -123,13 +127,13 @@ def create(
 
 
 def rows(df: DataFrame) -> list[tuple[Any, ...]]:
-    """All of a frame by partition and offset, with timestamps as milliseconds."""
+    """Collects a data frame sorted by partition and offset, with timestamps in milliseconds."""
     found = df.withColumn("timestamp", sf.unix_millis("timestamp")).collect()
     return [tuple(row) for row in sorted(found, key=lambda row: (row["partition"], row["offset"]))]
 
 
 def plain(offset: int, partition: int = 0) -> tuple[Any, ...]:
-    """The row of a record of `numbers`."""
+    """The row of a record made by `numbers`."""
     return (str(offset), None, partition, offset, NOON + offset * 1000, None, None)
 
 
@@ -146,11 +150,11 @@ def plain(offset: int, partition: int = 0) -> tuple[Any, ...]:
         pytest.param("c1 c1 a1 c2", [0, 2, 6, 7], id="markers-between-small-transactions"),
     ],
 )
-def test_read_committed_view_over_invisible_records_gives_the_visible(
+def test_read_committed_view_skips_markers_and_aborted_records(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str, log: str, visible: list[int]
 ) -> None:
     topic = create(broker, topic_name)
-    Pen(broker, topic_name).transactions(log)
+    Writer(broker, topic_name).transactions(log)
     assert rows(view(spark, topic, settings=settings)) == [plain(offset) for offset in visible]
 
 
@@ -167,7 +171,7 @@ def test_read_committed_view_over_invisible_records_gives_the_visible(
         pytest.param(4, -1, [4], id="to-latest"),
     ],
 )
-def test_read_committed_view_bounded_by_offsets_gives_the_visible_between(
+def test_read_committed_view_bounded_by_offsets_returns_the_visible_records_between(
     spark: SparkSession,
     broker: Any,
     settings: Settings,
@@ -185,15 +189,15 @@ def two_and_two(broker: Any) -> Topic:
     """Offsets 0 1 (marker 2) 3 4 (marker 5), then aborted 6 7 8 (marker 9)."""
     name = f"test-two-and-two-{os.urandom(4).hex()}"
     topic = create(broker, name)
-    Pen(broker, name).transactions("c2 c2 a3")
+    Writer(broker, name).transactions("c2 c2 a3")
     return topic
 
 
-def test_read_committed_view_of_a_log_that_starts_at_a_marker_gives_the_rest(
+def test_read_committed_view_of_a_log_that_starts_at_a_marker_returns_the_records_after_it(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
     topic = create(broker, topic_name)
-    Pen(broker, topic_name).transactions("c2 c2")
+    Writer(broker, topic_name).transactions("c2 c2")
     delete_before(broker, topic_name, 2)
     assert rows(view(spark, topic, settings=settings)) == [plain(3), plain(4)]
 
@@ -207,7 +211,7 @@ def test_read_committed_view_open_transaction_ends_at_the_last_stable_offset(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
     topic = create(broker, topic_name)
-    early, late = Pen(broker, topic_name), Pen(broker, topic_name)
+    early, late = Writer(broker, topic_name), Writer(broker, topic_name)
     early.begin(numbers(0, 2))
     early.commit()
     late.begin(numbers(3, 5))
@@ -219,12 +223,12 @@ def test_read_committed_view_open_transaction_ends_at_the_last_stable_offset(
     assert rows(found) == [plain(offset) for offset in (0, 1, 3, 4, 5, 6)]
 
 
-def test_read_committed_stream_transactions_in_turn_gives_each_batch_once(
+def test_read_committed_stream_of_consecutive_transactions_returns_each_batch_once(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str, tmp_path: Path
 ) -> None:
     """The sequence of Spark's own KafkaMicroBatchSourceSuite, with three offsets per batch."""
     topic = create(broker, topic_name)
-    pen = Pen(broker, topic_name)
+    writer = Writer(broker, topic_name)
     batches: list[list[tuple[Any, ...]]] = []
     query = (
         stream(spark, topic, settings=settings, max_offsets_per_trigger=3)
@@ -243,19 +247,19 @@ def test_read_committed_stream_transactions_in_turn_gives_each_batch_once(
         return [plain(offset) for offset in offsets]
 
     try:
-        pen.begin(numbers(0, 5))
-        assert new_batches() == [[]]  # the first batch of a query is always run
-        pen.commit()
+        writer.begin(numbers(0, 5))
+        assert new_batches() == [[]]  # Spark always runs the first batch of a query
+        writer.commit()
         assert new_batches() == [of(0, 1, 2), of(3, 4)]
-        pen.begin(numbers(6, 11))
-        pen.abort()
+        writer.begin(numbers(6, 11))
+        writer.abort()
         assert new_batches() == [[], []]
-        pen.begin(numbers(12, 17))
-        pen.commit()
+        writer.begin(numbers(12, 17))
+        writer.commit()
         assert new_batches() == [of(12, 13, 14), of(15, 16)]
         for first, end in ((18, 19), (20, 21), (22, 24)):
-            pen.begin(numbers(first, end))
-            pen.commit()
+            writer.begin(numbers(first, end))
+            writer.commit()
         assert [row for batch in new_batches() for row in batch] == of(18, 20, 22, 23)
     finally:
         query.stop()
@@ -266,19 +270,20 @@ def test_no_loss_deleted_records_fail_the_query(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str, streaming: bool
 ) -> None:
     topic = create(broker, topic_name)
-    Pen(broker, topic_name).transactions("c3 c2")
+    Writer(broker, topic_name).transactions("c3 c2")
     delete_before(broker, topic_name, 2)
-    read = (
-        (lambda: drain(stream(spark, topic, settings=settings, start={0: 0})))
-        if streaming
-        else (lambda: rows(view(spark, topic, settings=settings, start={0: 0})))
-    )
+
+    def read() -> list[tuple[Any, ...]]:
+        if streaming:
+            return drain(stream(spark, topic, settings=settings, start={0: 0}))
+        return rows(view(spark, topic, settings=settings, start={0: 0}))
+
     with pytest.raises(Exception, match=r"data may have been lost|out of range"):
         read()
 
 
 def drain(df: DataFrame) -> list[tuple[Any, ...]]:
-    """All that a stream has now."""
+    """Collects all records that a stream has now."""
     found: list[tuple[Any, ...]] = []
     query = df.writeStream.foreachBatch(lambda batch, _: found.extend(rows(batch))).trigger(availableNow=True).start()
     query.awaitTermination(60)
@@ -288,10 +293,10 @@ def drain(df: DataFrame) -> list[tuple[Any, ...]]:
 def test_no_loss_view_that_ends_after_the_last_stable_offset_fails_the_query(
     spark: SparkSession, broker: Any, topic_name: str
 ) -> None:
-    """This is what waits for pollTimeoutMs: made short here."""
+    """Such a view waits for pollTimeoutMs, which is short here."""
     topic = create(broker, topic_name)
-    Pen(broker, topic_name).transactions("c2")
-    open_one = Pen(broker, topic_name)
+    Writer(broker, topic_name).transactions("c2")
+    open_one = Writer(broker, topic_name)
     open_one.begin(numbers(3, 5))
     short = Settings(bootstrap_servers=broker.bootstrap_servers, request_timeout_ms=1000)
     with pytest.raises(Exception, match="out of range"):
@@ -304,7 +309,7 @@ def test_no_loss_view_that_ends_after_the_last_stable_offset_fails_the_query(
 
 
 def at(offset: float) -> datetime:
-    """When the record at an offset was written."""
+    """The timestamp of the record at an offset."""
     return datetime.fromtimestamp(NOON / 1000, UTC) + timedelta(seconds=offset)
 
 
@@ -313,10 +318,10 @@ def two_partitions(broker: Any) -> Topic:
     """Partition 0: 0 to 3 (marker 4), partition 1: 0 and 1 (marker 2)."""
     name = f"test-two-partitions-{os.urandom(4).hex()}"
     topic = create(broker, name, partitions=2)
-    pen = Pen(broker, name)
-    pen.begin(numbers(0, 4), partition=0)
-    pen.write(numbers(0, 2), partition=1)
-    pen.commit()
+    writer = Writer(broker, name)
+    writer.begin(numbers(0, 4), partition=0)
+    writer.write(numbers(0, 2), partition=1)
+    writer.commit()
     return topic
 
 
@@ -336,26 +341,26 @@ ALL = [plain(0), plain(1), plain(2), plain(3), plain(0, 1), plain(1, 1)]
         pytest.param({0: 2, 1: 0}, at(3), [plain(2), plain(0, 1), plain(1, 1)], id="offsets-to-time"),
     ],
 )
-def test_bounds_view_of_two_partitions_gives_what_is_between(
+def test_bounds_view_of_two_partitions_returns_the_records_between(
     spark: SparkSession, settings: Settings, two_partitions: Topic, start: Any, end: Any, expected: list[Any]
 ) -> None:
     assert rows(view(spark, two_partitions, settings=settings, start=start, end=end)) == expected
 
 
-def test_bounds_views_that_meet_at_a_time_share_nothing_and_leave_out_nothing(
+def test_bounds_adjacent_views_return_each_record_once(
     spark: SparkSession, settings: Settings, broker: Any, topic_name: str
 ) -> None:
-    """Timestamps out of order: a bound is a place, so each record is in one window."""
+    """Timestamps are out of order: a bound is an offset, so that each record is in one view."""
     topic = create(broker, topic_name)
-    pen = Pen(broker, topic_name)
-    pen.begin({offset: str(offset).encode() for offset in (5, 1, 9, 2, 7, 3)})
-    pen.commit()
+    writer = Writer(broker, topic_name)
+    writer.begin({offset: str(offset).encode() for offset in (5, 1, 9, 2, 7, 3)})
+    writer.commit()
     before = rows(view(spark, topic, settings=settings, end=at(6)))
     after = rows(view(spark, topic, settings=settings, start=at(6)))
     assert [[row[0] for row in found] for found in (before, after)] == [["5", "1"], ["9", "2", "7", "3"]]
 
 
-def test_bounds_stream_from_a_time_gives_what_is_not_older(
+def test_bounds_stream_from_a_time_returns_records_from_that_time_on(
     spark: SparkSession, settings: Settings, two_partitions: Topic
 ) -> None:
     found = drain(stream(spark, two_partitions, settings=settings, start=at(1)))
@@ -388,16 +393,16 @@ def encode(schema: Any, registry: FileRegistry, topic: str, value: Any) -> bytes
 
 
 def write_flights(broker: Any, registry: FileRegistry, name: str) -> list[tuple[Any, ...]]:
-    """Two writers' schemas, a tombstone, keys, headers and a delivery hash; the rows to expect, value first."""
-    pen = Pen(broker, name)
+    """Writes records of two schemas, a tombstone, keys, headers and a delivery hash; returns the rows to expect."""
+    writer = Writer(broker, name)
     digest = bytes(range(16))
     headers = [("ks-hash", digest), ("from", b"EWR"), ("from", None)]
-    pen.begin({0: encode(FIRST, registry, name, {"carrier": "UA"})}, key=b"N1")
+    writer.begin({0: encode(FIRST, registry, name, {"carrier": "UA"})}, key=b"N1")
     new = encode(NOW, registry, name, {"carrier": "DL", "delay": 7, "stops": ["ATL", "ORD"]})
-    pen.write({1: new}, key="Ñ2".encode(), headers=headers)
-    pen.write({2: None}, key=b"N1", headers=[("from", b"JFK")])
-    pen.write({3: encode(NOW, registry, name, {"carrier": "", "delay": None, "stops": []})})
-    pen.commit()
+    writer.write({1: new}, key="Ñ2".encode(), headers=headers)
+    writer.write({2: None}, key=b"N1", headers=[("from", b"JFK")])
+    writer.write({3: encode(NOW, registry, name, {"carrier": "", "delay": None, "stops": []})})
+    writer.commit()
     return [
         (("UA", None, []), "N1", 0, 0, NOON, None, None),
         (("DL", 7, ["ATL", "ORD"]), "Ñ2", 0, 1, NOON + 1000, headers, digest),
@@ -406,7 +411,7 @@ def write_flights(broker: Any, registry: FileRegistry, name: str) -> list[tuple[
     ]
 
 
-def test_decoding_view_of_two_writer_schemas_gives_the_readers_columns(
+def test_decoding_view_of_two_writer_schemas_has_the_readers_columns(
     spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
 ) -> None:
     topic = create(broker, topic_name, value=Avro(NOW))
@@ -415,31 +420,31 @@ def test_decoding_view_of_two_writer_schemas_gives_the_readers_columns(
 
     found = view(spark, topic, registry=registry, settings=settings)
 
-    assert found.columns == ["carrier", "delay", "stops", *ports_spark.META]
+    assert found.columns == ["carrier", "delay", "stops", *META]
     assert found.dtypes[:3] == [("carrier", "string"), ("delay", "bigint"), ("stops", "array<string>")]
     assert rows(found) == flat
     assert rows(found.filter("delay > 5")) == [flat[1]]
     assert drain(stream(spark, topic, registry=registry, settings=settings)) == flat
 
 
-def test_decoding_view_not_flattened_gives_a_struct_that_is_null_for_a_tombstone(
+def test_decoding_view_not_flattened_has_a_struct_that_is_null_for_a_tombstone(
     spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
 ) -> None:
     topic = create(broker, topic_name, value=Avro(NOW))
     expected = write_flights(broker, registry, topic_name)
     found = view(spark, topic, registry=registry, settings=settings, flatten=False)
-    assert found.columns == ["value", *ports_spark.META]
+    assert found.columns == ["value", *META]
     assert rows(found) == expected
 
 
-def test_decoding_view_without_a_registry_knows_the_topics_own_schema(
+def test_decoding_view_without_a_registry_decodes_the_declared_schema(
     spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
 ) -> None:
     topic = create(broker, topic_name, key=Avro({"type": "string"}), value=Avro(FIRST))
     key = bind(Avro({"type": "string"}), registry, f"{topic_name}-key").serialize("N1")
-    pen = Pen(broker, topic_name)
-    pen.begin({0: encode(FIRST, registry, topic_name, {"carrier": "UA"})}, key=key)
-    pen.commit()
+    writer = Writer(broker, topic_name)
+    writer.begin({0: encode(FIRST, registry, topic_name, {"carrier": "UA"})}, key=key)
+    writer.commit()
     assert rows(view(spark, topic, settings=settings)) == [("UA", "N1", 0, 0, NOON, None, None)]
 
 
@@ -451,7 +456,7 @@ def test_decoding_view_without_a_registry_knows_the_topics_own_schema(
         (String(), Json(), b'{"a":1}', ('{"a":1}', '{"a":1}')),
     ],
 )
-def test_decoding_view_of_text_and_bytes_gives_strings_and_binaries(
+def test_decoding_view_of_text_and_bytes_has_strings_and_binaries(
     spark: SparkSession,
     broker: Any,
     settings: Settings,
@@ -462,10 +467,10 @@ def test_decoding_view_of_text_and_bytes_gives_strings_and_binaries(
     expected: tuple[Any, Any],
 ) -> None:
     topic = create(broker, topic_name, key=key, value=value)
-    pen = Pen(broker, topic_name)
-    pen.begin({0: raw}, key=raw)
-    pen.write({1: None})
-    pen.commit()
+    writer = Writer(broker, topic_name)
+    writer.begin({0: raw}, key=raw)
+    writer.write({1: None})
+    writer.commit()
     assert rows(view(spark, topic, settings=settings)) == [
         (*expected, 0, 0, NOON, None, None),
         (None, None, 0, 1, NOON + 1000, None, None),
@@ -488,7 +493,7 @@ NARROW = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "ty
         pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text"),
     ],
 )
-def test_decoding_record_that_does_not_decode_fails_the_query_naming_it(
+def test_decoding_record_that_does_not_decode_fails_the_query_and_is_named(
     spark: SparkSession,
     broker: Any,
     settings: Settings,
@@ -499,11 +504,11 @@ def test_decoding_record_that_does_not_decode_fails_the_query_naming_it(
     message: str,
 ) -> None:
     if isinstance(raw, dict):
-        raw = encode(raw, registry, topic_name, {"carrier": "UA"})[: -1 if value.name == "Flight" else None]
+        raw = encode(raw, registry, topic_name, {"carrier": "UA"})[:-1]
     topic = create(broker, topic_name, value=value)
-    pen = Pen(broker, topic_name)
-    pen.begin({0: None, 1: raw})
-    pen.commit()
+    writer = Writer(broker, topic_name)
+    writer.begin({0: None, 1: raw})
+    writer.commit()
     found = view(spark, topic, registry=registry, settings=settings)
     with pytest.raises(PySparkException) as caught:
         found.collect()
@@ -511,14 +516,14 @@ def test_decoding_record_that_does_not_decode_fails_the_query_naming_it(
     assert message.format(topic_name) in str(caught.value)
 
 
-def test_decoding_field_called_like_a_column_is_refused_unless_not_flattened(
+def test_decoding_field_with_the_name_of_a_column_is_refused_unless_not_flattened(
     spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
 ) -> None:
     schema = {"type": "record", "name": "Odd", "fields": [{"name": "Offset", "type": "int"}]}
     topic = create(broker, topic_name, value=Avro(schema))
-    pen = Pen(broker, topic_name)
-    pen.begin({0: encode(schema, registry, topic_name, {"Offset": 3})})
-    pen.commit()
+    writer = Writer(broker, topic_name)
+    writer.begin({0: encode(schema, registry, topic_name, {"Offset": 3})})
+    writer.commit()
     with pytest.raises(SchemaError, match=rf"topic {topic_name}: field 'Offset' .* use flatten=False"):
         view(spark, topic, registry=registry, settings=settings)
     found = view(spark, topic, registry=registry, settings=settings, flatten=False)
@@ -570,11 +575,11 @@ COMMON = {
         ),
     ],
 )
-def test_options_are_exactly_what_the_reader_is_given(arguments: dict[str, Any], more: dict[str, str]) -> None:
+def test_options_contain_exactly_the_expected_entries(arguments: dict[str, Any], more: dict[str, str]) -> None:
     assert options("flights", SETTINGS, **arguments) == {**COMMON, **more}
 
 
-def test_options_poll_limit_is_thirty_seconds_not_two_minutes() -> None:
+def test_options_poll_timeout_is_30_seconds_by_default() -> None:
     assert options("flights", Settings())["kafkaConsumer.pollTimeoutMs"] == "30000"
 
 
@@ -589,23 +594,24 @@ def test_options_poll_limit_is_thirty_seconds_not_two_minutes() -> None:
         ({"streaming": True, "end": "latest"}, "a stream has no end"),
     ],
 )
-def test_options_bound_that_is_none_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_options_invalid_bound_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         options("flights", SETTINGS, **arguments)
 
 
-def client(**kafka: str) -> Settings:
-    return Settings(bootstrap_servers="a:1", kafka={name.replace("__", "."): value for name, value in kafka.items()})
+def client_settings(**kafka: str) -> Settings:
+    named = {name.replace("__", "."): value for name, value in kafka.items()}
+    return Settings(bootstrap_servers="a:1", kafka=ClientSettings(named))
 
 
 def extra(settings: Settings) -> dict[str, str]:
-    """The options that come of librdkafka's settings."""
-    plain_options = options("flights", client())
+    """The options translated from librdkafka's settings."""
+    plain_options = options("flights", client_settings())
     return {name: value for name, value in options("flights", settings).items() if name not in plain_options}
 
 
-def test_options_of_a_client_with_a_password_are_javas() -> None:
-    settings = client(
+def test_options_translate_password_settings_of_a_client_to_java() -> None:
+    settings = client_settings(
         security__protocol="sasl_ssl",
         sasl__mechanisms="SCRAM-SHA-512",
         sasl__username="jo",
@@ -628,10 +634,10 @@ def test_options_of_a_client_with_a_password_are_javas() -> None:
     }
 
 
-def test_options_of_a_client_with_a_certificate_are_javas(tmp_path: Path) -> None:
+def test_options_translate_certificate_settings_of_a_client_to_java(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("CERT")
     (tmp_path / "key.pem").write_text("KEY")
-    settings = client(
+    settings = client_settings(
         security__protocol="ssl",
         ssl__certificate__location=str(tmp_path / "cert.pem"),
         ssl__key__location=str(tmp_path / "key.pem"),
@@ -649,15 +655,15 @@ def test_options_of_a_client_with_a_certificate_are_javas(tmp_path: Path) -> Non
         options("flights", settings)
 
 
-def test_options_of_a_mechanism_that_java_sets_up_otherwise_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"sasl\.mechanism OAUTHBEARER .* kafka\.sasl\.\* of your own"):
-        options("flights", client(security__protocol="SASL_SSL", sasl__mechanism="OAUTHBEARER"))
+def test_options_sasl_mechanism_without_a_java_translation_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"sasl\.mechanism OAUTHBEARER .* your own kafka\.sasl\.\*$"):
+        options("flights", client_settings(security__protocol="SASL_SSL", sasl__mechanism="OAUTHBEARER"))
 
 
-def test_secrets_options_show_only_where_they_are_asked_for() -> None:
+def test_options_show_secrets_only_on_request() -> None:
     found = options(
         "flights",
-        client(
+        client_settings(
             security__protocol="SASL_PLAINTEXT", sasl__mechanism="PLAIN", sasl__username="jo", sasl__password="hush"
         ),
     )
@@ -666,7 +672,7 @@ def test_secrets_options_show_only_where_they_are_asked_for() -> None:
     assert "hush" in found.lines(secrets=True)
 
 
-def test_options_lines_are_ready_to_paste() -> None:
+def test_options_lines_are_python_code_that_sets_them() -> None:
     lines = options("flights", SETTINGS, start={0: 5}).lines()
     assert lines.splitlines()[-3:] == [
         '.option("kafkaConsumer.pollTimeoutMs", "8000")',
@@ -684,11 +690,11 @@ def test_options_lines_are_ready_to_paste() -> None:
     assert taken == options("flights", SETTINGS, start={0: 5})
 
 
-# What must be there.
+# Sessions and missing software.
 
 
-def test_session_uses_the_jars_where_setup_leaves_them(spark: SparkSession) -> None:
-    assert ports_spark._packages(None) == {"spark.jars": ",".join(map(str, spark_jars()))}
+def test_session_uses_the_jars_that_setup_downloads(spark: SparkSession) -> None:
+    assert _packages(None) == {"spark.jars": ",".join(map(str, spark_jars()))}
 
 
 def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
@@ -708,7 +714,7 @@ def in_new_process(code: str, environment: Mapping[str, str]) -> str:
 def test_missing_software_without_pyspark_is_named() -> None:
     code = (
         "import sys; sys.modules['pyspark'] = None\n"
-        "from kstreams_py.ports import spark\n"
+        "from kstreams_py import spark\n"
         "assert spark.options('flights')['subscribe'] == 'flights'\n"
         "spark.session()"
     )
@@ -718,22 +724,24 @@ def test_missing_software_without_pyspark_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "message"),
+    ("version", "message"),
     [
         (None, "java does not run: run scripts/setup, install Java 17 or 21"),
         ("11.0.2", "did not start on Java 11"),
         ("25.0.1", "did not start on Java 25"),
     ],
 )
-def test_missing_software_java_that_is_absent_or_wrong_is_named(tmp_path: Path, says: str | None, message: str) -> None:
-    if says is not None:
+def test_missing_software_java_that_is_absent_or_wrong_is_named(
+    tmp_path: Path, version: str | None, message: str
+) -> None:
+    if version is not None:
         java = tmp_path / "bin" / "java"
         java.parent.mkdir()
         java.write_text(
-            f"""#!/bin/sh\n[ "$1" = -version ] && echo 'openjdk version "{says}"' >&2 && exit 0\nexit 1\n"""
+            f"""#!/bin/sh\n[ "$1" = -version ] && echo 'openjdk version "{version}"' >&2 && exit 0\nexit 1\n"""
         )
         java.chmod(0o755)
-    found = in_new_process("from kstreams_py.ports.spark import session; session()", {"JAVA_HOME": str(tmp_path)})
+    found = in_new_process("from kstreams_py.spark import session; session()", {"JAVA_HOME": str(tmp_path)})
     last = found.splitlines()[-1]
     assert last.startswith("kstreams_py.errors.MissingSoftware: Spark")
     assert message in last
@@ -741,7 +749,7 @@ def test_missing_software_java_that_is_absent_or_wrong_is_named(tmp_path: Path, 
 
 def test_missing_software_session_without_kafka_is_named(settings: Settings) -> None:
     class Bare:
-        """A reader of a session without the packages."""
+        """A reader of a session without the Kafka packages."""
 
         read = property(lambda self: self)
 
@@ -754,5 +762,5 @@ def test_missing_software_session_without_kafka_is_named(settings: Settings) -> 
         def load(self) -> None:
             raise AnalysisException("Failed to find data source: kafka.")
 
-    with pytest.raises(MissingSoftware, match=r"Failed to find data source: kafka.*ports\.spark\.session\(\)"):
+    with pytest.raises(MissingSoftware, match=r"Failed to find data source: kafka.*kstreams_py\.spark\.session\(\)"):
         view(Bare(), Graph("spark").topic("flights"), settings=settings)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""The truths about Kafka transactions (docs: ARCHITECTURE.md, non-obvious), each on a real broker.
+"""The truths about Kafka transactions (ARCHITECTURE.md, non-obvious), each on a real broker.
 
-Those that need an exact moment are shown in memory, in tests/unit/test_transaction.py and test_worker.py.
+Those that need an exact moment are tested in memory: tests/unit/test_guarantees.py and test_worker.py.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.delivery import PROMISES, Durability, Guarantee
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import Abortable, Fenced, Refused, Replaced
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.jars import find_java, kafka_classpath
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.consumer import KafkaConsumer
-from kstreams_py.record import TopicPartition
-from tests.system.harness import FORGETFUL, Cluster, RunningSlot, running, transactional_ids, wait_until
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.consumer import KafkaConsumer
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import TopicPartition
+from tests.system.harness import FORGETFUL, Cluster, RunningSlot, list_transactional_ids, running, wait_until
 
-EXACTLY_ONCE = PROMISES[Guarantee.EXACTLY_ONCE]
+EXACTLY_ONCE = producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED)
 MakeSettings = Callable[..., Settings]
 
 
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[EmbeddedKafka]:
-    """A broker that a test may freeze, and that soon forgets transactional ids."""
+    """A broker that a test may freeze, and that expires transactional ids after two seconds."""
     with EmbeddedKafka(kafka_classpath(), find_java(), settings=FORGETFUL) as kafka:
         yield kafka
 
@@ -53,7 +55,7 @@ def numbered(first: int, last: int) -> list[bytes]:
 def test_requests_that_timed_out_make_a_new_producer_before_the_next_transaction(
     own_broker: EmbeddedKafka, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Truth 2: a late EndTxn of the old epoch can end no transaction of the new one."""
+    """Truth 2: a late EndTxn of the old epoch cannot end a transaction of the new epoch."""
     cluster = Cluster(own_broker.bootstrap_servers)
     cluster.create(f"{name}.in", f"{name}.out")
     settings = Settings.load(
@@ -67,7 +69,7 @@ def test_requests_that_timed_out_make_a_new_producer_before_the_next_transaction
 
     @graph.map(graph.topic(f"{name}.in"), to=graph.topic(f"{name}.out"))
     def copy(value: bytes) -> bytes:
-        if value == b"150" and not frozen:  # this transaction's requests outlast the client's own time-out
+        if value == b"150" and not frozen:  # the requests of this transaction outlast socket.timeout.ms
             frozen.append(True)
             own_broker.pause(0)
             threading.Timer(3.0, own_broker.resume, [0]).start()
@@ -78,30 +80,30 @@ def test_requests_that_timed_out_make_a_new_producer_before_the_next_transaction
             cluster.write(f"{name}.in", numbered(first, first + 100))
             cluster.await_committed(f"{name}.copy", f"{name}.in", {0: first + 100})
     assert cluster.values(f"{name}.out") == numbered(0, 300)
-    assert "a new producer is needed" in caplog.text or "going back to the committed positions" in caplog.text
+    assert "a new producer is needed" in caplog.text or "going back to the committed offsets" in caplog.text
 
 
-def test_idle_beyond_the_expiration_of_transactional_ids_goes_on_unnoticed(
+def test_worker_idle_past_the_expiration_of_its_transactional_id_delivers_once(
     own_broker: EmbeddedKafka, name: str, tmp_path: Path
 ) -> None:
-    """Truth 8: the broker has forgotten the producer; a new one is made, nothing is lost or doubled."""
+    """Truth 8: the broker has expired the transactional id; a new producer goes on, nothing is lost or doubled."""
     cluster = Cluster(own_broker.bootstrap_servers)
     cluster.create(f"{name}.in", f"{name}.out")
     settings = Settings.load(bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path)
     with running(copying(name), settings):
         cluster.write(f"{name}.in", numbered(0, 50))
         cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 50})
-        known = partial(transactional_ids, own_broker.bootstrap_servers)
-        wait_until(lambda: not any(f"{name}.copy.0" in found for found in known()), "the id is forgotten")
+        known = partial(list_transactional_ids, own_broker.bootstrap_servers)
+        wait_until(lambda: not any(f"{name}.copy.0" in found for found in known()), "the id has expired")
         cluster.write(f"{name}.in", numbered(50, 100))
         cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 100})
     assert cluster.values(f"{name}.out") == numbered(0, 100)
 
 
-def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_replacement(
+def test_transaction_timed_out_by_the_broker_is_repeated_and_not_taken_for_a_replacement(
     cluster: Cluster, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Truth 7: it looks like fencing; the group says that the seat is still ours."""
+    """Truth 7: the client reports fencing, but the group shows that the membership is still the worker's own."""
     cluster.create(f"{name}.in", f"{name}.out")
     cluster.write(f"{name}.in", numbered(0, 120))
     graph = ks.Graph(name)
@@ -111,7 +113,7 @@ def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_repla
     def copy(value: bytes) -> bytes:
         if value == b"110" and slow:
             slow.clear()
-            time.sleep(5)  # what is tested: longer than the transaction may take, and until the broker has noticed
+            time.sleep(5)  # longer than the transaction time-out, and until the broker has checked it
         return value
 
     caplog.set_level(logging.INFO)
@@ -124,7 +126,7 @@ def test_transaction_timed_out_by_the_broker_is_done_again_and_told_from_a_repla
 def test_second_worker_in_a_slot_replaces_the_first_which_ends(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
-    """Truth 7, the other way: the seat is lost, so that the first must not take the transactional id back."""
+    """Truth 7, the opposite case: the membership is lost, so the first worker must not take the id back."""
     cluster.create(f"{name}.in", f"{name}.out")
     first = RunningSlot(copying(name), settings())
     cluster.write(f"{name}.in", numbered(0, 50))
@@ -140,10 +142,10 @@ def test_second_worker_in_a_slot_replaces_the_first_which_ends(
 def test_failed_delivery_of_one_record_aborts_the_whole_transaction(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
-    """Truth 6: the client sees to it at the commit; no callback per record is needed."""
+    """Truth 6: the client checks all deliveries at the commit; a callback per record is not needed."""
     cluster.create(f"{name}.in", f"{name}.out")
-    cluster.create(f"{name}.small", max_message_bytes="200")
-    producer = KafkaLog(settings()).producer(EXACTLY_ONCE, Durability.COMMITTED, f"{name}.tx")
+    cluster.create(f"{name}.small", config={"max.message.bytes": "200"})
+    producer = KafkaCluster(settings()).producer(EXACTLY_ONCE, f"{name}.tx")
     producer.init_transactions()
     producer.begin_transaction()
     for topic in (f"{name}.out", f"{name}.small"):
@@ -156,31 +158,31 @@ def test_failed_delivery_of_one_record_aborts_the_whole_transaction(
     assert [cluster.values(f"{name}.{topic}") for topic in ("out", "small")] == [[], []]
 
 
-def test_stale_member_cannot_commit_positions_in_its_transaction(
+def test_stale_member_cannot_commit_offsets_in_its_transaction(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
-    """Truth 4: group metadata goes with every commit, so that the coordinator refuses a member of the past."""
+    """Truth 4: every commit carries the group metadata, so that the coordinator refuses a stale member."""
     cluster.create(f"{name}.in", f"{name}.out", partitions=2)
-    log = KafkaLog(settings())
-    seated: dict[str, set[TopicPartition]] = {}
+    kafka = KafkaCluster(settings())
+    assigned: dict[str, set[TopicPartition]] = {}
 
-    def seat(which: str, consumer: KafkaConsumer) -> None:
-        def assigned(partitions: set[TopicPartition]) -> None:
+    def subscribe(which: str, consumer: KafkaConsumer) -> None:
+        def assign(partitions: set[TopicPartition]) -> None:
             consumer.assign(consumer.committed(partitions))
-            seated[which] = partitions
+            assigned[which] = partitions
 
-        consumer.subscribe([f"{name}.in"], assigned, lambda: None, lambda: None)
+        consumer.subscribe([f"{name}.in"], assign, lambda: None, lambda: None)
 
-    old = log.consumer(f"{name}.g", f"{name}.seat")
-    seat("old", old)
-    wait_until(lambda: old.consume(1, 0.1) or "old" in seated, "the first member is seated")
-    producer = log.producer(EXACTLY_ONCE, Durability.COMMITTED, f"{name}.tx")
+    old = kafka.consumer(f"{name}.g", f"{name}.member")
+    subscribe("old", old)
+    wait_until(lambda: old.consume(1, 0.1) or "old" in assigned, "the first member has its partition")
+    producer = kafka.producer(EXACTLY_ONCE, f"{name}.tx")
     producer.init_transactions()
     producer.begin_transaction()
     producer.write([(f"{name}.out", b"stale", None, 0, None, None, 0, None)])
-    new = log.consumer(f"{name}.g", f"{name}.seat")
-    seat("new", new)
-    wait_until(lambda: new.consume(1, 0.1) or "new" in seated, "the second member has taken the seat")
+    new = kafka.consumer(f"{name}.g", f"{name}.member")
+    subscribe("new", new)
+    wait_until(lambda: new.consume(1, 0.1) or "new" in assigned, "the second member has taken the membership")
     with pytest.raises((Abortable, Fenced)):
         producer.send_offsets({TopicPartition(f"{name}.in", 0): 1}, old)
     producer.abort_transaction()
@@ -190,10 +192,10 @@ def test_stale_member_cannot_commit_positions_in_its_transaction(
     assert cluster.values(f"{name}.out") == []
 
 
-def test_positions_pass_markers_and_aborted_records_to_the_last_stable_offset(
+def test_committed_offset_passes_markers_and_aborted_records_to_the_last_stable_offset(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
-    """Truth 10: gaps at first, in the middle and last; the group ends where the log does, and the lag is 0."""
+    """Truth 10: gaps at the start, in the middle and at the end; the committed offset is the end, and the lag is 0."""
     source = f"{name}.in"
     cluster.create(source, f"{name}.out")
     cluster.transaction(f"{name}.u", [(source, b"no-0"), (source, b"no-1")], commit=False)
@@ -201,7 +203,7 @@ def test_positions_pass_markers_and_aborted_records_to_the_last_stable_offset(
     cluster.transaction(f"{name}.u", [(source, b"no-2")], commit=False)
     cluster.transaction(f"{name}.u", [(source, b"2")])
     cluster.transaction(f"{name}.u", [(source, b"no-3")], commit=False)
-    end = KafkaLog(settings()).ends([TopicPartition(source, 0)])[TopicPartition(source, 0)]
+    end = KafkaCluster(settings()).ends([TopicPartition(source, 0)])[TopicPartition(source, 0)]
     assert end == 7 + 5  # seven records and the markers of five transactions
     with running(copying(name), settings()):
         cluster.await_committed(f"{name}.copy", source, {0: end})

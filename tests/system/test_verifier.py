@@ -1,27 +1,26 @@
-"""A graph of map, fork, join and alts whose workers are stopped, killed and added: every record is computed anew."""
+"""A graph of map, fork, join and alts whose workers are stopped, killed and added; an oracle computes each output."""
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastavro import parse_schema, schemaless_reader
 
 from kstreams_py import Settings
-from kstreams_py.delivery import Guarantee, hash_prefix, joined_hash, pack_offset
-from kstreams_py.ports.kafka import KafkaLog
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.testing import Expected
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept
 from tests.system.recorder import Reader, Record, Recorder
+from tests.system.test_errors import decode_dead_letter
 
 MakeSettings = Callable[..., Settings]
 
@@ -62,18 +61,16 @@ def book(value):
     return b"booked " + value
 """
 
-DEAD_LETTER = parse_schema(json.loads((Path(__file__).parents[2] / "schemas" / "dead_letter.avsc").read_text("utf-8")))
-
 Copy = tuple[bytes, bytes | None, bytes]
-"""Value, key, delivery hash: what must be in a topic, record by record."""
+"""Value, key and delivery hash of an output."""
 
 
-def of_number(order: bytes) -> int:
+def parse_number(order: bytes) -> int:
     return int(order.split(b"-")[1].split(b"=")[0])
 
 
 class Oracle:
-    """What each committed input must have become; written apart from the graph's functions."""
+    """Computes the expected outputs of all committed inputs, independently of the graph's functions."""
 
     def __init__(self, name: str, topics: Mapping[str, Sequence[Any]], topic_ids: Mapping[str, str]) -> None:
         self.name = name
@@ -87,7 +84,7 @@ class Oracle:
         return [(m.value(), m.key(), dict(m.headers())["ks-hash"]) for m in self.records(topic, partition)]
 
     def hash(self, processor: str, *read: Any) -> bytes:
-        """The delivery hash of a step of one record, or of one of each input."""
+        """The delivery hash of a step that read one record, or one record of each input."""
         if len(read) == 1:
             m = read[0]
             prefix = hash_prefix(f"{self.name}.{processor}", m.topic(), self.ids[m.topic()], m.partition())
@@ -97,16 +94,16 @@ class Oracle:
 
     def priced(self, p: int) -> list[Copy]:
         return [
-            (m.value() + b"=%d" % (of_number(m.value()) * 3), m.key(), self.hash("price", m))
+            (m.value() + b"=%d" % (parse_number(m.value()) * 3), m.key(), self.hash("price", m))
             for m in self.records("orders", p)
-            if of_number(m.value()) % 50 != 7
+            if parse_number(m.value()) % 50 != 7
         ]
 
     def split(self, p: int, wanted: Callable[[int], bool]) -> list[Copy]:
         return [
             (m.value(), m.key(), self.hash("split", m))
             for m in self.records("priced", p)
-            if wanted(of_number(m.value()) * 3)
+            if wanted(parse_number(m.value()) * 3)
         ]
 
     def even(self, p: int) -> list[Copy]:
@@ -120,11 +117,11 @@ class Oracle:
         return [(b"%s by %s" % (a.value(), b.value()), a.key(), self.hash("pay", a, b)) for a, b in pairs]
 
     def booked(self, topic: str, p: int) -> list[Copy]:
-        """Of one input: in which order the steps took the inputs is theirs to choose."""
+        """The outputs of one input: alts chooses the order between its inputs."""
         return [(b"booked " + m.value(), m.key(), self.hash("book", m)) for m in self.records(topic, p)]
 
     def assert_kept(self, guarantee: Guarantee, faults: int) -> None:
-        """Each partition of each output holds what the guarantee promises after so many faults."""
+        """Checks that each partition of each output keeps the guarantee after this number of faults."""
         for p in range(PARTITIONS):
             for short in ("priced", "even", "odd", "paid"):
                 assert_kept(guarantee, self.copies(short, p), getattr(self, short)(p), faults)
@@ -135,13 +132,8 @@ class Oracle:
                 assert_kept(guarantee, [copy for copy in booked if copy in {*expected}], expected, faults)
 
 
-def letter(m: Any) -> dict[str, Any]:
-    found: Any = schemaless_reader(BytesIO(m.value()[5:]), DEAD_LETTER, None)
-    return dict(found)
-
-
 class Verified:
-    """The graph's topics, its worker processes, and what goes in."""
+    """The graph's topics, its worker processes, and the records of its inputs."""
 
     def __init__(
         self, directory: Path, name: str, settings: Settings, cleanup: ExitStack, guarantee: Guarantee
@@ -161,7 +153,7 @@ class Verified:
         self._random = random.Random(4)
 
     def record(self, number: int) -> Record:
-        """Orders, payments and refunds in turn, counted, each with one of 40 keys."""
+        """Creates orders, payments and refunds in turn, numbered, each with one of 40 keys."""
         short = INPUTS[number % 3]
         key = b"%d" % self._random.randrange(40)
         return self.topic[short], b"%s-%d" % (short.encode(), number // 3), key, -1
@@ -174,7 +166,7 @@ class Verified:
 
     def end(self, signum: signal.Signals, *slots: int) -> None:
         for slot in slots:
-            if signum is signal.SIGTERM:  # before it has begun, it would die of it
+            if signum is signal.SIGTERM:  # before it has a handler, the worker would die of the signal
                 wait_until(lambda: ": holds " in self.workers[slot].text, f"worker {slot} has begun")  # noqa: B023
             self.recorder.history.fault(f"{signum.name} to worker {slot}")
             self.workers[slot].send(signum)
@@ -183,9 +175,10 @@ class Verified:
             assert worker.wait() == (0 if signum is signal.SIGTERM else -signum), worker.text
 
     def finish(self) -> None:
-        """Ends the workers once nothing is left that a step could read; of the join, records may wait for partners.
+        """Ends the workers once no step can read more; records of the join may still wait for partners.
 
-        At most once, positions are saved before outputs are written: what a drain has still written is read, too.
+        Under at_most_once, offsets are committed before outputs are written, so outputs that a drain writes are
+        processed too.
         """
         self._await_read_out()
         while True:
@@ -207,46 +200,47 @@ class Verified:
         even, payments = (Counter(m.partition() for m in side) for side in sides.values())
 
         def taken(side: str) -> Counter[int]:
-            positions = recorder.positions(f"{self.name}.pay", side)
+            positions = recorder.committed(f"{self.name}.pay", side)
             return Counter(m.partition() for m in sides[side] if m.offset() < positions.get(m.partition(), 0))
 
-        # not by the outputs: at most once, a worker that is killed may take some with it
-        wait_until(lambda: [taken(side) for side in sides] == [even & payments] * 2, "each pair is taken")
+        # not by the outputs: under at_most_once, a killed worker may lose some of them
+        wait_until(lambda: [taken(side) for side in sides] == [even & payments] * 2, "each pair is processed")
         recorder.await_no_open_transaction(*topic.values(), self.errors)
 
 
-def expectations(topic: Mapping[str, str]) -> Iterable[Expected]:
-    """The same for the history's checker, contents alone."""
+def expectations(topic: Mapping[str, str], guarantee: Guarantee) -> Iterable[Expected]:
+    """The expected outputs for the history's checker, which compares contents only."""
 
     def price(m: Any) -> list[tuple[str, bytes, bytes]]:
-        number = of_number(m.value)
+        number = parse_number(m.value)
         return [] if number % 50 == 7 else [(topic["priced"], m.key, m.value + b"=%d" % (3 * number))]
 
     def split(m: Any) -> list[tuple[str, bytes, bytes]]:
-        total = 3 * of_number(m.value)
+        total = 3 * parse_number(m.value)
         to = ["even", "odd"] if total % 5 == 0 else ["odd" if total % 2 else "even"]
         return [(topic[short], m.key, m.value) for short in to]
 
     def book(m: Any) -> list[tuple[str, bytes, bytes]]:
         return [(topic["booked"], m.key, b"booked " + m.value)]
 
-    yield Expected(topic["orders"], to=topic["priced"], outputs=price)
-    yield Expected(topic["priced"], to=[topic["even"], topic["odd"]], outputs=split)
+    yield Expected(topic["orders"], to=topic["priced"], outputs=price, guarantee=guarantee)
+    yield Expected(topic["priced"], to=[topic["even"], topic["odd"]], outputs=split, guarantee=guarantee)
     yield Expected(
         [topic["even"], topic["payments"]],
         to=topic["paid"],
         outputs=lambda a, b: [(topic["paid"], a.key, a.value + b" by " + b.value)],
+        guarantee=guarantee,
     )
-    yield Expected(topic["odd"], to=topic["booked"], outputs=book)
-    yield Expected(topic["refunds"], to=topic["booked"], outputs=book)
+    yield Expected(topic["odd"], to=topic["booked"], outputs=book, guarantee=guarantee)
+    yield Expected(topic["refunds"], to=topic["booked"], outputs=book, guarantee=guarantee)
 
 
 FAULTS = 10
-"""Members that come or go in a round of `disturb`."""
+"""Workers that start or end in a round of `disturb`."""
 
 
 def disturb(app: Verified, reader: Reader) -> None:
-    """Workers 0, 1 and 2 are killed, stopped, replaced by others and killed all at once, with work done in between."""
+    """Kills, stops and replaces workers, then kills all of them at once; outputs are read after each change."""
     app.end(signal.SIGKILL, 0)
     app.start(0)
     reader.await_more(20)
@@ -267,7 +261,7 @@ def disturb(app: Verified, reader: Reader) -> None:
     ("rounds", "per_second"),
     [pytest.param(1, 150, id="one round"), pytest.param(6, 600, id="six rounds", marks=pytest.mark.long)],
 )
-def test_workers_stopped_killed_and_added_every_record_is_as_computed(
+def test_workers_stopped_killed_and_added_outputs_equal_the_oracles(
     tmp_path: Path, name: str, settings: MakeSettings, guarantee: Guarantee, rounds: int, per_second: int
 ) -> None:
     short_lived = settings(session_timeout_ms=4_000, transaction_timeout_ms=3_000)
@@ -282,16 +276,16 @@ def test_workers_stopped_killed_and_added_every_record_is_as_computed(
                     disturb(app, reader)
             app.finish()
             reader.finish()
-    ids = {topic: found.topic_id for topic, found in KafkaLog(short_lived).topics([*app.topic.values()]).items()}
+    ids = {topic: found.topic_id for topic, found in KafkaCluster(short_lived).topics([*app.topic.values()]).items()}
     oracle = Oracle(name, {short: recorder.cluster.read(topic) for short, topic in app.topic.items()}, ids)
     oracle.assert_kept(guarantee, FAULTS * rounds)
-    letters = [letter(m) for m in recorder.cluster.read(app.errors)]
-    refused = [m for m in oracle.topics["orders"] if of_number(m.value()) % 50 == 7]
-    found = Counter((m["delivery_hash"], m["inputs"][0]["value"]) for m in letters)
+    recorder.verify(*expectations(app.topic, guarantee))
+    dead_letters = [decode_dead_letter(m) for m in recorder.cluster.read(app.errors)]
+    refused = [m for m in oracle.topics["orders"] if parse_number(m.value()) % 50 == 7]
+    found = Counter((m["delivery_hash"], m["inputs"][0]["value"]) for m in dead_letters)
     expected = Counter((oracle.hash("price", m), m.value()) for m in refused)
     if guarantee is Guarantee.EXACTLY_ONCE:
         assert found == expected
-        recorder.verify(*expectations(app.topic))
     elif guarantee is Guarantee.AT_LEAST_ONCE:
         assert found.keys() == expected.keys()
     else:

@@ -1,4 +1,4 @@
-"""A wheel built from the tree: what is in it, and that it runs where nothing else is."""
+"""A wheel built from the tree: its content, and the demo run from it in an empty environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 280.0
 
 
 def run(*command: object, cwd: Path) -> str:
-    """Runs a command as a new user would, without this project's tree or settings, and returns its output."""
+    """Runs a command without this project's tree or settings, as a new user does, and returns its output."""
     ours = ("KSTREAMS_", "PYTHON", "VIRTUAL_ENV")
     done = subprocess.run(
         [str(part) for part in command],
@@ -39,7 +39,7 @@ def run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree's sources, apart, so that neither an earlier build nor this one leaves anything behind."""
+    """A copy of the tree's sources, so that builds neither use nor leave files in the tree."""
     copy = tmp_path_factory.mktemp("tree")
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -53,7 +53,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tree: Path) -> Path:
-    """The wheel, built from the source distribution, which is built from the tree."""
+    """The wheel, built from the source distribution of the tree."""
     run(sys.executable, "-m", "build", "--outdir", tree / "dist", cwd=tree)
     (found,) = (tree / "dist").glob("*.whl")
     return found
@@ -69,19 +69,19 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
         commands = archive.read(points).decode()
     assert held == expected
     assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", "kstreams_py/demo/report.html"} <= held
-    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_py.cli:main"]
+    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_py.cli.main:main"]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Path]:
-    """An empty virtual environment, gone afterwards: with PySpark in it, it is as large as all else together."""
+    """An empty virtual environment, deleted afterwards: PySpark makes it as large as all other files together."""
     venv = tmp_path / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
     yield venv
     shutil.rmtree(venv)
 
 
-@pytest.mark.timeout(600)  # the first time on a machine, PySpark comes from the package registry
+@pytest.mark.timeout(600)  # on a new machine, PySpark is downloaded from the package registry
 def test_wheel_in_an_empty_environment_runs_the_demo(
     wheel: Path, tree: Path, environment: Path, tmp_path: Path
 ) -> None:
@@ -91,9 +91,9 @@ def test_wheel_in_an_empty_environment_runs_the_demo(
     assert "No broken requirements found." in run(*pip, "check", cwd=tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    asked = ("demo", "flights", "--records", 2000, "--kills", KILLS)
-    said = run(environment / "bin" / "kstreams", *asked, cwd=empty)
-    table = [line.split() for line in said.splitlines() if line.startswith(("ok ", "WRONG "))]
+    arguments = ("demo", "flights", "--records", 2000, "--kills", KILLS)
+    output = run(environment / "bin" / "kstreams", *arguments, cwd=empty)
+    table = [line.split() for line in output.splitlines() if line.startswith(("ok ", "WRONG "))]
     assert [(mark, " ".join(what), expected, found) for mark, *what, expected, found in table] == [
         ("ok", "departures read", "2,000", "2,000"),
         ("ok", "merged from three airports", "2,000", "2,000"),
@@ -112,7 +112,7 @@ def test_wheel_in_an_empty_environment_runs_the_demo(
         ("ok", "rows of Spark's table (carrier and month)", "14", "14"),
         ("ok", "rows of Spark's table that differ from the file", "0", "0"),
     ]
-    assert said.count("SIGKILL") == KILLS
+    assert output.count("SIGKILL") == KILLS
     # Spark 4.0.0 leaves an empty directory where it was started (SPARK-52396).
     assert {path.name for path in empty.iterdir()} - {"artifacts"} == {"flights-demo"}
     assert (empty / "flights-demo" / "report.html").is_file()

@@ -1,4 +1,4 @@
-"""What the unit tests share: a record as a client hands it out, and what a client says of failures."""
+"""Fakes that the unit tests share: a record as a client returns it, the client's exceptions and its metadata."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from kstreams_py.record import Headers
+from kstreams_py.records import Headers
 
 
 class Read:
-    """A record.Message that was read from `topic` at `offset`."""
+    """A `records.Message`, read from `topic` at `offset`."""
 
     def __init__(
         self,
@@ -50,19 +50,19 @@ class Read:
         return self._content[2]
 
     def timestamp(self) -> tuple[int, int]:
-        """As the client has it: type 0 and -1 where the record has none."""
+        """The client's timestamp type and value; (0, -1) without a timestamp."""
         return (0, -1) if self._timestamp is None else (1, self._timestamp)
 
 
-def failing(code: int, **flags: bool) -> ck.KafkaException:
+def client_error(code: int, **flags: bool) -> ck.KafkaException:
     return ck.KafkaException(ck.KafkaError(code, None, **flags))
 
 
 def metadata(topic: str, code: int | None) -> Any:
-    """The cluster's metadata of one topic."""
+    """The cluster's metadata of one topic, with the code of its error."""
     error = None if code is None else ck.KafkaError(code)
     return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={})})
 
 
-def raising(error: Exception) -> list[Any]:
+def raise_error(error: Exception) -> list[Any]:
     raise error

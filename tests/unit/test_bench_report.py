@@ -1,4 +1,4 @@
-"""What the bench makes of its figures: medians, ratios, targets, JSON, tables, a plot; what its chaos run counts."""
+"""bench/report.py: medians, ratios, targets, JSON, tables and a plot; bench/chaos.py: what its run counts."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ TARGETS = (
     Target("late", "latency: ours", "p99 ms", at_most=80),
     Target("later", "latency: ours", "p99 ms", at_most=1, of="latency: peer"),
     Target("unknown", "chaos: ours", "lost", at_most=0),
-    Target("beside nothing", "a: ours", RATE, at_least=1, of="a: nobody"),
+    Target("missing peer", "a: ours", RATE, at_least=1, of="a: absent"),
 )
 
 
 @pytest.fixture
 def results() -> Results:
-    """Three rounds of rates of which one was disturbed, one of latencies, and one row that was given up."""
+    """Three rounds of rates, one of them disturbed; one round of latencies; one missing row."""
     found = Results(about={"rounds": 3})
     for ours, peer, other in ((300, 400, 100), (10, 350, 99), (310, 390, 101)):
         found.add("a: ours", {RATE: ours})
         found.add("a: peer", {RATE: peer})
         found.add("a: other", {RATE: other})
     found.add("latency: ours", {"median ms": 20, "p99 ms": 81})
-    found.missing["a: nobody"] = "it is not [installed]"
+    found.missing["a: absent"] = "it is not [installed]"
     return found
 
 
-def test_median_of_the_rounds_shrugs_off_one_that_was_disturbed(results: Results) -> None:
-    assert [results.median(row, RATE) for row in ("a: ours", "a: peer", "a: nobody")] == [300, 390, None]
+def test_median_of_the_rounds_ignores_one_disturbed_round(results: Results) -> None:
+    assert [results.median(row, RATE) for row in ("a: ours", "a: peer", "a: absent")] == [300, 390, None]
 
 
-def test_ratio_is_that_of_medians_and_nothing_where_there_is_none(results: Results) -> None:
-    results.add("a: still", {RATE: 0})
-    rows = ("a: peer", "a: other", "a: nobody", "a: still")
+def test_ratio_is_that_of_medians_and_none_without_both(results: Results) -> None:
+    results.add("a: zero", {RATE: 0})
+    rows = ("a: peer", "a: other", "a: absent", "a: zero")
     assert [results.ratio("a: ours", RATE, row) for row in rows] == [300 / 390, 3.0, None, None]
 
 
-def test_targets_say_what_was_asked_reached_and_met(results: Results) -> None:
+def test_verdicts_have_the_bound_the_value_and_whether_it_is_met(results: Results) -> None:
     found = [(v.target.name, v.target.asked, v.reached, v.met) for v in results.verdicts(TARGETS)]
     assert found == [
         ("fast", "≥ 0.75 x a: peer", 300 / 390, True),
@@ -55,11 +55,11 @@ def test_targets_say_what_was_asked_reached_and_met(results: Results) -> None:
         ("late", "≤ 80", 81, False),
         ("later", "≤ 1 x latency: peer", None, None),
         ("unknown", "≤ 0", None, None),
-        ("beside nothing", "≥ 1 x a: nobody", None, None),
+        ("missing peer", "≥ 1 x a: absent", None, None),
     ]
 
 
-def test_bounds_themselves_are_met() -> None:
+def test_target_is_met_at_its_bound() -> None:
     results = Results()
     results.add("a: ours", {RATE: 75, "p99 ms": 80})
     results.add("a: peer", {RATE: 100})
@@ -95,12 +95,12 @@ def test_json_holds_every_round_and_every_target(results: Results, tmp_path: Pat
                 "met": False,
             },
         ],
-        "missing": {"a: nobody": "it is not [installed]"},
+        "missing": {"a: absent": "it is not [installed]"},
     }
 
 
 def cells(text: str) -> list[list[str]]:
-    """The rows of all tables, heads left out, and the lines between them."""
+    """The cells of all lines of the tables and between them, without the heads."""
     return [
         [cell.strip() for cell in line.strip("│").split("│")]
         for line in text.splitlines()
@@ -108,7 +108,7 @@ def cells(text: str) -> list[list[str]]:
     ]
 
 
-def test_tables_have_ratios_beside_medians_and_tell_what_is_missing() -> None:
+def test_tables_show_medians_ratios_and_missing_rows() -> None:
     results = Results(about={"rounds": 1})
     for row, rate in {
         "pass-through: by hand": 500,
@@ -134,7 +134,7 @@ def test_tables_have_ratios_beside_medians_and_tell_what_is_missing() -> None:
     ]
 
 
-def test_plot_has_a_bar_for_every_row_of_every_measure_that_is_plotted(results: Results, tmp_path: Path) -> None:
+def test_plot_has_a_bar_for_each_row_of_each_plotted_measure(results: Results, tmp_path: Path) -> None:
     results.add("a: ours", {"never plotted": 1})
     report.draw(results, tmp_path / "plot.svg")
     text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
@@ -143,7 +143,7 @@ def test_plot_has_a_bar_for_every_row_of_every_measure_that_is_plotted(results: 
     assert [each for each in (*shown, "never plotted", "longest silence s") if each in text] == list(shown)
 
 
-def test_no_figures_make_no_table_and_no_plot(tmp_path: Path) -> None:
+def test_empty_results_make_no_table_and_no_plot(tmp_path: Path) -> None:
     out = io.StringIO()
     report.show(Results(), TARGETS, Console(file=out))
     assert out.getvalue() == ""
@@ -151,7 +151,7 @@ def test_no_figures_make_no_table_and_no_plot(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
 
 
-def test_targets_of_the_plan_are_about_rows_that_are_run() -> None:
+def test_plan_runs_each_row_that_its_targets_name() -> None:
     entries = (*plan.ENTRIES, *plan.LATENCY_ENTRIES, plan.MEMORY_ENTRY, *plan.CHAOS_ENTRIES)
     rows = {entry.id for entry in entries}
     assert len(rows) == len(entries)
@@ -168,7 +168,7 @@ def test_targets_of_the_plan_are_about_rows_that_are_run() -> None:
 
 
 class Arrived:
-    """A record as a reader gets it."""
+    """A record that a reader receives."""
 
     def __init__(self, partition: int, key: int, number: int) -> None:
         self._partition = partition
@@ -190,7 +190,7 @@ def test_chaos_schedule_is_the_same_for_a_seed_and_has_every_kind() -> None:
     assert all(2 <= seconds <= 5 for seconds in between)
 
 
-def test_chaos_counts_what_is_lost_doubled_and_out_of_order() -> None:
+def test_chaos_counts_lost_duplicated_and_reordered_records() -> None:
     arrivals = Arrivals()
     arrivals.add([Arrived(0, 1, number) for number in (0, 2, 1, 2, 2)], 1.0)
     arrivals.add([Arrived(0, 2, number) for number in (0, 1)], 2.0)
@@ -200,7 +200,7 @@ def test_chaos_counts_what_is_lost_doubled_and_out_of_order() -> None:
     assert arrivals.all_of({1: 5, 2: 2})
 
 
-def test_chaos_silences_are_of_one_partition_and_told_by_the_fault_they_began_with() -> None:
+def test_chaos_silence_is_measured_per_partition_and_attributed_to_its_fault() -> None:
     arrivals = Arrivals()
     for partition in range(PARTITIONS):
         times = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0] if partition else [10.0, 11.0, 12.5, 13.0, 15.5, 16.0]
@@ -215,14 +215,14 @@ def test_chaos_silences_are_of_one_partition_and_told_by_the_fault_they_began_wi
     }
 
 
-def test_chaos_silence_lasts_to_the_end_where_nothing_comes_any_more() -> None:
+def test_chaos_silence_without_further_records_lasts_to_the_end() -> None:
     arrivals = Arrivals()
     for partition in range(1, PARTITIONS):
         arrivals.add([Arrived(partition, 0, 0)], 11.0)
     assert arrivals.figures([], 10.0, 17.0)["longest silence s"] == 7.0
 
 
-def test_mistakes_of_one_round_count_and_everything_else_is_a_median() -> None:
+def test_mistakes_are_reported_by_their_maximum_and_other_measures_by_their_median() -> None:
     results = Results()
     for lost, silence in ((0, 1.0), (3, 5.0), (0, 1.2)):
         results.add("chaos: ours", {"lost": lost, "longest silence s": silence})

@@ -1,4 +1,4 @@
-"""errors.py: the tree in its docstring is the tree of its classes."""
+"""errors.py: the tree in its docstring is that of its classes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LINE = re.compile(
 )
 
 
-def drawn() -> dict[str, tuple[str | None, int | None]]:
-    """Per name in the docstring: the name above it, and the exit status written at it or above it (default 1)."""
+def read_tree() -> dict[str, tuple[str | None, int | None]]:
+    """Each name in the docstring, with its parent's name and its own or inherited exit status (default 1)."""
     found: dict[str, tuple[str | None, int | None]] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -34,7 +34,7 @@ def drawn() -> dict[str, tuple[str | None, int | None]]:
 
 def test_every_exception_is_in_the_tree_under_its_parent_with_its_exit_status() -> None:
     classes = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, BaseException)}
-    assert drawn() == {
+    assert read_tree() == {
         name: (
             None if (parent := each.__base__) is Exception else parent.__name__,  # type: ignore[union-attr]
             getattr(each, "exit_status", 1),
@@ -44,9 +44,9 @@ def test_every_exception_is_in_the_tree_under_its_parent_with_its_exit_status() 
 
 
 def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
-    statuses = {name: getattr(errors, name).exit_status for name in drawn() if name != "Stop"}
+    statuses = {name: getattr(errors, name).exit_status for name in read_tree() if name != "Stop"}
     assert {s: [n for n in statuses if statuses[n] == s] for s in sorted(set(statuses.values()))} == {
-        1: ["KStreamsError", "LogError", "Retriable", "Refused", "Abortable", "OutcomeUnknown", "Fenced", "Fatal",
+        1: ["KStreamsError", "ClientError", "Retriable", "Refused", "Abortable", "OutcomeUnknown", "Fenced", "Fatal",
             "DrainTimeout", "WorkerStuck", "HistoryError", "WorkersFailed", "DecodeError"],
         2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordRefused",
             "RecordTooLarge", "MissingSoftware"],
@@ -56,9 +56,17 @@ def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
     }  # fmt: skip
 
 
-def test_stop_is_no_error_of_the_framework_and_every_exception_says_what_it_means() -> None:
+def test_every_exception_that_a_program_may_meet_is_exported() -> None:
+    """The subclasses of ClientError are internal: a program meets them as a ClientError."""
+    inner = {each.__name__ for each in errors.ClientError.__subclasses__()}
+    assert {
+        name for name in read_tree() if getattr(kstreams_py, name, None) is getattr(errors, name)
+    } == read_tree().keys() - inner
+
+
+def test_stop_is_no_kstreams_error_and_every_exception_has_a_docstring() -> None:
     assert not issubclass(errors.Stop, KStreamsError)
-    assert all(getattr(errors, name).__doc__ for name in drawn())
+    assert all(getattr(errors, name).__doc__ for name in read_tree())
 
 
 def test_workers_failed_ends_with_the_status_of_the_worker() -> None:
@@ -66,7 +74,7 @@ def test_workers_failed_ends_with_the_status_of_the_worker() -> None:
     assert (str(failed), failed.exit_status) == ("slot 3 ended with status 4", 4)
 
 
-def test_refused_carries_what_is_to_be_corrected_and_the_outputs_that_failed() -> None:
+def test_refused_carries_the_mistake_and_the_refused_outputs() -> None:
     mistake = errors.RecordTooLarge("a record for topic 'x' is larger than it takes")
     written = ("x", b"v", None, 0, None, None, 0, None)
     refused = errors.Refused(mistake, [written])
@@ -74,9 +82,9 @@ def test_refused_carries_what_is_to_be_corrected_and_the_outputs_that_failed() -
     assert list(errors.Refused(mistake).outputs) == []
 
 
-def test_exceptions_live_in_errors_alone() -> None:
+def test_exceptions_are_defined_only_in_errors() -> None:
     package = Path(kstreams_py.__file__).parent
-    known = set(drawn())
+    known = set(read_tree())
     elsewhere = [
         f"{path.relative_to(package).as_posix()}: {node.name}"
         for path in sorted(package.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""groups.py, and the connection of ports/kafka/groups.py: what needs no broker."""
+"""kafka/groups.py, and the connection of kafka/administration.py: what needs no broker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kstreams_py.config import Settings
 from kstreams_py.errors import SettingsError
-from kstreams_py.groups import (
+from kstreams_py.kafka.administration import GroupAdmin, connection, import_kafka
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.groups import (
     GroupInfo,
     Member,
     OpenTransaction,
@@ -20,9 +21,8 @@ from kstreams_py.groups import (
     positions_partition,
     slot_of,
 )
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.ports.kafka.groups import GroupAdmin, connection, import_kafka
-from kstreams_py.record import TopicPartition
+from kstreams_py.records import TopicPartition
+from kstreams_py.settings import ClientSettings, Settings
 
 
 def member(instance: str, *partitions: int) -> Member:
@@ -54,11 +54,11 @@ GROUPS = {
         ("", None),
     ],
 )
-def test_slot_of_an_instance_id_is_its_last_part_behind_the_groups_name(instance: str, slot: int | None) -> None:
+def test_slot_is_the_number_after_the_group_name_in_an_instance_id(instance: str, slot: int | None) -> None:
     assert slot_of("shop.price", instance) == slot
 
 
-def test_slots_are_listed_by_group_and_number_and_members_that_are_no_slots_come_last() -> None:
+def test_slots_are_listed_by_group_and_number_before_other_members() -> None:
     assert describe_slots(GROUPS).splitlines() == [
         "shop.price: Stable",
         "  slot 0 on 10.0.0.1: in[0]; member shop.price.0-id",
@@ -101,22 +101,24 @@ def test_slot_without_a_member_is_refused(groups: dict[str, GroupInfo], slots: l
     assert str(refused.value) == f"{message}: nothing was released; see `kstreams slots list`"
 
 
-def test_connection_is_that_of_librdkafkas_settings_under_kafka_pythons_names() -> None:
+def test_connection_translates_librdkafka_settings_to_kafka_python() -> None:
     settings = Settings(
         bootstrap_servers="a:1, b:2",
-        kafka={
-            "security.protocol": "sasl_ssl",
-            "sasl.mechanisms": "SCRAM-SHA-512",
-            "sasl.username": "alice",
-            "sasl.password": "hunter2",
-            "ssl.ca.location": "ca.pem",
-            "ssl.certificate.location": "cert.pem",
-            "ssl.key.location": "key.pem",
-            "ssl.key.password": "secret",
-            "ssl.crl.location": "crl.pem",
-            "ssl.endpoint.identification.algorithm": "none",
-            "socket.timeout.ms": 2_000,
-        },
+        kafka=ClientSettings(
+            {
+                "security.protocol": "sasl_ssl",
+                "sasl.mechanisms": "SCRAM-SHA-512",
+                "sasl.username": "alice",
+                "sasl.password": "hunter2",
+                "ssl.ca.location": "ca.pem",
+                "ssl.certificate.location": "cert.pem",
+                "ssl.key.location": "key.pem",
+                "ssl.key.password": "secret",
+                "ssl.crl.location": "crl.pem",
+                "ssl.endpoint.identification.algorithm": "none",
+                "socket.timeout.ms": 2_000,
+            }
+        ),
     )
     assert connection(settings) == {
         "bootstrap_servers": ["a:1", "b:2"],
@@ -133,12 +135,12 @@ def test_connection_is_that_of_librdkafkas_settings_under_kafka_pythons_names() 
     }
 
 
-def test_connection_has_names_that_kafka_python_takes() -> None:
-    """In a process of its own: the import of kafka-python warns, which is an error here."""
+def test_connection_uses_only_settings_that_kafka_python_knows() -> None:
+    """In its own process: the import of kafka-python warns, which is an error in the tests."""
     program = (
         "import warnings; warnings.simplefilter('ignore')\n"
         "from kafka import KafkaAdminClient\n"
-        "from kstreams_py.ports.kafka.groups import _NAMES\n"
+        "from kstreams_py.kafka.administration import _NAMES\n"
         "known = {*_NAMES.values(), 'bootstrap_servers', 'security_protocol', 'ssl_check_hostname'}\n"
         "print(sorted(known - set(KafkaAdminClient.DEFAULT_CONFIG)))\n"
     )
@@ -164,18 +166,16 @@ REMEDY = (
         ({"sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism=OAUTHBEARER"),
     ],
 )
-def test_security_setting_without_a_counterpart_is_refused_at_the_start_of_who_is_to_leave(
-    kafka: dict[str, str], named: str
-) -> None:
+def test_leave_on_stop_refuses_a_security_setting_without_a_counterpart(kafka: dict[str, str], named: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        KafkaLog(Settings(kafka=kafka, leave_on_stop=True))
+        KafkaCluster(Settings(kafka=ClientSettings(kafka), leave_on_stop=True))
     assert str(refused.value) == f"{named} {REMEDY}"
-    KafkaLog(Settings(kafka=kafka))
+    KafkaCluster(Settings(kafka=ClientSettings(kafka)))
 
 
-def test_kafka_python_is_not_imported_before_it_is_asked_something() -> None:
-    loaded = "print('kafka' in sys.modules, 'kstreams_py.ports.kafka.groups' in sys.modules)"
-    program = f"import sys, kstreams_py.cli\n{loaded}"
+def test_kafka_python_is_not_imported_with_the_command_line() -> None:
+    loaded = "print('kafka' in sys.modules, 'kstreams_py.kafka.administration' in sys.modules)"
+    program = f"import sys, kstreams_py.cli.main\n{loaded}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False True\n"
 
@@ -188,64 +188,64 @@ def test_kafka_python_is_not_imported_before_it_is_asked_something() -> None:
         ("polygenelubricants", 50, 0),  # its hash is the smallest integer, which has no absolute value
         ("polygenelubricants", 7, 0),
         ("polygenelubricantt", 50, (2**31 - 1) % 50),  # the next one: -2147483647
-        ("\U0001f600", 1_000_000, 1_772_899 % 1_000_000),  # two units: 0xd83d * 31 + 0xde00
+        ("\U0001f600", 1_000_000, 1_772_899 % 1_000_000),  # two UTF-16 units: 0xd83d * 31 + 0xde00
     ],
 )
-def test_positions_of_a_group_are_kept_in_the_partition_of_javas_hash(
+def test_committed_offsets_of_a_group_are_in_the_partition_of_javas_hash(
     group: str, partitions: int, expected: int
 ) -> None:
     assert positions_partition(group, partitions) == expected
 
 
-ZERO, TWO, KEPT = TopicPartition("in", 0), TopicPartition("in", 2), TopicPartition("__consumer_offsets", 7)
+ZERO, TWO, OFFSETS = TopicPartition("in", 0), TopicPartition("in", 2), TopicPartition("__consumer_offsets", 7)
 HANGING = OpenTransaction(4, 1, 0, 121, 1_000.0, "shop.price.0", hangs=True)
-GOING = OpenTransaction(5, 0, -1, 130, 1_050.4, "", hangs=False)
-REMEDY_PINNED = (
+ONGOING = OpenTransaction(5, 0, -1, 130, 1_050.4, "", hangs=False)
+PINNED_REMEDY = (
     "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
     "outputs first and __consumer_offsets last: docs/exactly-once.md, 'Positions that a transaction pins'"
 )
-PINNED = "group 'shop.price': the positions of in[0], in[2] are pending in a transaction"
+PINNED = "group 'shop.price': the offsets of in[0], in[2] are pending in a transaction"
 
 
-FIRST = (
+HANGING_TEXT = (
     "producer 4 epoch 1 (shop.price.0) from offset 121, 60 s old: no coordinator knows of it: it never ends by itself"
 )
-SECOND = "producer 5 epoch 0 from offset 130, 10 s old: its coordinator will end it"
+ONGOING_TEXT = "producer 5 epoch 0 from offset 130, 10 s old: its coordinator will end it"
 
 
 @pytest.mark.parametrize(
     ("pending", "text"),
     [
-        (Pending("shop.price", ()), "group 'shop.price': no position is pending in a transaction"),
+        (Pending("shop.price", ()), "group 'shop.price': no offset is pending in a transaction"),
         (
-            Pending("shop.price", (ZERO, TWO), KEPT, (HANGING, GOING)),
-            f"{PINNED}; open on __consumer_offsets[7]: {FIRST}; {SECOND}; {REMEDY_PINNED}",
+            Pending("shop.price", (ZERO, TWO), OFFSETS, (HANGING, ONGOING)),
+            f"{PINNED}; open on __consumer_offsets[7]: {HANGING_TEXT}; {ONGOING_TEXT}; {PINNED_REMEDY}",
         ),
         (
-            Pending("shop.price", (ZERO, TWO), KEPT, (GOING,)),
-            f"{PINNED}; open on __consumer_offsets[7]: {SECOND}; wait for it",
+            Pending("shop.price", (ZERO, TWO), OFFSETS, (ONGOING,)),
+            f"{PINNED}; open on __consumer_offsets[7]: {ONGOING_TEXT}; wait for it",
         ),
-        (Pending("shop.price", (ZERO, TWO), KEPT), f"{PINNED}, which has ended on __consumer_offsets[7] just now"),
+        (Pending("shop.price", (ZERO, TWO), OFFSETS), f"{PINNED}, which has ended on __consumer_offsets[7] just now"),
         (
             Pending("shop.price", (ZERO, TWO), unknown="no rights"),
-            f"{PINNED}, and the transactions cannot be listed: no rights; {REMEDY_PINNED}",
+            f"{PINNED}, and the transactions cannot be listed: no rights; {PINNED_REMEDY}",
         ),
     ],
-    ids=["none", "hanging", "going", "ended", "unknown"],
+    ids=["none", "hanging", "ongoing", "ended", "unknown"],
 )
-def test_pending_positions_are_described_with_what_to_do(pending: Pending, text: str) -> None:
+def test_pending_offsets_are_described_with_the_remedy(pending: Pending, text: str) -> None:
     assert pending.describe(1_060.0) == text
 
 
 class Brokers:
-    """What kafka-python says of a partition and its producers: 1 ends and 7 begins between the two looks."""
+    """kafka-python's answers about one partition; transaction 1 ends and 7 begins between the two requests."""
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._requests = 0
 
     def describe_producers(self, partitions: list[TopicPartition]) -> dict[TopicPartition, object]:
-        self._looks += 1
-        open_now = (2, 3, 4, 5, 6, 7) if self._looks > 1 else (1, 2, 3, 4, 5, 6)
+        self._requests += 1
+        open_now = (2, 3, 4, 5, 6, 7) if self._requests > 1 else (1, 2, 3, 4, 5, 6)
         producers = [
             SimpleNamespace(
                 producer_id=number,
@@ -258,7 +258,7 @@ class Brokers:
         ]
         return {partitions[0]: SimpleNamespace(active_producers=producers)}
 
-    def list_transactions(self, producer_id_filters: list[int]) -> dict[int, list[object]]:
+    def list_transactions(self, producer_id_filters: list[int]) -> dict[int, list[SimpleNamespace]]:
         assert producer_id_filters == [1, 2, 3, 4, 5, 6]
         named = [SimpleNamespace(producer_id=number, transactional_id=f"id-{number}") for number in (1, 2, 3, 4, 5)]
         return {0: named[:2], 1: named[2:]}
@@ -266,9 +266,9 @@ class Brokers:
     def describe_transactions(self, ids: list[str]) -> dict[str, object]:
         state, epoch, partitions = {
             "id-1": ("Empty", 3, ()),
-            "id-2": ("Ongoing", 3, (KEPT,)),
-            "id-3": ("Ongoing", 4, (KEPT,)),
-            "id-4": ("PrepareCommit", 4, (KEPT,)),
+            "id-2": ("Ongoing", 3, (OFFSETS,)),
+            "id-3": ("Ongoing", 4, (OFFSETS,)),
+            "id-4": ("PrepareCommit", 4, (OFFSETS,)),
             "id-5": ("Ongoing", 3, (ZERO,)),
         }[ids[0]]
         return {
@@ -278,14 +278,14 @@ class Brokers:
         }
 
 
-def test_transaction_hangs_if_its_coordinator_is_not_to_end_it_on_this_partition(
+def test_transaction_hangs_if_its_coordinator_will_not_end_it_on_this_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Epoch 3 of each: 2 is ongoing, 3 a newer epoch of its id, 4 about to end, 5 elsewhere, 6 of no id at all."""
+    """Epoch 3 of each: 2 is ongoing, the id of 3 has a newer epoch, 4 ends, 5 is on another partition, 6 has no id."""
     import_kafka()
     brokers = Brokers()
     monkeypatch.setattr(GroupAdmin, "_ask", lambda _, __, ___, call: call(brokers))
-    assert GroupAdmin(Settings()).open_transactions(KEPT) == tuple(
+    assert GroupAdmin(Settings()).open_transactions(OFFSETS) == tuple(
         OpenTransaction(number, 3, 0, 10 * number, 5.0, name, hangs=hangs)
         for number, name, hangs in (
             (2, "id-2", False),

@@ -1,4 +1,4 @@
-"""The callbacks of ports/kafka/consumer.py with a client that refuses, and a loop that its client ends."""
+"""Callbacks of kafka/consumer.py on a fenced client, and a loop that ends by what is no exception."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from kstreams_py.engine.slot import Slot
 from kstreams_py.errors import Fatal, Replaced
-from kstreams_py.ports.kafka import consumer as module
-from kstreams_py.ports.kafka.consumer import Holder, KafkaConsumer
+from kstreams_py.kafka import consumer as module
+from kstreams_py.kafka.consumer import KafkaConsumer
+from kstreams_py.kafka.membership import Holder
+from kstreams_py.running.slot import Slot
 
 WAIT = 60.0
 
 
 class Fenced:
-    """A client that was fenced by another of its group.instance.id: all that changes its membership is refused."""
+    """A client fenced by another of its group.instance.id: it refuses each call that changes its membership."""
 
     def __init__(self, settings: Any, **_: Any) -> None:
         self.callbacks: dict[str, Any] = {}
@@ -40,14 +41,19 @@ class Fenced:
 def test_client_that_was_fenced_before_its_callback_is_served_has_lost_its_membership(
     monkeypatch: pytest.MonkeyPatch, callback: str
 ) -> None:
-    made: list[Fenced] = []
-    monkeypatch.setattr(module, "made", lambda client, settings, log: made.append(Fenced(settings)) or made[-1])
+    clients: list[Fenced] = []
+
+    def new_client(client: object, settings: Any, log: object) -> Fenced:
+        clients.append(Fenced(settings))
+        return clients[-1]
+
+    monkeypatch.setattr(module, "new_client", new_client)
     settings = {"group.id": "g.p", "group.instance.id": "g.p.0", "client.id": "g.p.0@here-1"}
-    consumer = KafkaConsumer(settings, 1.0, lambda group, seat: Holder("new", "g.p.0@there-2", "192.0.2.1"))
+    consumer = KafkaConsumer(settings, 1.0, lambda group, instance_id: Holder("new", "g.p.0@there-2", "192.0.2.1"))
     lost: list[str] = []
     consumer.subscribe(["in"], lambda _: None, lambda: None, lambda: lost.append("lost"))
-    consumer._member = "old"
-    made[0].callbacks[callback](made[0], [])
+    consumer._membership.member = "old"
+    clients[0].callbacks[callback](clients[0], [])
     assert lost == ["lost"]
     with pytest.raises(Replaced) as raised:
         consumer.consume(1, 0.0)
@@ -57,15 +63,15 @@ def test_client_that_was_fenced_before_its_callback_is_served_has_lost_its_membe
 
 
 def raise_what_is_no_exception() -> None:
-    """As confluent-kafka does after a callback that raised: `except BaseException` does not see it."""
+    """Raises as confluent-kafka does after a callback that raised: `except BaseException` does not catch it."""
     raising = ctypes.pythonapi.PyErr_SetObject
     raising.argtypes, raising.restype = [ctypes.py_object, ctypes.py_object], None
     raising(ck.KafkaError, ck.KafkaError(ck.KafkaError._FATAL))
 
 
-def test_loop_that_its_client_ends_by_what_is_no_exception_ends_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # pytest's own takes exceptions only
-    slot = Slot(SimpleNamespace(), 0, SimpleNamespace(log=None))  # type: ignore[arg-type]
+def test_slot_ends_if_a_client_raises_what_is_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # pytest's own hook takes exceptions only
+    slot = Slot(SimpleNamespace(), 0, SimpleNamespace(cluster=None))  # type: ignore[arg-type]
     worker: Any = SimpleNamespace(run=raise_what_is_no_exception, processor=SimpleNamespace(id="copy"))
     thread = threading.Thread(target=slot._run, args=(worker,))
     thread.start()

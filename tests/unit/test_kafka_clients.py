@@ -1,4 +1,4 @@
-"""How clients end (ports/kafka/clients.py), whoever holds them."""
+"""kafka/clients.py: how clients end, with each kind of owner."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.config import Settings
-from kstreams_py.delivery import PROMISES, Durability, Guarantee
-from kstreams_py.ports import kafka
-from kstreams_py.ports.kafka import KafkaLog, clients, consumer, members, producer
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka import clients, consumer, group_description, producer, reader, topic_admin
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.settings import Settings
 
 CONNECTION = Settings(bootstrap_servers="127.0.0.1:1")
 
 
 class Client:
-    """A client that ends with its last reference, once it may."""
+    """A client that ends with its last reference, after `may_end` is set."""
 
     def __init__(self, ended: list[str], may_end: threading.Event) -> None:
         self._ended = ended
@@ -37,40 +38,40 @@ class Client:
         return dict.fromkeys(groups, answer)
 
 
-def drop_producer(log: KafkaLog) -> None:
-    log.producer(PROMISES[Guarantee.EXACTLY_ONCE], Durability.COMMITTED, "g.p.0").drop()
+def drop_producer(cluster: KafkaCluster) -> None:
+    cluster.producer(producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED), "g.p.0").drop()
 
 
-def close_consumer(log: KafkaLog) -> None:
-    log.consumer("g", "g.0").close()
+def close_consumer(cluster: KafkaCluster) -> None:
+    cluster.consumer("g", "g.0").close()
 
 
-def rejoin(log: KafkaLog) -> None:
-    member = log.consumer("g", "g.0")
+def rejoin(cluster: KafkaCluster) -> None:
+    member = cluster.consumer("g", "g.0")
     STILL_HELD.append(member)
     member.rejoin()
 
 
-def close_log(log: KafkaLog) -> None:
-    assert log._reader is log._reader
-    assert log._admin is log._admin
-    log.close()
+def close_cluster(cluster: KafkaCluster) -> None:
+    assert cluster._reader.client is cluster._reader.client
+    assert cluster._topics.client is cluster._topics.client
+    cluster.close()
 
 
-def describe(log: KafkaLog) -> None:
-    assert log._describe("g", 1.0) == "described"
+def describe(cluster: KafkaCluster) -> None:
+    assert cluster._describe("g", 1.0) == "described"
 
 
 STILL_HELD: list[Any] = []
-"""Owners that have another client by then."""
+"""Owners that live on with another client."""
 
 
 @pytest.mark.parametrize(
-    ("let_go", "count"), [(drop_producer, 1), (close_consumer, 1), (rejoin, 1), (close_log, 2), (describe, 1)]
+    ("drop", "count"), [(drop_producer, 1), (close_consumer, 1), (rejoin, 1), (close_cluster, 2), (describe, 1)]
 )
 @pytest.mark.parametrize("hangs", [False, True])
-def test_client_that_is_let_go_ends_or_is_left_behind_with_a_word(
-    let_go: Callable[[KafkaLog], None],
+def test_dropped_client_ends_or_is_left_behind_with_a_warning(
+    drop: Callable[[KafkaCluster], None],
     count: int,
     hangs: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -78,14 +79,14 @@ def test_client_that_is_let_go_ends_or_is_left_behind_with_a_word(
 ) -> None:
     ended: list[str] = []
     may_end = threading.Event()
-    for module in (kafka, consumer, producer, members):
-        monkeypatch.setattr(module, "made", lambda *_: Client(ended, may_end))
+    for module in (topic_admin, reader, consumer, producer, group_description):
+        monkeypatch.setattr(module, "new_client", lambda *_: Client(ended, may_end))
     if hangs:
         monkeypatch.setattr(clients, "END_SECONDS", 0.01)
     else:
         may_end.set()
     try:
-        let_go(KafkaLog(CONNECTION))
+        drop(KafkaCluster(CONNECTION))
         assert ended == ([] if hangs else ["ending clients"] * count)
         left = "a client did not end within 0.01 s: it is left behind, with its threads"
         assert caplog.messages == ([left] * count if hangs else [])

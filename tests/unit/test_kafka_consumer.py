@@ -1,29 +1,23 @@
-"""ports/kafka/consumer.py: what no broker does on request; the rest is in tests/contract/."""
+"""kafka/consumer.py: events that no broker causes on request; the rest is in tests/contract/."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
 
-from kstreams_py.errors import (
-    Abortable,
-    BrokerUnavailable,
-    InputLost,
-    NotAuthorized,
-    Replaced,
-    Retriable,
-    TopicError,
-)
-from kstreams_py.ports.kafka import consumer, silence
-from kstreams_py.ports.kafka.consumer import RETURN_SECONDS, Holder, KafkaConsumer
-from kstreams_py.ports.kafka.errors import RIGHTS
-from kstreams_py.ports.kafka.silence import STILL_SECONDS
-from kstreams_py.record import TopicPartition
-from tests.unit.fakes import Read, failing, metadata, raising
+from kstreams_py.errors import Abortable, BrokerUnavailable, InputLost, NotAuthorized, Replaced, Retriable, TopicError
+from kstreams_py.kafka import consumer, silence
+from kstreams_py.kafka.consumer import JOIN_AGAIN_SECONDS, KafkaConsumer
+from kstreams_py.kafka.errors import RIGHTS
+from kstreams_py.kafka.membership import Holder, Membership, Owner
+from kstreams_py.kafka.silence import STILL_SECONDS
+from kstreams_py.records import TopicPartition
+from tests.unit.fakes import Read, client_error, metadata, raise_error
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 CODES = ck.KafkaError
@@ -33,7 +27,7 @@ SETTINGS = {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-
 
 
 class Event(Read):
-    """What a client hands out: a record, or an error in the place of one."""
+    """What a client returns: a record, or an error in its place."""
 
     def __init__(self, topic: str, offset: int, code: int | None = None, **options: Any) -> None:
         super().__init__(topic, offset, **options)
@@ -44,17 +38,17 @@ class Event(Read):
 
 
 class Client:
-    """A consumer's client: it keeps what is asked of it, and each `consume` does what it was given to do."""
+    """A consumer's client: it records its calls, and each `consume` runs the next of `answers`."""
 
     def __init__(self, did: list[object]) -> None:
         self.did = did
         self.answers: list[Callable[[], list[Any]]] = []
         self.member = "me"
         self.topics: dict[str, int | None] = {}
-        """Codes of errors in the metadata of topics."""
+        """Error codes in the metadata of topics."""
         self.stored: list[Any] = []
         self.at: dict[TopicPartition, int] = {}
-        """Where it reads on."""
+        """Its positions."""
         self.ends: dict[TopicPartition, int] | ck.KafkaException = {}
 
     def position(self, partitions: list[ck.TopicPartition]) -> list[Any]:
@@ -110,7 +104,7 @@ def place(partition: ck.TopicPartition) -> TopicPartition:
 
 
 def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
-    """A partition as the client answers it."""
+    """A partition as the client returns it."""
     error = None if code is None else ck.KafkaError(code)
     return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=error)
 
@@ -120,21 +114,19 @@ def replaced_by(member: object) -> str:
 
 
 class Member:
-    """A KafkaConsumer that reads a and b as g.0, its clients, and who the group says holds its membership."""
+    """A KafkaConsumer that reads a and b as g.0, its client, and the holder of the membership as the group names it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.did: list[object] = []
-        """What it asked of its client and what it called back, in order."""
+        """Calls of its client and callbacks of its caller, in order."""
         self.held: str | Exception | None = None
         self.client = Client(self.did)
-        monkeypatch.setattr(consumer, "made", self._made)
+        monkeypatch.setattr(consumer, "new_client", self._new_client)
         self.now = 0.0
         time = SimpleNamespace(sleep=self._sleep, monotonic=lambda: self.now)
         monkeypatch.setattr(consumer, "time", time)
         monkeypatch.setattr(silence, "time", time)
-        self.consumer = KafkaConsumer(
-            {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, self._holder
-        )
+        self.consumer = KafkaConsumer(SETTINGS, 1.0, self._holder)
         self.consumer.subscribe(
             ["b", "a"],
             lambda partitions: self.did.append(("assigned", partitions)),
@@ -142,8 +134,8 @@ class Member:
             lambda: self.did.append("lost"),
         )
 
-    def _made(self, kind: object, settings: dict[str, Any], log: object) -> Client:
-        self.did.append("made")
+    def _new_client(self, kind: object, settings: dict[str, Any], log: object) -> Client:
+        self.did.append("new client")
         self.on_error = settings["error_cb"]
         return self.client
 
@@ -152,60 +144,60 @@ class Member:
 
     def _holder(self, group: str, member: str) -> Holder | None:
         assert (group, member) == ("g", "g.0")
-        self.did.append("asked")
+        self.did.append("ask the group")
         if isinstance(self.held, Exception):
             raise self.held
         return None if self.held is None else Holder(self.held, *ELSEWHERE)
 
-    def assigned(self, *partitions: TopicPartition) -> list[Any]:
+    def assign(self, *partitions: TopicPartition) -> list[Any]:
         self.client.on_assign(self.client, [stored(tp, 0) for tp in partitions])
         return []
 
-    def revoked(self) -> list[Any]:
+    def revoke(self) -> list[Any]:
         self.client.on_revoke(self.client, [])
         return []
 
-    def lost(self) -> list[Any]:
+    def lose(self) -> list[Any]:
         self.client.on_lost(self.client, [])
         return []
 
-    def fenced(self) -> list[Any]:
-        """The client's log says so as it is served."""
+    def fence(self) -> list[Any]:
+        """The client's log reports the fencing."""
         self.consumer._log.fenced = True
         return []
 
-    def since(self) -> list[object]:
-        """What happened since the last call."""
-        seen, self.did[:] = [*self.did], []
-        return seen
+    def take_calls(self) -> list[object]:
+        """Returns the calls since the last time, and forgets them."""
+        calls, self.did[:] = [*self.did], []
+        return calls
 
 
 @pytest.fixture
 def member(monkeypatch: pytest.MonkeyPatch) -> Member:
-    made = Member(monkeypatch)
-    assert made.since() == ["made", ("subscribe", ["a", "b"])]
-    return made
+    member = Member(monkeypatch)
+    assert member.take_calls() == ["new client", ("subscribe", ["a", "b"])]
+    return member
 
 
-# The consumer: assignments and records.
+# Assignments and records.
 
 
 @pytest.mark.parametrize("rebalance", ["revoked", "revoked and assigned again", "assigned", "lost", "none"])
 def test_record_from_before_a_rebalance_is_not_handed_out(rebalance: str, member: Member) -> None:
     first, second, third = Event("a", 0), Event("a", 1), Event("a", 2)
 
-    def rebalancing() -> list[Any]:
+    def rebalance_now() -> list[Any]:
         if "revoked" in rebalance:
-            member.revoked()
+            member.revoke()
         if "assigned" in rebalance:
-            member.assigned(A0)
+            member.assign(A0)
         if rebalance == "lost":
-            member.lost()
+            member.lose()
         return [second]
 
-    member.client.answers = [lambda: [first], rebalancing, lambda: [third]]
+    member.client.answers = [lambda: [first], rebalance_now, lambda: [third]]
     assert member.consumer.consume(10, 0.1) == ([first, second] if rebalance == "none" else [])
-    assert [event for event in member.since() if event not in (("assign", {}), "unsubscribe")] == {
+    assert [event for event in member.take_calls() if event not in (("assign", {}), "unsubscribe")] == {
         "none": [],
         "revoked": ["revoked"],
         "assigned": [("assigned", {A0})],
@@ -214,15 +206,15 @@ def test_record_from_before_a_rebalance_is_not_handed_out(rebalance: str, member
     }[rebalance]
 
 
-def test_nothing_is_fetched_of_an_assignment_before_the_caller_gives_its_positions(member: Member) -> None:
-    member.client.answers = [lambda: member.assigned(A0, B0)]
+def test_assignment_fetches_nothing_before_the_caller_gives_its_offsets(member: Member) -> None:
+    member.client.answers = [lambda: member.assign(A0, B0)]
     assert member.consumer.consume(10, 0.1) == []
-    assert member.since() == [("assign", {}), ("assigned", {A0, B0})]
+    assert member.take_calls() == [("assign", {}), ("assigned", {A0, B0})]
     member.consumer.assign({A0: 5, B0: 7})
-    assert member.since() == [("assign", {A0: 5, B0: 7})]
+    assert member.take_calls() == [("assign", {A0: 5, B0: 7})]
 
 
-def test_consume_takes_a_first_record_then_what_is_there(member: Member) -> None:
+def test_consume_waits_for_a_first_record_then_takes_those_available(member: Member) -> None:
     asked = []
 
     def consume(limit: int, timeout: float) -> list[Any]:
@@ -230,14 +222,14 @@ def test_consume_takes_a_first_record_then_what_is_there(member: Member) -> None
         return [Event("a", len(asked))]
 
     member.client.consume = consume  # type: ignore[method-assign]
-    member.assigned(A0)
+    member.assign(A0)
     for limit, timeout in ((10, 0.25), (1, 0.25), (10, 0.0)):
         member.consumer.consume(limit, timeout)
     assert asked == [(1, 0.25), (9, 0), (1, 0.25), (10, 0)]
 
 
-def test_consume_returns_soon_while_the_group_deals(member: Member) -> None:
-    """librdkafka serves an assignment in the middle of a consume, and goes on waiting for a record."""
+def test_consume_waits_briefly_while_the_group_rebalances(member: Member) -> None:
+    """librdkafka serves an assignment within a consume, and continues to wait for a record."""
     asked = []
 
     def consume(limit: int, timeout: float) -> list[Any]:
@@ -246,9 +238,9 @@ def test_consume_returns_soon_while_the_group_deals(member: Member) -> None:
 
     member.client.consume = consume  # type: ignore[method-assign]
     member.consumer.consume(10, 0.25)
-    member.assigned()
+    member.assign()
     member.consumer.consume(10, 0.25)
-    member.revoked()
+    member.revoke()
     member.consumer.consume(10, 0.25)
     member.consumer.consume(10, 0.0)
     assert asked == [(1, 0.02), (1, 0.25), (1, 0.02), (10, 0)]
@@ -265,13 +257,14 @@ def test_ends_of_partitions_are_kept_until_the_next_assign(member: Member) -> No
 
 
 @pytest.mark.parametrize("code", [CODES._AUTO_OFFSET_RESET, CODES.OFFSET_OUT_OF_RANGE])
-def test_position_that_is_not_in_the_log_any_more_is_an_input_that_is_lost(code: int, member: Member) -> None:
+def test_consume_at_deleted_records_raises_input_lost(code: int, member: Member) -> None:
     member.client.answers = [lambda: [Event("a", 5, code, partition=1)]]
     with pytest.raises(InputLost) as caught:
         member.consumer.consume(10, 0.0)
     assert str(caught.value) == (
-        "a[1]: the records at the committed position were deleted before they were read "
-        f"({ck.KafkaError(code).str()}): set the group's position on purpose (kafka-consumer-groups --reset-offsets)"
+        "a[1]: the records at the committed offset were deleted before they were read "
+        f"({ck.KafkaError(code).str()}): once the group has no members, set its offset on purpose "
+        "(kafka-consumer-groups --reset-offsets)"
     )
 
 
@@ -288,9 +281,7 @@ def test_position_that_is_not_in_the_log_any_more_is_an_input_that_is_lost(code:
         (CODES.GROUP_AUTHORIZATION_FAILED, "", "joining the group 'g'", "READ and DESCRIBE on the consumer group"),
     ],
 )
-def test_right_that_is_missing_is_named(
-    code: int, topic: str, doing: str, right: str, how: str, member: Member
-) -> None:
+def test_missing_right_is_named(code: int, topic: str, doing: str, right: str, how: str, member: Member) -> None:
     if how == "callback":
         member.on_error(ck.KafkaError(code))
         doing = doing if "group" in doing else "reading"
@@ -302,14 +293,14 @@ def test_right_that_is_missing_is_named(
     assert str(caught.value) == f"{doing}: the broker refuses it ({name}): grant this user {right} (kafka-acls --add)"
 
 
-def test_credentials_that_the_broker_refuses_are_no_idleness(member: Member) -> None:
-    member.on_error(ck.KafkaError(CODES._AUTHENTICATION, "SASL says no"))
-    with pytest.raises(BrokerUnavailable, match=r"^the broker refuses the credentials: SASL says no$"):
+def test_refused_credentials_raise_broker_unavailable(member: Member) -> None:
+    member.on_error(ck.KafkaError(CODES._AUTHENTICATION, "SASL failed"))
+    with pytest.raises(BrokerUnavailable, match=r"^the broker refuses the credentials: SASL failed$"):
         member.consumer.consume(10, 0.0)
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_topic_that_is_not_known_ends_the_worker_only_if_the_cluster_has_none(
+def test_unknown_topic_raises_topic_error_only_if_the_cluster_does_not_have_it(
     missing: bool, member: Member, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -325,89 +316,101 @@ def test_topic_that_is_not_known_ends_the_worker_only_if_the_cluster_has_none(
         )
 
 
-def test_error_that_the_client_retries_is_raised_as_what_its_caller_must_do(member: Member) -> None:
-    member.client.answers = [lambda: raising(failing(CODES._TRANSPORT))]
+def test_consume_with_a_transport_failure_raises_retriable(member: Member) -> None:
+    member.client.answers = [lambda: raise_error(client_error(CODES._TRANSPORT))]
     with pytest.raises(Retriable, match=r"^reading: Local: Broker transport failure"):
         member.consumer.consume(10, 0.0)
 
 
-def warnings(member: Member, caplog: pytest.LogCaptureFixture, seconds: float) -> list[str]:
-    """What is warned of when nothing has come for so long."""
+def warnings_after(seconds: float, member: Member, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Consumes `seconds` later, and returns the warnings that this logs."""
     caplog.clear()
     member.now += seconds
     member.consumer.consume(10, 0.1)
     return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
 
 
-def test_group_that_deals_no_partitions_is_named_now_and_then_with_what_the_client_said_last(
+def test_missing_assignment_is_logged_every_30_seconds_with_the_last_client_error(
     member: Member, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert warnings(member, caplog, STILL_SECONDS - 0.1) == []
-    assert warnings(member, caplog, 0.1) == ["g.0: the group 'g' has dealt it no partitions for 30 s"]
+    assert warnings_after(STILL_SECONDS - 0.1, member, caplog) == []
+    assert warnings_after(0.1, member, caplog) == ["g.0: the group 'g' has made it no assignment for 30 s"]
     member.client.answers = [lambda: [Event("", 0, CODES.COORDINATOR_NOT_AVAILABLE)]]
-    said = "Broker: Coordinator not available (COORDINATOR_NOT_AVAILABLE)"
-    assert warnings(member, caplog, STILL_SECONDS) == [
-        f"g.0: the group 'g' has dealt it no partitions for 30 s: {said}"
+    error = "Broker: Coordinator not available (COORDINATOR_NOT_AVAILABLE)"
+    assert warnings_after(STILL_SECONDS, member, caplog) == [
+        f"g.0: the group 'g' has made it no assignment for 30 s: {error}"
     ]
-    member.client.answers = [member.assigned]  # none, as there are more members than partitions
+    member.client.answers = [member.assign]  # no partition, as there are more members than partitions
     member.consumer.consume(10, 0.1)
-    assert warnings(member, caplog, STILL_SECONDS) == []
-    member.client.answers = [member.revoked]
+    assert warnings_after(STILL_SECONDS, member, caplog) == []
+    member.client.answers = [member.revoke]
     member.consumer.consume(10, 0.1)
-    assert warnings(member, caplog, STILL_SECONDS) == ["g.0: the group 'g' has dealt it no partitions for 30 s"]
+    assert warnings_after(STILL_SECONDS, member, caplog) == ["g.0: the group 'g' has made it no assignment for 30 s"]
 
 
-def test_records_that_wait_and_do_not_come_are_named(member: Member, caplog: pytest.LogCaptureFixture) -> None:
-    """Not those of partitions that were read out, or are paused."""
-    member.client.answers = [lambda: member.assigned(A0, A1, B0)]
+def test_partitions_with_unread_records_are_logged_every_30_seconds(
+    member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Except partitions that are read to their ends, or are paused."""
+    member.client.answers = [lambda: member.assign(A0, A1, B0)]
     member.consumer.consume(10, 0.1)
     member.consumer.assign({A0: 5, A1: 5, B0: 5})
     member.client.ends = {A0: 5, A1: 9, B0: 9}
     member.client.answers = [lambda: [Event("a", 9, CODES._PARTITION_EOF, partition=1)]]
     member.consumer.consume(10, 0.1)
-    assert warnings(member, caplog, STILL_SECONDS) == [
+    assert warnings_after(STILL_SECONDS, member, caplog) == [
         "g.0: nothing has been read for 30 s, though records wait: b[0] up to 9"
     ]
     member.consumer.pause([B0])
-    assert warnings(member, caplog, STILL_SECONDS) == []
+    assert warnings_after(STILL_SECONDS, member, caplog) == []
     member.consumer.pause([])
     member.client.at = {B0: 9}
-    assert warnings(member, caplog, STILL_SECONDS) == []
-    member.client.ends = failing(CODES._TIMED_OUT)
-    assert warnings(member, caplog, STILL_SECONDS) == [
-        "g.0: nothing has been read for 30 s, and the brokers do not say where the partitions end: Local: Timed out"
+    assert warnings_after(STILL_SECONDS, member, caplog) == []
+    member.client.ends = client_error(CODES._TIMED_OUT)
+    assert warnings_after(STILL_SECONDS, member, caplog) == [
+        "g.0: nothing has been read for 30 s, and the ends of the partitions are unknown: Local: Timed out"
     ]
 
 
-def test_nothing_is_looked_for_where_records_come(member: Member, caplog: pytest.LogCaptureFixture) -> None:
-    member.client.answers = [lambda: member.assigned(A0)]
+def answer_with(*events: Event) -> Callable[[], list[Event]]:
+    return lambda: [*events]
+
+
+def test_partitions_that_are_read_log_no_warning(member: Member, caplog: pytest.LogCaptureFixture) -> None:
+    member.client.answers = [lambda: member.assign(A0)]
     member.consumer.consume(10, 0.1)
     member.consumer.assign({A0: 0})
     member.client.ends = {A0: 9}
     for offset in range(3):
-        member.client.answers = [lambda offset=offset: [Event("a", offset)]]
-        assert warnings(member, caplog, STILL_SECONDS - 0.1) == []
+        member.client.answers = [answer_with(Event("a", offset))]
+        assert warnings_after(STILL_SECONDS - 0.1, member, caplog) == []
 
 
 def test_partitions_are_paused_and_resumed_as_they_change(member: Member) -> None:
     for wanted in ({A0, B0}, {A0, B0}, {B0, A1}, set()):
         member.consumer.pause(wanted)
-    assert member.since() == [
+    assert member.take_calls() == [
         ("pause", {A0, B0}), ("resume", set()),
         ("pause", {A1}), ("resume", {A0}),
         ("pause", set()), ("resume", {A1, B0}),
     ]  # fmt: skip
+
+
+def test_pause_ends_with_the_next_assignment_even_after_a_revocation(member: Member) -> None:
+    """librdkafka keeps it over assignments."""
     member.consumer.pause({A0})
+    member.revoke()
+    member.take_calls()
     member.consumer.assign({A0: 0})
-    member.since()
-    member.consumer.pause({A0})  # an assignment is not paused
-    assert member.since() == [("pause", {A0}), ("resume", set())]
+    assert member.take_calls()[-2:] == [("pause", set()), ("resume", {A0})]
+    member.consumer.pause({A0})
+    assert member.take_calls() == [("pause", {A0}), ("resume", set())]
 
 
-# The consumer: positions.
+# Committed offsets.
 
 
-def test_committed_positions_are_those_there_are(member: Member) -> None:
+def test_committed_leaves_out_partitions_without_an_offset(member: Member) -> None:
     member.client.stored = [stored(A0, 5), stored(B0, ck.OFFSET_INVALID)]
     assert member.consumer.committed([A0, B0]) == {A0: 5}
 
@@ -415,8 +418,8 @@ def test_committed_positions_are_those_there_are(member: Member) -> None:
 @pytest.mark.parametrize(
     ("call", "doing"),
     [
-        (lambda consumer: consumer.committed([A0]), "reading the committed position of a[0]"),
-        (lambda consumer: consumer.commit({A0: 5}), "committing the position of a[0]"),
+        (lambda consumer: consumer.committed([A0]), "reading the committed offset of a[0]"),
+        (lambda consumer: consumer.commit({A0: 5}), "committing the offset of a[0]"),
     ],
     ids=["committed", "commit"],
 )
@@ -430,7 +433,7 @@ def test_committed_positions_are_those_there_are(member: Member) -> None:
     ],
 )
 @pytest.mark.parametrize("of_partition", [True, False])
-def test_positions_that_fail_say_what_their_caller_must_do(
+def test_failed_offset_request_raises_the_exception_of_its_code(
     call: Callable[[KafkaConsumer], object],
     doing: str,
     code: int,
@@ -438,28 +441,28 @@ def test_positions_that_fail_say_what_their_caller_must_do(
     of_partition: bool,
     member: Member,
 ) -> None:
-    member.client.stored = [stored(B0, 5), stored(A0, 5, code)] if of_partition else [failing(code)]
-    doing = doing if of_partition else {"r": "reading committed positions", "c": "committing positions"}[doing[0]]
+    member.client.stored = [stored(B0, 5), stored(A0, 5, code)] if of_partition else [client_error(code)]
+    doing = doing if of_partition else {"r": "reading committed offsets", "c": "committing offsets"}[doing[0]]
     with pytest.raises(leaf) as caught:
         call(member.consumer)
     doing += " (group 'g')" if leaf is NotAuthorized else ""
     assert (type(caught.value), str(caught.value).partition(": ")[0]) == (leaf, doing)
-    assert "lost" not in member.since()
+    assert "lost" not in member.take_calls()
 
 
 def test_commit_waits_for_its_answer(member: Member) -> None:
     member.consumer.commit({A0: 5, B0: 7})
-    assert member.since() == [("commit", {A0: 5, B0: 7}, False)]
+    assert member.take_calls() == [("commit", {A0: 5, B0: 7}, False)]
 
 
 @pytest.mark.parametrize(
     ("committed", "lost_connection", "tainted"),
     [("before", True, True), ("inside", True, True), (None, True, False), ("before", False, False)],
 )
-def test_commit_may_come_late_if_the_coordinator_was_lost_meanwhile(
+def test_commit_before_the_loss_of_the_coordinator_taints_the_consumer(
     committed: str | None, lost_connection: bool, tainted: bool, member: Member
 ) -> None:
-    def serving() -> list[Any]:
+    def serve() -> list[Any]:
         if committed == "inside":
             member.consumer.commit({A0: 1})
         member.consumer._log.coordinator_lost = lost_connection
@@ -467,7 +470,7 @@ def test_commit_may_come_late_if_the_coordinator_was_lost_meanwhile(
 
     if committed == "before":
         member.consumer.commit({A0: 1})
-    member.client.answers = [serving]
+    member.client.answers = [serve]
     member.consumer.consume(1, 0.0)
     assert member.consumer.tainted is tainted
     member.consumer.consume(1, 0.0)
@@ -476,119 +479,125 @@ def test_commit_may_come_late_if_the_coordinator_was_lost_meanwhile(
     assert not member.consumer.tainted
 
 
-def test_commit_that_was_answered_in_an_earlier_turn_comes_no_more(member: Member) -> None:
+def lose_coordinator(member: Member) -> list[Any]:
+    """The client loses the connection to its coordinator, and returns no record."""
+    member.consumer._log.coordinator_lost = True
+    return []
+
+
+def test_commit_answered_in_an_earlier_turn_does_not_taint_the_consumer(member: Member) -> None:
     member.consumer.commit({A0: 1})
     member.consumer.consume(1, 0.0)
-    member.client.answers = [lambda: setattr(member.consumer._log, "coordinator_lost", True) or []]
+    member.client.answers = [partial(lose_coordinator, member)]
     member.consumer.consume(1, 0.0)
     assert not member.consumer.tainted
 
 
-def test_commit_after_the_coordinator_was_lost_does_not_come_late_for_that(member: Member) -> None:
-    member.client.answers = [lambda: setattr(member.consumer._log, "coordinator_lost", True) or []]
+def test_commit_after_the_loss_of_the_coordinator_does_not_taint_the_consumer(member: Member) -> None:
+    member.client.answers = [partial(lose_coordinator, member)]
     member.consumer.consume(1, 0.0)
     member.consumer.commit({A0: 1})
     member.consumer.consume(1, 0.0)
     assert not member.consumer.tainted
 
 
-def test_commit_in_a_callback_counts_for_the_next_turn_too(member: Member) -> None:
-    member.client.answers = [lambda: member.consumer.commit({A0: 1}) or []]  # type: ignore[func-returns-value]
+def test_commit_in_a_callback_counts_for_the_next_turn(member: Member) -> None:
+    def commit() -> list[Any]:
+        member.consumer.commit({A0: 1})
+        return []
+
+    member.client.answers = [commit]
     member.consumer.consume(1, 0.0)
-    member.client.answers = [lambda: setattr(member.consumer._log, "coordinator_lost", True) or []]
+    member.client.answers = [partial(lose_coordinator, member)]
     member.consumer.consume(1, 0.0)
     assert member.consumer.tainted
 
 
-# The consumer: its membership.
+# The membership.
 
 
 @pytest.mark.parametrize(
-    ("held", "mine", "known", "fenced", "outcome"),
+    ("held", "mine", "known", "fenced", "owner"),
     [
-        ("me", "me", True, False, True),
-        ("me", "", True, False, True),  # librdkafka forgets its id once its session has timed out
-        ("newer", "newer", True, False, True),  # it has joined again, and was not assigned anything since
-        ("before", "newer", False, False, Replaced),
-        ("other", "me", True, False, Replaced),
-        ("other", "", True, False, Replaced),
-        ("other", "", False, True, Replaced),
-        ("other", "", False, False, False),  # it may be our own, whose join is not answered yet
-        (None, "me", True, False, False),
-        (None, "", False, True, False),
+        ("me", "me", True, False, Owner.OURS),
+        ("me", "", True, False, Owner.OURS),  # librdkafka forgets its id once its session has timed out
+        ("newer", "newer", True, False, Owner.OURS),  # it has joined again, without an assignment since
+        ("before", "newer", False, False, Owner.ANOTHERS),
+        ("other", "me", True, False, Owner.ANOTHERS),
+        ("other", "", True, False, Owner.ANOTHERS),
+        ("other", "", False, True, Owner.ANOTHERS),
+        ("other", "", False, False, Owner.NOBODYS),  # it may be our own, whose join has no answer yet
+        (None, "me", True, False, Owner.NOBODYS),
+        (None, "", False, True, Owner.NOBODYS),
     ],
 )
-def test_membership_is_held_lost_or_nobodys(
-    held: str | None, mine: str, known: bool, fenced: bool, outcome: bool | type[Exception], member: Member
+def test_membership_owner_follows_the_member_id_that_the_group_names(
+    held: str | None, mine: str, known: bool, fenced: bool, owner: Owner, member: Member
 ) -> None:
     if known:
-        member.assigned(A0)
+        member.assign(A0)
     member.held, member.client.member = held, mine
     member.consumer._log.fenced = fenced
-    member.since()
-    if isinstance(outcome, bool):
-        assert member.consumer.hold_seat() is outcome
-    else:
-        with pytest.raises(outcome) as caught:
-            member.consumer.hold_seat()
-        assert str(caught.value) == replaced_by(held)
-    assert member.since() == ["asked"]
+    member.take_calls()
+    stranger = held in ("before", "other")
+    assert member.consumer.membership() == Membership(owner, f"member {held}; {IS_ELSEWHERE}" if stranger else "")
+    assert member.take_calls() == ["ask the group"]
 
 
-def test_question_who_holds_the_membership_that_has_no_answer_is_its_callers(member: Member) -> None:
+def test_membership_without_an_answer_raises_retriable(member: Member) -> None:
     member.held = Retriable("no answer")
     with pytest.raises(Retriable, match="no answer"):
-        member.consumer.hold_seat()
+        member.consumer.membership()
 
 
-def test_client_whose_membership_is_lost_leaves_before_its_caller_hears_of_it(member: Member) -> None:
-    """librdkafka joins again as soon as the callback returns, whoever has the membership now."""
-    member.assigned(A0)
-    member.since()
-    member.client.answers = [member.lost]
+def test_lost_membership_unsubscribes_before_the_callback_of_the_caller(member: Member) -> None:
+    """librdkafka joins again as soon as the callback returns, even if another client holds the membership."""
+    member.assign(A0)
+    member.take_calls()
+    member.client.answers = [member.lose]
     assert member.consumer.consume(1, 0.0) == []
-    assert member.since() == ["unsubscribe", "lost"]
+    assert member.take_calls() == ["unsubscribe", "lost"]
 
 
-def losses(member: Member) -> dict[str, Callable[[], object]]:
-    """The ways in which a client says that it was fenced; each is met by the next call."""
+def fenced_calls(member: Member) -> dict[str, Callable[[], object]]:
+    """Calls that raise because the client was fenced, by the way in which the client reports it."""
     client, fatal = member.client, ck.KafkaError(CODES._FATAL, "fenced", fatal=True)
 
-    def consuming(answer: Callable[[], list[Any]]) -> object:
+    def consume(answer: Callable[[], list[Any]]) -> object:
         client.answers = [answer]
         return member.consumer.consume(1, 0.0)
 
-    def committing() -> None:
-        client.stored = [failing(CODES.FENCED_INSTANCE_ID)]
+    def commit() -> None:
+        client.stored = [client_error(CODES.FENCED_INSTANCE_ID)]
         member.consumer.commit({A0: 1})
 
-    def asking() -> None:
+    def read_committed() -> None:
         client.stored = [ck.KafkaException(ck.KafkaError(CODES.UNKNOWN, "static consumer fenced by other consumer"))]
         member.consumer.committed([A0])
 
     return {
-        "consume raises": lambda: consuming(lambda: raising(ck.KafkaException(fatal))),
-        "an event": lambda: consuming(lambda: [Event("", 0, CODES.FENCED_INSTANCE_ID)]),
-        "the error callback": lambda: consuming(lambda: member.on_error(fatal) or []),
-        "the log": lambda: consuming(lambda: member.fenced() or raising(failing(CODES._STATE))),
-        "a commit": committing,
-        "a position": asking,
+        "consume raises": lambda: consume(lambda: raise_error(ck.KafkaException(fatal))),
+        "an event": lambda: consume(lambda: [Event("", 0, CODES.FENCED_INSTANCE_ID)]),
+        "the error callback": lambda: consume(lambda: member.on_error(fatal) or []),
+        "the log": lambda: consume(lambda: member.fence() or raise_error(client_error(CODES._STATE))),
+        "a commit": commit,
+        "a committed offset": read_committed,
     }
 
 
 @pytest.mark.parametrize("how", [
-    "consume raises", "an event", "the error callback", "the log", "a commit", "a position",
+    "consume raises", "an event", "the error callback", "the log", "a commit", "a committed offset",
 ])  # fmt: skip
 def test_fencing_is_recorded_and_acted_upon_by_the_next_consume(how: str, member: Member) -> None:
-    member.assigned(A0)
-    member.since()
-    with pytest.raises(Abortable, match="this client is no member of its group any more"):
-        losses(member)[how]()
-    assert [event for event in member.since() if event in ("lost", "asked", "made")] == ["lost"]
+    member.assign(A0)
+    member.take_calls()
+    with pytest.raises(Abortable, match="this client is no longer a member of its group"):
+        fenced_calls(member)[how]()
+    assert [event for event in member.take_calls() if event in ("lost", "ask the group", "new client")] == ["lost"]
     member.held = "other"
     with pytest.raises(Replaced):
         member.consumer.consume(1, 0.0)
-    assert member.since() == ["asked"]
+    assert member.take_calls() == ["ask the group"]
 
 
 @pytest.mark.parametrize(
@@ -598,57 +607,55 @@ def test_fencing_is_recorded_and_acted_upon_by_the_next_consume(how: str, member
         ("other", "", True, 1, True),
         ("me", "", True, 1, False),  # librdkafka #3437: its session timed out, and it has forgotten its id
         (None, "", True, 1, False),
-        ("newer", "newer", True, 1, False),  # it has joined again, and was not assigned anything since
-        ("me", "newer", True, 1, False),  # the coordinator died before it wrote the newer id down
-        ("before", "newer", False, 1, False),  # the same, where another process had the membership before
+        ("newer", "newer", True, 1, False),  # it has joined again, without an assignment since
+        ("me", "newer", True, 1, False),  # the coordinator died before it stored the newer id
+        ("before", "newer", False, 1, False),  # the same, after another process held the membership
         ("other", "newer", False, 2, True),
     ],
 )
-def test_lost_membership_is_replacement_only_if_the_group_says_so(
+def test_lost_membership_raises_replaced_only_if_another_member_holds_it(
     held: str | None, mine: str, assigned: bool, times: int, replaced: bool, member: Member
 ) -> None:
-    """Otherwise it is taken with a new client, and reading goes on."""
+    """Otherwise a new client joins with it, and reading continues."""
     if assigned:
-        member.assigned(A0)
+        member.assign(A0)
     member.held, member.client.member = held, mine
     for attempt in range(1, times + 1):
-        member.client.answers = [member.lost, lambda: [Event("a", 0)]]
+        member.client.answers = [member.lose, lambda: [Event("a", 0)]]
         assert member.consumer.consume(1, 0.0) == []
-        member.since()
+        member.take_calls()
         if replaced and attempt == times:
             with pytest.raises(Replaced) as caught:
                 member.consumer.consume(1, 0.0)
             assert str(caught.value) == replaced_by(held)
-            assert member.since() == ["asked"]
+            assert member.take_calls() == ["ask the group"]
         else:
             assert [m.offset() for m in member.consumer.consume(1, 0.0)] == [0]
-            assert member.since() == ["asked", "made", ("subscribe", ["a", "b"])]
+            assert member.take_calls() == ["ask the group", "new client", ("subscribe", ["a", "b"])]
 
 
-@pytest.mark.parametrize("answer", [Retriable("busy"), BrokerUnavailable("nobody there")])
-def test_group_that_does_not_say_who_holds_a_lost_membership_is_asked_again(
+@pytest.mark.parametrize("answer", [Retriable("busy"), BrokerUnavailable("no broker")])
+def test_holder_of_a_lost_membership_is_asked_for_until_the_group_answers(
     answer: Exception, member: Member, caplog: pytest.LogCaptureFixture
 ) -> None:
-    member.assigned(A0)
-    member.client.answers = [member.lost]
+    member.assign(A0)
+    member.client.answers = [member.lose]
     member.consumer.consume(1, 0.0)
-    member.since()
+    member.take_calls()
     member.held = answer
     member.client.answers = [lambda: [Event("a", 0)]]
     for _ in range(2):
         assert member.consumer.consume(1, 0.25) == []
-    assert member.since() == ["asked", ("sleep", RETURN_SECONDS)] * 2
+    assert member.take_calls() == ["ask the group", ("sleep", JOIN_AGAIN_SECONDS)] * 2
     assert f"g.0: the membership is lost, and the group does not say who holds it: {answer}" in caplog.text
     member.held = None
     assert [m.offset() for m in member.consumer.consume(1, 0.0)] == [0]
-    assert member.since() == ["asked", "made", ("subscribe", ["a", "b"])]
+    assert member.take_calls() == ["ask the group", "new client", ("subscribe", ["a", "b"])]
     assert "g.0: the membership was lost, and no other worker has taken it: joining again" in caplog.text
 
 
-def test_consumer_that_never_subscribed_joins_no_group_by_a_rejoin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejoin_without_a_subscription_makes_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[object] = []
-    monkeypatch.setattr(consumer, "made", lambda *_: Client(did))
-    KafkaConsumer(
-        {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}, 1.0, lambda *_: None
-    ).rejoin()
+    monkeypatch.setattr(consumer, "new_client", lambda *_: Client(did))
+    KafkaConsumer(SETTINGS, 1.0, lambda *_: None).rejoin()
     assert did == []

@@ -1,4 +1,4 @@
-"""ports/kafka/errors.py: every error code of the client, and what its caller must do next, as one table."""
+"""kafka/errors.py: one table of every error code of the client with its exception."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kstreams_py.errors import (
     Retriable,
     SettingsError,
 )
-from kstreams_py.ports.kafka.errors import log_error
+from kstreams_py.kafka.errors import classify
 
 E = ck.KafkaError
 
 TABLE: dict[str, tuple[type[KStreamsError], str]] = {
-    "the cluster is away or busy": (
+    "the cluster is unreachable or busy": (
         Retriable,
         """
         _TRANSPORT _RESOLVE _ALL_BROKERS_DOWN _TIMED_OUT _TIMED_OUT_QUEUE _DESTROY_BROKER REQUEST_TIMED_OUT
@@ -28,7 +28,7 @@ TABLE: dict[str, tuple[type[KStreamsError], str]] = {
         NOT_ENOUGH_REPLICAS_AFTER_APPEND THROTTLING_QUOTA_EXCEEDED
         """,
     ),
-    "what leads or coordinates is moving": (
+    "a leader or coordinator is moving": (
         Retriable,
         """
         _WAIT_COORD COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR
@@ -41,7 +41,10 @@ TABLE: dict[str, tuple[type[KStreamsError], str]] = {
         Abortable,
         "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID REBALANCE_IN_PROGRESS TRANSACTION_ABORTABLE",
     ),
-    "another one has taken over": (Fenced, "_FENCED INVALID_PRODUCER_EPOCH PRODUCER_FENCED FENCED_INSTANCE_ID"),
+    "another producer or member has taken over": (
+        Fenced,
+        "_FENCED INVALID_PRODUCER_EPOCH PRODUCER_FENCED FENCED_INSTANCE_ID",
+    ),
     "the broker has forgotten the producer, or the client its state": (
         OutcomeUnknown,
         "_STATE INVALID_TXN_STATE INVALID_PRODUCER_ID_MAPPING UNKNOWN_PRODUCER_ID",
@@ -62,7 +65,7 @@ TABLE: dict[str, tuple[type[KStreamsError], str]] = {
         DELEGATION_TOKEN_EXPIRED INVALID_PRINCIPAL_TYPE UNACCEPTABLE_CREDENTIAL PRINCIPAL_DESERIALIZATION_FAILURE
         """,
     ),
-    "a record is always refused, as the report of its delivery says": (
+    "a record is refused each time, in the report of its delivery": (
         Fatal,
         """
         INVALID_RECORD INVALID_TIMESTAMP POLICY_VIOLATION UNSUPPORTED_FOR_MESSAGE_FORMAT _INVALID_DIFFERENT_RECORD
@@ -97,7 +100,7 @@ TABLE: dict[str, tuple[type[KStreamsError], str]] = {
         _INVALID_TYPE _NOOP _OUTDATED _PARTIAL _READ_ONLY _UNDERFLOW _UNKNOWN_BROKER _UNKNOWN_PROTOCOL _NOT_IMPLEMENTED
         """,
     ),
-    "no call of ours ends with it": (
+    "no call of this project ends with it": (
         Fatal,
         """
         NO_ERROR OFFSET_OUT_OF_RANGE STALE_CTRL_EPOCH STALE_BROKER_EPOCH TRANSACTION_COORDINATOR_FENCED
@@ -116,7 +119,7 @@ TABLE: dict[str, tuple[type[KStreamsError], str]] = {
         """,
     ),
 }
-"""Why, what the caller must do, and the codes: each code of the client once. An error's flags come before the table."""
+"""The reason, the exception and the codes: each code of the client once. Flags of an error override the table."""
 
 
 def codes() -> dict[str, int]:
@@ -134,9 +137,9 @@ def test_every_code_of_the_client_is_in_the_table_once() -> None:
 
 
 @pytest.mark.parametrize("why", TABLE)
-def test_code_says_what_its_caller_must_do(why: str) -> None:
+def test_error_code_maps_to_its_exception(why: str) -> None:
     leaf, names = TABLE[why]
-    found = {name: type(log_error(E(codes()[name]), "committing")) for name in names.split()}
+    found = {name: type(classify(E(codes()[name]), "committing")) for name in names.split()}
     assert found == dict.fromkeys(found, leaf)
 
 
@@ -144,16 +147,16 @@ def test_code_says_what_its_caller_must_do(why: str) -> None:
     ("fatal", "retriable", "aborts", "leaf"),
     [(True, False, False, Fatal), (False, True, False, Retriable), (False, False, True, Abortable)],
 )
-def test_flag_of_an_error_comes_before_its_code(
+def test_flag_of_an_error_overrides_its_code(
     fatal: bool, retriable: bool, aborts: bool, leaf: type[KStreamsError]
 ) -> None:
-    """But for a new owner, an unknown outcome, a missing right and a wrong setting."""
+    """Except Fenced, OutcomeUnknown, NotAuthorized and SettingsError, which no flag overrides."""
     kept = {Fenced, OutcomeUnknown, NotAuthorized, SettingsError} | ({Abortable} if retriable else set())
     table = {name: own for own, names in TABLE.values() for name in names.split()}
-    found = {n: type(log_error(E(c, "why", fatal, retriable, aborts), "committing")) for n, c in codes().items()}
+    found = {n: type(classify(E(c, "why", fatal, retriable, aborts), "committing")) for n, c in codes().items()}
     assert found == {name: own if own in kept else leaf for name, own in table.items()}
 
 
-def test_error_names_what_was_done_and_the_code() -> None:
-    said = str(log_error(E(E.NOT_COORDINATOR), "committing positions"))
-    assert said == "committing positions: Broker: Not coordinator (NOT_COORDINATOR)"
+def test_error_message_names_the_action_and_the_code() -> None:
+    message = str(classify(E(E.NOT_COORDINATOR), "committing offsets"))
+    assert message == "committing offsets: Broker: Not coordinator (NOT_COORDINATOR)"

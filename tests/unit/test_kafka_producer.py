@@ -1,4 +1,4 @@
-"""ports/kafka/producer.py: what no broker does on request; the rest is in tests/contract/."""
+"""kafka/producer.py: events that no broker causes on request; the rest is in tests/contract/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from kstreams_py.delivery import Output
 from kstreams_py.errors import (
     Abortable,
     Fatal,
@@ -25,46 +24,40 @@ from kstreams_py.errors import (
     Retriable,
     TopicError,
 )
-from kstreams_py.ports.kafka import producer as module
-from kstreams_py.ports.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
-from kstreams_py.ports.kafka.errors import RIGHTS
-from kstreams_py.ports.kafka.producer import (
-    ABORT_FLUSH_SECONDS,
-    CHUNK_BYTES,
-    CHUNK_RECORDS,
-    FAILURES_KEPT,
-    KafkaProducer,
-)
-from kstreams_py.record import TopicPartition
-from tests.unit.fakes import Read, failing, metadata, raising
+from kstreams_py.kafka import producer as module
+from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.errors import RIGHTS
+from kstreams_py.kafka.producer import ABORT_FLUSH_SECONDS, CHUNK_BYTES, CHUNK_RECORDS, FAILURES_KEPT, KafkaProducer
+from kstreams_py.records import TopicPartition
+from tests.unit.fakes import Read, client_error, metadata, raise_error
 
-A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+A0 = TopicPartition("a", 0)
 CODES = ck.KafkaError
-ELSEWHERE = ("g.0@host-7-42", "10.0.0.7")
-IS_ELSEWHERE = "g.0@host-7-42 on 10.0.0.7"
-SETTINGS = {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}
 
-
-# The producer.
+# Writing.
 
 
 class Queue:
-    """A producer's client on a clock of its own: a queue, of which each flush sends what `sends` says."""
+    """A producer's client with its own clock and a queue of `capacity` records; a flush sends up to `sends` of them."""
 
-    def __init__(self, *, room: int = 1_000_000, sends: int = 1_000_000) -> None:
+    on_delivery: Callable[[ck.KafkaError | None, Read], None]
+    """The callback that KafkaProducer gives its client."""
+
+    def __init__(self, *, capacity: int = 1_000_000, sends: int = 1_000_000) -> None:
         self.now = 0.0
-        self.room = room
+        self.capacity = capacity
         self.sends = sends
         self.seconds: float | None = None
-        """How long a flush takes; None: as long as it was given."""
+        """How long a flush takes; None: its whole limit."""
         self.queue: list[Output] = []
         self.batches: list[int] = []
-        """How many records each flush sent."""
+        """The number of records that each flush sent."""
         self.refuses: dict[bytes, int] = {}
-        """Codes for which `produce` refuses values."""
+        """Values that `produce` refuses, with the error codes."""
         self.polled: list[float] = []
-        self.reports: list[tuple[int, Any]] = []
-        """Deliveries that have failed, to be reported by the next poll or flush."""
+        self.reports: list[tuple[int, Read]] = []
+        """Failed deliveries, which the next poll or flush reports."""
         self.topics: dict[str, int | None] = {}
 
     def monotonic(self) -> float:
@@ -74,11 +67,11 @@ class Queue:
         return len(self.queue)
 
     def produce(self, *output: Any) -> None:
-        if len(self.queue) >= self.room:
+        if len(self.queue) >= self.capacity:
             raise BufferError
         if (code := self.refuses.get(output[1])) is not None:
-            raise failing(code)
-        self.queue.append(output)  # type: ignore[arg-type]
+            raise client_error(code)
+        self.queue.append(output)
 
     def flush(self, seconds: float) -> int:
         self.now += seconds if self.seconds is None else self.seconds
@@ -114,11 +107,11 @@ PLAIN = {"enable.idempotence": False}
 def producer_of(
     client: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any] = TRANSACTIONAL, limit: float = 10.0
 ) -> KafkaProducer:
-    def made(kind: object, configuration: dict[str, Any], log: object) -> Any:
+    def new_client(kind: object, configuration: dict[str, Any], log: object) -> Any:
         client.on_delivery = configuration["on_delivery"]
         return client
 
-    monkeypatch.setattr(module, "made", made)
+    monkeypatch.setattr(module, "new_client", new_client)
     if isinstance(client, Queue):
         monkeypatch.setattr(module, "time", client)
     return KafkaProducer(settings, limit)
@@ -137,7 +130,7 @@ def failed(topic: str, value: bytes, *, timestamp: int | None = 5) -> Read:
 
 
 @pytest.mark.parametrize("settings", [TRANSACTIONAL, IDEMPOTENT])
-def test_producer_with_sequence_numbers_queues_outputs_at_once_and_takes_them_off_the_list(
+def test_idempotent_producer_queues_outputs_at_once_and_removes_them_from_the_list(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, written = Queue(), outputs(0, 2_500)
@@ -145,8 +138,8 @@ def test_producer_with_sequence_numbers_queues_outputs_at_once_and_takes_them_of
     assert (client.queue, client.batches, written) == (outputs(0, 2_500), [], [])
 
 
-def test_producer_without_sequence_numbers_has_one_batch_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one could overtake the first, if the first fails and is sent again."""
+def test_producer_without_idempotence_has_one_batch_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second batch could overtake the first, if the first fails and is sent again."""
     client, written = Queue(), outputs(0, 2_500)
     producer = producer_of(client, monkeypatch, PLAIN)
     producer.write(written)
@@ -155,7 +148,7 @@ def test_producer_without_sequence_numbers_has_one_batch_under_way(monkeypatch: 
     assert (client.batches, client.queue) == ([CHUNK_RECORDS] * 2 + [500], [output(b"next")])
 
 
-def test_producer_without_sequence_numbers_has_few_bytes_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_without_idempotence_limits_the_bytes_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     large = [output(bytes(CHUNK_BYTES // 2 - 100))] * 3 + [output(bytes(CHUNK_BYTES))] + [output(b"")] * 2
     client = Queue()
     producer = producer_of(client, monkeypatch, PLAIN)
@@ -165,7 +158,7 @@ def test_producer_without_sequence_numbers_has_few_bytes_under_way(monkeypatch: 
 
 
 @pytest.mark.parametrize("settings", [TRANSACTIONAL, PLAIN])
-def test_output_that_is_refused_at_once_is_off_the_list_and_those_behind_it_are_not(
+def test_output_refused_by_produce_is_removed_and_later_ones_stay_on_the_list(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, written = Queue(sends=0), outputs(0, 10)
@@ -176,7 +169,7 @@ def test_output_that_is_refused_at_once_is_off_the_list_and_those_behind_it_are_
     assert (client.queue, written) == (outputs(0, 4), outputs(5, 10))
 
 
-def test_output_that_the_client_does_not_take_for_another_reason_says_what_to_do(
+def test_produce_with_a_state_error_raises_outcome_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = Queue()
@@ -185,7 +178,7 @@ def test_output_that_the_client_does_not_take_for_another_reason_says_what_to_do
         producer_of(client, monkeypatch).write(outputs(0, 1))
 
 
-def test_topic_whose_name_the_broker_does_not_take_fails_as_its_deliveries_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_produce_to_an_invalid_topic_name_raises_abortable(monkeypatch: pytest.MonkeyPatch) -> None:
     client, written = Queue(sends=0), outputs(0, 2)
     client.refuses = {b"1": CODES.TOPIC_EXCEPTION}
     with pytest.raises(Abortable, match=r"^writing to x: Broker: Invalid topic \(TOPIC_EXCEPTION\)$"):
@@ -193,7 +186,9 @@ def test_topic_whose_name_the_broker_does_not_take_fails_as_its_deliveries_do(mo
     assert (client.queue, written) == (outputs(0, 1), outputs(1, 2))
 
 
-def test_delivery_that_failed_before_is_why_the_client_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_produce_error_after_a_failed_delivery_raises_the_error_of_the_delivery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = Queue()
     client.refuses, client.reports = {b"1": CODES._STATE}, [(CODES.INVALID_RECORD, failed("x", b"0"))]
     with pytest.raises(Refused) as caught:
@@ -201,20 +196,25 @@ def test_delivery_that_failed_before_is_why_the_client_takes_no_more(monkeypatch
     assert caught.value.outputs == []
 
 
-def test_write_waits_for_room_and_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, written, queued = Queue(room=3, sends=1), outputs(0, 6), list[Output]()
+def test_write_waits_for_queue_space_and_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, written, queued = Queue(capacity=3, sends=1), outputs(0, 6), list[Output]()
     producer = producer_of(client, monkeypatch)
     produce = client.produce
-    monkeypatch.setattr(client, "produce", lambda *each: produce(*each) or queued.append(each))  # type: ignore[func-returns-value,arg-type]
+
+    def keep(*each: Any) -> None:
+        produce(*each)
+        queued.append(each)
+
+    monkeypatch.setattr(client, "produce", keep)
     producer.write(written)
     assert (queued, client.polled, written) == (outputs(0, 6), [0.02] * 3, [])
 
 
 @pytest.mark.parametrize(("settings", "leaf"), [(TRANSACTIONAL, Abortable), (IDEMPOTENT, Retriable)])
-def test_queue_that_stays_full_ends_the_write_and_what_is_not_queued_stays_on_the_list(
+def test_write_to_a_full_queue_fails_after_its_limit_and_keeps_the_rest_on_the_list(
     settings: dict[str, Any], leaf: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, written = Queue(room=3, sends=0), outputs(0, 6)
+    client, written = Queue(capacity=3, sends=0), outputs(0, 6)
     producer = producer_of(client, monkeypatch, settings)
     with pytest.raises(leaf) as caught:
         producer.write(written)
@@ -226,7 +226,9 @@ def test_queue_that_stays_full_ends_the_write_and_what_is_not_queued_stays_on_th
     assert (client.queue, written) == (outputs(3, 6), [])
 
 
-def test_write_without_sequence_numbers_waits_in_vain_and_queues_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_without_idempotence_fails_if_the_batch_before_is_not_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client, written = Queue(sends=0), outputs(0, 1_500)
     producer = producer_of(client, monkeypatch, PLAIN)
     with pytest.raises(Retriable, match=r"^1000 records were not acknowledged within 10 s$"):
@@ -234,10 +236,10 @@ def test_write_without_sequence_numbers_waits_in_vain_and_queues_nothing(monkeyp
     assert (client.queue, written) == (outputs(0, 1_000), outputs(1_000, 1_500))
 
 
-# The producer: acknowledgements, and deliveries that failed.
+# Acknowledgements and failed deliveries.
 
 
-def test_flush_goes_on_while_the_broker_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_continues_while_the_broker_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Queue(sends=1)
     client.seconds = 6.0  # of a limit of ten
     producer = producer_of(client, monkeypatch, IDEMPOTENT)
@@ -252,7 +254,8 @@ def test_flush_without_progress_loses_nothing_and_can_be_called_again(monkeypatc
     producer.write(outputs(0, 2))
     with pytest.raises(Retriable, match=r"^2 records wait for their acknowledgement, and none came within 10 s$"):
         producer.flush()
-    assert (client.queue, client.now) == (outputs(0, 2), pytest.approx(10.0, abs=0.1))
+    assert client.queue == outputs(0, 2)
+    assert client.now == pytest.approx(10.0, abs=0.1)
     client.sends = 2
     producer.flush()
     assert client.queue == []
@@ -261,55 +264,54 @@ def test_flush_without_progress_loses_nothing_and_can_be_called_again(monkeypatc
 REFUSED_TOO_LARGE = (CODES.MSG_SIZE_TOO_LARGE, failed("x", b"large"))
 REFUSED_RECORD = (CODES.INVALID_RECORD, failed("x", b"no key"))
 BESIDE = (CODES._INVALID_DIFFERENT_RECORD, failed("x", b"beside"))
-MISSING = (CODES.UNKNOWN_TOPIC_OR_PART, failed("gone", b"1"))
-TIMED_OUT = (CODES._MSG_TIMED_OUT, failed("gone", b"2"))
+MISSING = (CODES.UNKNOWN_TOPIC_OR_PART, failed("missing", b"1"))
+TIMED_OUT = (CODES._MSG_TIMED_OUT, failed("missing", b"2"))
 FORBIDDEN = (CODES.TOPIC_AUTHORIZATION_FAILED, failed("y", b"3"))
-PASSING = (CODES.NOT_ENOUGH_REPLICAS, failed("z", b"4"))
+TRANSIENT = (CODES.NOT_ENOUGH_REPLICAS, failed("z", b"4"))
 OF_CLUSTER = (CODES.CLUSTER_AUTHORIZATION_FAILED, failed("y", b"5"))
 
 IS_FORBIDDEN = (
     "writing to topic 'y': the broker refuses it (TOPIC_AUTHORIZATION_FAILED): grant this user "
     f"{RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED]} (kafka-acls --add)"
 )
-IS_MISSING = "topic 'gone' does not exist: run `kstreams topics create`"
+IS_MISSING = "topic 'missing' does not exist: run `kstreams topics create`"
 IS_REFUSED = (
     "topic 'x' refuses a record (INVALID_RECORD: Broker: Broker failed to validate record): correct what the function "
     "returns, or the topic's settings"
 )
-IS_PASSING = "writing to z: Broker: Not enough in-sync replicas (NOT_ENOUGH_REPLICAS)"
+IS_TRANSIENT = "writing to z: Broker: Not enough in-sync replicas (NOT_ENOUGH_REPLICAS)"
 
 
 @pytest.mark.parametrize(
-    ("reports", "exist", "leaf", "text", "given", "later"),
+    ("reports", "exist", "leaf", "text", "later"),
     [
-        ([PASSING], False, Abortable, IS_PASSING, [], None),
-        ([PASSING, REFUSED_RECORD, MISSING, FORBIDDEN], True, NotAuthorized, IS_FORBIDDEN, [], None),
-        ([PASSING, REFUSED_RECORD, MISSING], False, TopicError, IS_MISSING, [], None),
-        ([REFUSED_RECORD, TIMED_OUT], False, TopicError, IS_MISSING, [], None),
-        ([PASSING, REFUSED_RECORD], False, Refused, IS_REFUSED, [b"no key"], IS_PASSING),
-        ([MISSING, BESIDE, REFUSED_RECORD], True, Refused, IS_REFUSED, [b"beside", b"no key"], "writing to gone: "),
-        ([MISSING], True, Abortable, "writing to gone: Broker: Unknown topic or partition", [], None),
+        ([TRANSIENT], False, Abortable, IS_TRANSIENT, None),
+        ([TRANSIENT, REFUSED_RECORD, MISSING, FORBIDDEN], True, NotAuthorized, IS_FORBIDDEN, None),
+        ([TRANSIENT, REFUSED_RECORD, MISSING], False, TopicError, IS_MISSING, None),
+        ([REFUSED_RECORD, TIMED_OUT], False, TopicError, IS_MISSING, None),
+        ([TRANSIENT, REFUSED_RECORD], False, Refused, IS_REFUSED, IS_TRANSIENT),
+        ([MISSING, BESIDE, REFUSED_RECORD], True, Refused, IS_REFUSED, "writing to missing: "),
+        ([MISSING], True, Abortable, "writing to missing: Broker: Unknown topic or partition", None),
     ],
-    ids=["passing", "forbidden", "missing", "timed out", "refused", "beside", "not missing"],
+    ids=["transient", "forbidden", "missing", "timed out", "refused", "beside", "not missing"],
 )
-def test_deliveries_that_failed_are_told_by_what_no_attempt_mends(
+def test_failed_deliveries_raise_the_error_that_no_repetition_mends(
     reports: list[tuple[int, Read]],
     exist: bool,
     leaf: type[KStreamsError],
     text: str,
-    given: list[bytes],
     later: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = Queue()
     client.reports = reports
-    client.topics = {} if exist else {"gone": CODES.UNKNOWN_TOPIC_OR_PART}
+    client.topics = {} if exist else {"missing": CODES.UNKNOWN_TOPIC_OR_PART}
     producer = producer_of(client, monkeypatch, IDEMPOTENT)
     with pytest.raises(leaf) as caught:
         producer.flush()
     assert (type(caught.value), str(caught.value)[: len(text)]) == (leaf, text)
     if isinstance(caught.value, Refused):
-        assert caught.value.outputs == []  # of a producer whose caller does the work again
+        assert caught.value.outputs == []  # the caller of this producer repeats the work
     if later is None:
         producer.flush()
     else:
@@ -326,7 +328,7 @@ def test_deliveries_that_failed_are_told_by_what_no_attempt_mends(
     ],
     ids=["first", "alone", "own"],
 )
-def test_refused_outputs_are_told_by_a_record_that_was_refused_itself(
+def test_refused_outputs_name_the_record_that_was_refused_itself(
     reports: list[tuple[int, Read]], mistake: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Queue()
@@ -336,12 +338,12 @@ def test_refused_outputs_are_told_by_a_record_that_was_refused_itself(
     assert type(caught.value.mistake) is mistake
 
 
-def test_outputs_that_were_refused_are_given_back_as_they_were_written_where_they_are_kept(
+def test_refused_outputs_are_returned_as_written_if_the_producer_keeps_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A report has neither the headers nor the time of its record."""
+    """A delivery report has neither the headers nor the timestamp of its record."""
     client, producer = Queue(sends=0), None
-    monkeypatch.setattr(module, "made", lambda *_: client)
+    monkeypatch.setattr(module, "new_client", lambda *_: client)
     monkeypatch.setattr(module, "time", client)
     producer = KafkaProducer(IDEMPOTENT, 10.0, keeps_failed=True)
     written: list[Output] = [("x", b"%d" % i, b"k", -1, None, None, 7, [("h", b"1")]) for i in range(3)]
@@ -357,7 +359,7 @@ def test_outputs_that_were_refused_are_given_back_as_they_were_written_where_the
 
 
 @pytest.mark.parametrize(("settings", "kept"), [(TRANSACTIONAL, FAILURES_KEPT), (IDEMPOTENT, 150)])
-def test_failed_deliveries_are_all_kept_but_in_a_transaction(
+def test_failed_deliveries_are_kept_up_to_a_limit_in_a_transaction(
     settings: dict[str, Any], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Queue()
@@ -367,35 +369,37 @@ def test_failed_deliveries_are_all_kept_but_in_a_transaction(
     assert len(producer._failed) == kept
 
 
-def test_deliveries_that_were_acknowledged_are_no_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledged_deliveries_do_not_fail_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Queue()
     producer = producer_of(client, monkeypatch)
     client.on_delivery(None, failed("x", b"1"))
     producer.flush()
+    assert producer._failed == []
 
 
-def test_failures_of_one_transaction_are_not_those_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begin_transaction_clears_failed_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Queue()
     producer = producer_of(client, monkeypatch)
     client.on_delivery(ck.KafkaError(CODES.INVALID_RECORD), failed("x", b"1"))
     producer.begin_transaction()
     producer.flush()
+    assert producer._failed == []
 
 
-def test_client_that_has_failed_for_good_says_so_whatever_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = failing(CODES._FATAL, fatal=True)
-    broken = SimpleNamespace(poll=lambda _: raising(error), flush=lambda _: raising(error), __len__=lambda: 1)
+def test_fatal_client_error_is_raised_by_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = client_error(CODES._FATAL, fatal=True)
+    broken = SimpleNamespace(poll=lambda _: raise_error(error), flush=lambda _: raise_error(error), __len__=lambda: 1)
     producer = producer_of(broken, monkeypatch)
     with pytest.raises(Fatal, match=r"^serving the producer: "):
         producer._poll(0)
-    with pytest.raises(Fatal, match=r"^sending what is queued: "):
+    with pytest.raises(Fatal, match=r"^sending queued records: "):
         producer.flush()
-    with pytest.raises(Fatal, match=r"^sending what is queued: "):
+    with pytest.raises(Fatal, match=r"^sending queued records: "):
         producer._drain(0.0)
     assert producer.tainted
 
 
-def test_producer_is_tainted_by_what_its_log_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_is_tainted_by_the_log_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Queue()
     producer = producer_of(client, monkeypatch)
     assert (producer.tainted, client.polled) == (False, [0])
@@ -403,11 +407,11 @@ def test_producer_is_tainted_by_what_its_log_says(monkeypatch: pytest.MonkeyPatc
     assert producer.tainted
 
 
-# The producer: transactional calls.
+# Transactional calls.
 
 
 class Transactions(Queue):
-    """A producer's client whose transactional calls wait until all records are sent, and raise what they were given."""
+    """A producer's client whose transactional calls wait until all records are sent, and then raise `raises`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -429,7 +433,7 @@ class Transactions(Queue):
             raise self.raises
 
     def send_offsets_to_transaction(self, *_: object) -> None:
-        self._call("positions")
+        self._call("offsets")
 
     def commit_transaction(self, _: float) -> None:
         self._call("commit")
@@ -439,15 +443,15 @@ class Transactions(Queue):
 
 
 class Starting(Queue):
-    """Producers' clients, one after the other; the first attempts to start one raise what they were given."""
+    """Clients of producers, one after another; each start raises the next of `codes`, if there is one."""
 
     def __init__(self, *codes: int) -> None:
         super().__init__()
         self.codes = list(codes)
         self.did: list[str] = []
 
-    def made(self, *_: object) -> Starting:
-        self.did.append("made")
+    def new_client(self, *_: object) -> Starting:
+        self.did.append("new client")
         return self
 
     def list_topics(self, topic: str, limit: float) -> Any:
@@ -456,52 +460,50 @@ class Starting(Queue):
     def init_transactions(self, seconds: float) -> None:
         self.did.append(f"started, within {seconds:g} s")
         if self.codes:
-            raise failing(self.codes.pop(0))
+            raise client_error(self.codes.pop(0))
 
 
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([], ["made", "connected", "started, within 0.05 s"]),
+        ([], ["new client", "connected", "started, within 0.05 s"]),
         (
             [ck.KafkaError.CONCURRENT_TRANSACTIONS],
-            ["made", "connected", "started, within 0.05 s", "made", "connected", "started, within 0.1 s"],
+            ["new client", "connected", "started, within 0.05 s", "new client", "connected", "started, within 0.1 s"],
         ),
-        ([ck.KafkaError._TIMED_OUT], ["made", "connected", "started, within 0.05 s", "started, within 0.1 s"]),
+        ([ck.KafkaError._TIMED_OUT], ["new client", "connected", "started, within 0.05 s", "started, within 0.1 s"]),
         (
             [ck.KafkaError._TIMED_OUT, ck.KafkaError.CONCURRENT_TRANSACTIONS, ck.KafkaError.CONCURRENT_TRANSACTIONS],
             [
-                "made",
+                "new client",
                 "connected",
                 "started, within 0.05 s",
                 "started, within 0.1 s",
-                "made",
+                "new client",
                 "connected",
                 "started, within 0.2 s",
-                "made",
+                "new client",
                 "connected",
                 "started, within 10 s",
             ],
         ),
     ],
 )
-def test_producer_that_is_started_while_its_old_transaction_is_settled_asks_with_a_new_client(
+def test_init_transactions_during_concurrent_transactions_retries_with_a_new_client(
     codes: list[int], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librdkafka itself asks again after 500 ms."""
+    """librdkafka itself repeats the request only after 500 ms."""
     client = Starting(*codes)
-    monkeypatch.setattr(module, "made", client.made)
+    monkeypatch.setattr(module, "new_client", client.new_client)
     KafkaProducer(TRANSACTIONAL, 10.0).init_transactions()
     assert client.did == expected
 
 
-def add_positions(
-    producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch, member: KafkaConsumer | None = None
-) -> None:
-    producer.send_offsets({A0: 1}, member or a_member(monkeypatch))
+def add_offsets(producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch, member: KafkaConsumer | None = None) -> None:
+    producer.send_offsets({A0: 1}, member or new_member(monkeypatch))
 
 
-def a_member(monkeypatch: pytest.MonkeyPatch) -> KafkaConsumer:
+def new_member(monkeypatch: pytest.MonkeyPatch) -> KafkaConsumer:
     """A consumer without a client."""
     member = KafkaConsumer.__new__(KafkaConsumer)
     member.group = "g"
@@ -510,50 +512,50 @@ def a_member(monkeypatch: pytest.MonkeyPatch) -> KafkaConsumer:
     return member
 
 
-def test_coordinator_is_waited_for_twice_as_long_as_it_took_and_no_longer_after_many_answers_that_came_soon(
+def test_send_offsets_limit_doubles_after_a_timeout_and_shrinks_with_fast_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []
-    member = a_member(monkeypatch)
+    member = new_member(monkeypatch)
     takes = iter([2.0, 4.0, 8.0, 3.0, 0.0, 3.0, *[0.0] * 20])
 
     class Coordinator(Queue):
-        """Answers after so many seconds, if it is waited for so long."""
+        """A coordinator that answers after the next of `takes` seconds, unless the limit is shorter."""
 
         def send_offsets_to_transaction(self, *given: Any) -> None:
             limits.append(round(given[-1], 2))
             taken = next(takes)
             self.now += min(taken, given[-1])
             if taken >= given[-1]:
-                raise failing(CODES._TIMED_OUT, retriable=True)
+                raise client_error(CODES._TIMED_OUT, retriable=True)
 
     client = Coordinator()
     client.seconds = 0.0
     producer = producer_of(client, monkeypatch, limit=15.0)
     for fails in [True, True, True, *[False] * 23]:
         with pytest.raises(Retriable) if fails else nullcontext():
-            add_positions(producer, monkeypatch, member)
+            add_offsets(producer, monkeypatch, member)
     assert limits[:7] == [2.0, 4.0, 8.0, 15.0, 13.5, 12.15, 10.94]
     assert limits[-1] == 2.0
 
 
-def test_refusals_that_come_at_once_do_not_make_it_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_offsets_refused_at_once_keeps_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(Queue):
         def send_offsets_to_transaction(self, *_: object) -> None:
-            raise failing(CODES.ILLEGAL_GENERATION)
+            raise client_error(CODES.ILLEGAL_GENERATION)
 
-    member = a_member(monkeypatch)
+    member = new_member(monkeypatch)
     client = Refusing()
     client.seconds = 0.0
     producer = producer_of(client, monkeypatch, limit=15.0)
     for _ in range(3):
         with pytest.raises(Abortable):
-            add_positions(producer, monkeypatch, member)
+            add_offsets(producer, monkeypatch, member)
     assert member.patience == PATIENCE_SECONDS
 
 
-def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """librdkafka's send_offsets_to_transaction may wait for a coordinator without end."""
+def test_call_that_exceeds_its_own_limit_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka's send_offsets_to_transaction may wait for a coordinator without limit."""
     released = threading.Event()
     stuck = SimpleNamespace(
         send_offsets_to_transaction=lambda *_: released.wait(),
@@ -562,18 +564,18 @@ def test_call_that_outlasts_its_own_limit_is_given_up_with_its_producer(monkeypa
     )
     monkeypatch.setattr(module, "CALL_GRACE_SECONDS", 0.05)
     producer = producer_of(stuck, monkeypatch, limit=0.05)
-    with pytest.raises(OutcomeUnknown, match=r"adding positions .*: the client did not return within its own limit of"):
-        add_positions(producer, monkeypatch)
+    with pytest.raises(OutcomeUnknown, match=r"adding offsets .*: the client did not return within its own limit of"):
+        add_offsets(producer, monkeypatch)
     producer.drop()
     released.set()
 
 
-def test_records_are_sent_while_positions_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_sent_while_offsets_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Transactions(sends=1)
     producer = producer_of(client, monkeypatch)
     producer.write(outputs(0, 3))
-    add_positions(producer, monkeypatch)
-    assert (client.batches, client.did) == ([1, 1, 1], ["positions"])
+    add_offsets(producer, monkeypatch)
+    assert (client.batches, client.did) == ([1, 1, 1], ["offsets"])
 
 
 def test_commit_waits_until_every_record_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,7 +587,7 @@ def test_commit_waits_until_every_record_is_sent(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("reports", [[], [REFUSED_RECORD]], ids=["none failed", "one failed"])
-def test_records_that_are_not_acknowledged_in_time_are_an_abort(
+def test_commit_with_unacknowledged_records_requires_an_abort(
     reports: list[tuple[int, Read]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Queue(sends=0)
@@ -599,7 +601,7 @@ def test_records_that_are_not_acknowledged_in_time_are_an_abort(
 
 
 CALLS: Sequence[Any] = [
-    pytest.param(add_positions, id="positions"),
+    pytest.param(add_offsets, id="offsets"),
     pytest.param(lambda producer, patch: producer.commit_transaction(), id="commit"),
     pytest.param(lambda producer, patch: producer.abort_transaction(), id="abort"),
 ]
@@ -615,7 +617,7 @@ CALLS: Sequence[Any] = [
         (CODES._STATE, {}, OutcomeUnknown),
     ],
 )
-def test_call_without_an_answer_ends_in_an_unknown_outcome_where_it_ends_the_transaction(
+def test_call_that_ends_the_transaction_without_an_answer_raises_outcome_unknown(
     call: Callable[[KafkaProducer, pytest.MonkeyPatch], None],
     code: int,
     flags: dict[str, bool],
@@ -624,7 +626,7 @@ def test_call_without_an_answer_ends_in_an_unknown_outcome_where_it_ends_the_tra
     request: pytest.FixtureRequest,
 ) -> None:
     client = Transactions()
-    client.raises = failing(code, **flags)
+    client.raises = client_error(code, **flags)
     ending = {"commit": (Retriable,), "abort": (Retriable, Abortable)}
     expected = OutcomeUnknown if leaf in ending.get(request.node.callspec.id.split("-")[-1], ()) else leaf
     with pytest.raises(expected) as caught:
@@ -637,23 +639,23 @@ def test_call_without_an_answer_ends_in_an_unknown_outcome_where_it_ends_the_tra
     [
         (CODES._STATE, [REFUSED_RECORD], Refused),
         (CODES._STATE, [FORBIDDEN], NotAuthorized),
-        (CODES._STATE, [PASSING], OutcomeUnknown),
+        (CODES._STATE, [TRANSIENT], OutcomeUnknown),
         (CODES._STATE, [], OutcomeUnknown),
         (CODES.PRODUCER_FENCED, [REFUSED_RECORD], Fenced),
     ],
-    ids=["refused", "forbidden", "passing", "none", "fenced"],
+    ids=["refused", "forbidden", "transient", "none", "fenced"],
 )
-def test_call_that_fails_for_a_delivery_that_failed_says_which(
+def test_commit_that_fails_after_a_failed_delivery_raises_the_error_of_the_delivery(
     code: int, reports: list[tuple[int, Read]], leaf: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Transactions()
-    client.raises, client.reports = failing(code), reports
+    client.raises, client.reports = client_error(code), reports
     with pytest.raises(leaf) as caught:
         producer_of(client, monkeypatch).commit_transaction()
     assert type(caught.value) is leaf
 
 
-def test_abort_waits_for_what_is_on_its_way_and_forgets_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_flushes_the_queue_and_clears_failed_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Transactions(sends=1)
     producer = producer_of(client, monkeypatch)
     producer.write(outputs(0, 3))
@@ -662,7 +664,7 @@ def test_abort_waits_for_what_is_on_its_way_and_forgets_what_failed(monkeypatch:
     assert (client.batches, client.did, producer._failed) == ([1, 1, 1], ["abort"], [])
 
 
-def test_abort_that_cannot_send_what_is_queued_needs_another_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_that_cannot_flush_the_queue_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Queue(sends=0)
     producer = producer_of(client, monkeypatch)
     producer.write(outputs(0, 2))

@@ -1,13 +1,11 @@
-"""metrics.py: what is counted, and how counts of several workers come together."""
+"""metrics.py and running/reports.py: counters, lag, and totals over several workers."""
 
 from __future__ import annotations
 
-from kstreams_py.dead_letter import Failure
-from kstreams_py.delivery import Output
-from kstreams_py.metrics import Counters, Report, lag, totals
-from kstreams_py.record import TopicPartition
-from kstreams_py.task import Plan
-from tests.unit.fakes import Read
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.metrics import Counters, lag
+from kstreams_py.records import TopicPartition
+from kstreams_py.running.reports import Report, totals
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
@@ -16,28 +14,19 @@ def output(topic: str) -> Output:
     return (topic, b"", None, -1, None, None, 0, None)
 
 
-def test_counters_tell_outputs_from_dead_letters() -> None:
+def test_counters_count_outputs_and_dead_letters_apart() -> None:
     counters = Counters()
-    letters = [Failure((Read("a", i),), b"", ValueError()) for i in range(2)]
-    counters.stepped(
-        Plan(outputs=[output("x"), output("dead"), output("dead"), output("y")], failures=letters, letters=2, records=7)
-    )
-    counters.stepped(Plan(records=1))
+    counters.stepped(read=7, written=2, failed=2)
+    counters.stepped(read=1, written=0, failed=0)
     counters.committed()
     counters.committed()
     counters.aborted()
     assert counters.as_dict() == {"records_in": 8, "records_out": 2, "dead_letters": 2, "commits": 2, "aborts": 1}
 
 
-def test_counters_of_failures_without_a_dead_letter_topic_do_not_take_outputs_away() -> None:
-    counters = Counters()
-    counters.stepped(Plan(outputs=[output("x")], failures=[Failure((Read("a", 1),), b"", ValueError())], records=2))
-    assert (counters.records_in, counters.records_out) == (2, 1)
-
-
-def test_lag_is_the_way_to_the_ends_of_the_positions_held() -> None:
+def test_lag_is_the_sum_of_the_records_between_positions_and_ends() -> None:
     assert lag({A0: 3, A1: 5}, {A0: 10, A1: 5}) == 7
-    assert lag({A0: 3, A1: 5}, {A0: 10, A1: 4}) == 7  # an end known before the position was reached
+    assert lag({A0: 3, A1: 5}, {A0: 10, A1: 4}) == 7  # an end that was read before the position passed it
     assert lag({A0: 3}, {A1: 100}) == 0
     assert lag({}, {}) == 0
 
@@ -46,7 +35,7 @@ def report(processor: str, slot: int, lag: int | None, **counters: int) -> Repor
     return Report(processor, slot, counters, lag)
 
 
-def test_report_after_earlier_workers_of_its_slot_has_their_counts_too() -> None:
+def test_report_after_earlier_workers_of_its_slot_adds_their_counts() -> None:
     now = report("p", 3, 9, records_in=5, commits=1)
     assert now.after({}) == now
     assert now.after({"records_in": 10}) == report("p", 3, 9, records_in=15, commits=1)

@@ -1,6 +1,6 @@
-"""What hard use has found (issue 8) and no simulation can see: each is put back in turn, and its test goes red.
+"""Each defect of issue 8 that no simulation can detect, put back in turn: its unit test must fail.
 
-The others are in tests/simulation/mutations_of_findings.py, and finding 3 in tests/mock/test_kafka_clients.py.
+The other findings are in tests/simulation/mutations_of_findings.py, and finding 3 in tests/mock/test_kafka_clients.py.
 """
 
 from __future__ import annotations
@@ -14,149 +14,153 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from kstreams_py import buffers, dead_letter, task
-from kstreams_py.engine.slot import Slot
-from kstreams_py.engine.supervisor import Supervisor
-from kstreams_py.engine.transaction import Session
-from kstreams_py.engine.watch import Watch
-from kstreams_py.errors import Replaced, WorkersFailed
-from kstreams_py.ports.kafka import errors, producer
-from kstreams_py.ports.kafka.consumer import KafkaConsumer
-from kstreams_py.ports.kafka.producer import KafkaProducer
+from kstreams_py.errors import Replaced, Retriable, WorkersFailed
+from kstreams_py.kafka import errors, producer
+from kstreams_py.kafka.consumer import KafkaConsumer
+from kstreams_py.kafka.producer import KafkaProducer
+from kstreams_py.processing import dead_letters as dead_letter
+from kstreams_py.processing import runner, task
+from kstreams_py.processing.committed import CommittedOffsets
+from kstreams_py.running.slot import Slot
+from kstreams_py.running.supervised import SupervisedSlot
+from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.watch import Watch
 from tests.unit import (
-    test_buffers,
-    test_dead_letter,
+    test_committed,
+    test_dead_letters,
+    test_kafka_cluster,
     test_kafka_consumer,
-    test_kafka_log,
     test_kafka_producer,
     test_leaving,
+    test_pipe,
+    test_runner,
     test_supervisor,
-    test_task,
-    test_transaction,
+    test_tasks,
     test_watch,
 )
 
 # The fixtures of those tests.
-member, said = test_kafka_consumer.member, test_watch.said
-at_once, full = test_supervisor.at_once, test_supervisor.full
+member, take_warnings = test_kafka_consumer.member, test_watch.take_warnings
+no_backoff, full_pipe = test_supervisor.no_backoff, test_pipe.full_pipe
 
-Red = (AssertionError, pytest.fail.Exception)
+FAILURE = (AssertionError, pytest.fail.Exception)
 
 
-def test_9_missing_right_that_looks_like_idleness_is_seen(
+def test_finding_9_missing_right_that_is_not_raised_is_detected(
     member: test_kafka_consumer.Member,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(KafkaConsumer, "_raise_if_serious", lambda *_: None)
-    with pytest.raises(Red, match="DID NOT RAISE"):
-        test_kafka_consumer.test_right_that_is_missing_is_named(
+    with pytest.raises(FAILURE, match="DID NOT RAISE"):
+        test_kafka_consumer.test_missing_right_is_named(
             ck.KafkaError.GROUP_AUTHORIZATION_FAILED, "", "joining the group 'g'", "READ", "event", member
         )
 
 
-def test_10_pinned_positions_without_a_word_are_seen(
+def test_finding_10_pending_offsets_without_a_warning_are_detected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Session, "_name_pinned", lambda *_: None)
-    with pytest.raises(Red, match="have not been readable"):
-        test_transaction.test_positions_that_stay_pending_are_named_every_30_seconds_with_what_holds_them(
+    monkeypatch.setattr(CommittedOffsets, "_name_what_holds", lambda *_: None)
+    with pytest.raises(FAILURE, match="have not been readable"):
+        test_committed.test_committed_offsets_that_stay_pending_are_logged_every_30_seconds_with_the_cause(
             monkeypatch, caplog
         )
 
 
-def test_11_function_that_never_returns_and_is_not_replaced_is_seen(
-    said: test_watch.Said,
+def test_finding_11_stuck_function_that_is_not_replaced_is_detected(
+    take_warnings: test_watch.TakeWarnings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judge = Watch._judge
     monkeypatch.setattr(Watch, "_judge", lambda self, what, seconds, _, more: judge(self, what, seconds, None, more))
-    with pytest.raises(Red, match="Stuck"):
-        test_watch.test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(said)
+    with pytest.raises(FAILURE, match="Stuck"):
+        test_watch.test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(take_warnings)
 
 
-def test_11_function_that_never_returns_without_a_word_is_seen(
-    said: test_watch.Said,
+def test_finding_11_stuck_function_without_a_warning_is_detected(
+    take_warnings: test_watch.TakeWarnings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Watch, "_judge", lambda *_: None)
-    with pytest.raises(Red, match="has not turned"):
-        test_watch.test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(said)
+    with pytest.raises(FAILURE, match="has not turned"):
+        test_watch.test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(take_warnings)
 
 
-def test_11_report_that_waits_for_its_supervisor_is_seen(
+def test_finding_11_report_that_blocks_on_its_supervisor_is_detected(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
 
-    def write_without_waiting(fd: int, data: bytes) -> int:
-        assert not os.get_blocking(fd) or select.select([], [fd], [], 0)[1], "it waits"
+    def write_unless_it_blocks(fd: int, data: bytes) -> int:
+        assert not os.get_blocking(fd) or select.select([], [fd], [], 0)[1], "it blocks"
         return write(fd, data)
 
     monkeypatch.setattr(os, "set_blocking", lambda *_: None)
-    monkeypatch.setattr(os, "write", write_without_waiting)
-    with pytest.raises(Red, match="it waits"):
-        request.getfixturevalue("full")
+    monkeypatch.setattr(os, "write", write_unless_it_blocks)
+    with pytest.raises(FAILURE, match="it blocks"):
+        request.getfixturevalue("full_pipe")
 
 
-def test_13_slot_that_is_taken_and_ends_the_others_is_seen(
+def test_finding_13_replaced_slot_that_ends_the_others_is_detected(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    at_once: None,
+    no_backoff: None,
 ) -> None:
-    def end_all(self: Supervisor, child: Any, why: str) -> None:
-        raise WorkersFailed(f"slot {child.slot} ended by {why}", Replaced.exit_status)
+    def end_all(self: Supervisor, slot: SupervisedSlot) -> None:
+        raise WorkersFailed(f"slot {slot.number} ended by {slot.taken}", Replaced.exit_status)
 
-    monkeypatch.setattr(Supervisor, "_let_go", end_all)
+    monkeypatch.setattr(Supervisor, "_leave", end_all)
     with pytest.raises(WorkersFailed, match="slot 1 ended by Replaced"):
-        test_supervisor.test_slot_that_was_taken_ends_with_its_words_and_the_others_go_on(tmp_path, caplog, at_once)
+        test_supervisor.test_replaced_slot_ends_with_its_error_and_the_others_keep_running(tmp_path, caplog, no_backoff)
 
 
-def test_14_worker_that_is_to_leave_and_keeps_its_membership_is_seen(
+def test_finding_14_worker_that_stops_without_leaving_its_group_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Slot, "_leave", lambda *_: None)
-    with pytest.raises(Red, match="leave"):
+    with pytest.raises(FAILURE, match="leave"):
         test_leaving.test_worker_that_stops_leaves_its_group_after_its_last_commit(tmp_path)
 
 
-def test_15_buffers_that_are_bounded_by_count_only_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_size", lambda _: 0)
-    with pytest.raises(Red):
-        test_buffers.test_one_partition_is_paused_at_half_of_the_bytes(test_buffers.joining)
+def test_finding_15_buffers_bounded_by_count_only_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "_size", lambda _: 0)
+    with pytest.raises(FAILURE, match="assert 100 == "):
+        test_tasks.test_one_partition_is_paused_at_half_of_the_bytes(test_tasks.make_join)
 
 
-def test_15_outputs_of_a_generator_that_are_bounded_by_count_only_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "_bytes", lambda _: 0)
-    with pytest.raises(Red):
-        test_task.test_generator_stops_after_the_step_with_which_its_outputs_are_many(
+def test_finding_15_generator_outputs_bounded_by_count_only_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "value_bytes", lambda _: 0)
+    with pytest.raises(FAILURE, match=r", 5\) == \("):
+        test_runner.test_generator_outputs_over_the_limit_end_the_plan_after_their_step_and_the_rest_is_run_later(
             "map", "OUTPUT_BYTES", monkeypatch
         )
 
 
-def test_16_plan_that_gets_no_more_than_the_time_of_one_request_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_16_flush_that_gives_up_after_one_request_timeout_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(self: KafkaProducer) -> int:
-        return self._drain(producer.time.monotonic() + self._limit)
+        now = producer.time.monotonic()  # type: ignore[attr-defined]  # the clock of the test
+        return self._drain(now + self._limit)
 
     monkeypatch.setattr(KafkaProducer, "_await_acknowledgements", give_up)
-    with pytest.raises(test_kafka_producer.Retriable, match="records wait for their acknowledgement"):
-        test_kafka_producer.test_flush_goes_on_while_the_broker_makes_progress(monkeypatch)
+    with pytest.raises(Retriable, match="records wait for their acknowledgement"):
+        test_kafka_producer.test_flush_continues_while_the_broker_makes_progress(monkeypatch)
 
 
-def test_17_dead_letter_that_is_not_cut_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_17_dead_letter_that_is_not_cut_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def whole(content: Mapping[str, Any], key: bytes | None, record: Callable[..., Any], limit: int) -> Any:
         return record(content, key)
 
     monkeypatch.setattr(dead_letter, "_fitting", whole)
-    with pytest.raises(Red):
-        test_dead_letter.test_value_of_two_megabytes_is_kept_as_far_as_it_fits()
+    with pytest.raises(FAILURE, match="'cut': None"):
+        test_dead_letters.test_value_of_two_megabytes_is_cut_to_the_limit()
 
 
-def test_18_client_that_was_not_tested_without_a_word_is_seen(
+def test_finding_18_untested_client_without_a_warning_is_detected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(errors, "TESTED_CLIENTS", frozenset({"9.9.9"}))
     errors.warn_if_untested.cache_clear()
-    with pytest.raises(Red, match="is not among the versions tested"):
-        test_kafka_log.test_untested_client_is_a_warning_once(monkeypatch, caplog)
+    with pytest.raises(FAILURE, match="is not among the versions tested"):
+        test_kafka_cluster.test_untested_client_version_is_warned_of_once(monkeypatch, caplog)
     errors.warn_if_untested.cache_clear()

@@ -11,15 +11,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kstreams_py import picture
-from kstreams_py.picture import Box, Layout, Line, layout
-from kstreams_py.topology import Graph
+from kstreams_py.graph import picture
+from kstreams_py.graph.layout import MARGIN, ROW_GAP, Box, Layout, Line, lay_out
+from kstreams_py.graph.topology import Graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-class Sharp:
-    """A serde whose repr has all that XML minds."""
+def lay_out_graph(graph: Graph) -> Layout:
+    """The layout that the SVG draws."""
+    return lay_out(*picture.elements(graph))
+
+
+class NeedsEscapes:
+    """A serde whose repr has every character that XML escapes."""
 
     def __repr__(self) -> str:
         return "<Sharp & \"quoted\" 'twice'>"
@@ -77,7 +82,7 @@ def shop() -> Graph:
 
 
 def circle() -> Graph:
-    """A repair processor that sends what failed round again, and whose own dead letters go elsewhere."""
+    """A repair processor writes failed records back to an input; its own dead letters have a topic of their own."""
     graph = Graph("circle", errors="errors")
     for name in ("in", "again", "out", "done"):
         graph.topic(name)
@@ -89,30 +94,30 @@ def circle() -> Graph:
 
 
 def only_circles() -> Graph:
-    """No box comes before all others; a processor and a topic have one name; dead letters are written as values too."""
-    graph = Graph("circles", errors="letters")
+    """Every topic has a writer; a processor and a topic share a name; "a" also writes to the dead letter topic."""
+    graph = Graph("circles", errors="errors")
     for name in ("a", "b"):
         graph.topic(name)
-    graph.map("a", to=["b", "letters"], id="a")(max)
+    graph.map("a", to=["b", "errors"], id="a")(max)
     graph.map("b", to="a", id="b")(max)
-    graph.sink("letters", id="late", errors=None)(max)
+    graph.sink("errors", id="late", errors=None)(max)
     return graph
 
 
-def letters_from_behind() -> Graph:
-    """Dead letters of a processor that comes after what reads them."""
-    graph = Graph("behind", errors="letters")
+def dead_letters_backwards() -> Graph:
+    """The last processor writes dead letters that an earlier one reads."""
+    graph = Graph("behind", errors="errors")
     for name in ("a", "b", "c"):
         graph.topic(name)
     graph.map("a", to="b", id="first")(max)
-    graph.map("letters", to="c", id="repair", errors=None)(max)
+    graph.map("errors", to="c", id="repair", errors=None)(max)
     graph.sink("c", id="last")(max)
     return graph
 
 
-def at_random(seed: int) -> Graph:
+def random_graph(seed: int) -> Graph:
     choose = random.Random(seed)
-    graph = Graph("random", errors=choose.choice([None, "letters"]))
+    graph = Graph("random", errors=choose.choice([None, "errors"]))
     names = [f"t{i}" + "x" * choose.randrange(12) for i in range(choose.randint(3, 12))]
     for name in names:
         graph.topic(name)
@@ -125,7 +130,7 @@ def at_random(seed: int) -> Graph:
         elif len(reads) == 1:
             graph.map(*reads, to=writes, id=f"p{i}")(max)
         else:
-            graph.join(*reads, to=writes, id=f"p{i}", errors=choose.choice([None, "letters", "others"]))(max)
+            graph.join(*reads, to=writes, id=f"p{i}", errors=choose.choice([None, "errors", "others"]))(max)
     return graph
 
 
@@ -137,16 +142,16 @@ GRAPHS: list[Callable[[], Graph]] = [
     shop,
     circle,
     only_circles,
-    letters_from_behind,
-    *(lambda seed=seed: at_random(seed) for seed in range(15)),  # type: ignore[misc]
+    dead_letters_backwards,
+    *(lambda seed=seed: random_graph(seed) for seed in range(15)),
 ]
 EACH = pytest.mark.parametrize("make", GRAPHS, ids=lambda make: f"{make.__name__}{make.__defaults__ or ''}")
 
 
 def expected_nodes(graph: Graph) -> Counter[tuple[str, str]]:
-    letters = {processor.errors for processor in graph.processors}
+    dead_letters = {processor.errors for processor in graph.processors}
     return Counter(
-        [("letters" if name in letters else "topic", name) for name in graph.topics]
+        [("dead_letters" if name in dead_letters else "topic", name) for name in graph.topics]
         + [("processor", processor.id) for processor in graph.processors]
     )
 
@@ -161,11 +166,11 @@ def expected_edges(graph: Graph) -> Counter[tuple[str, str, bool]]:
     return edges
 
 
-def edges_of(box: Box) -> tuple[float, float, float, float]:
+def sides_of(box: Box) -> tuple[float, float, float, float]:
     return box.x - box.width / 2, box.x + box.width / 2, box.y - box.height / 2, box.y + box.height / 2
 
 
-def along(line: Line) -> Iterator[tuple[float, float]]:
+def points_along(line: Line) -> Iterator[tuple[float, float]]:
     """Points along a line as svg() draws it: straight pieces and curves in turns."""
     for i, ((x0, y0), (x1, y1)) in enumerate(pairwise(line.points)):
         for step in range(33):
@@ -180,11 +185,11 @@ def along(line: Line) -> Iterator[tuple[float, float]]:
                 )
 
 
-def key(box: Box) -> str:
+def name_node(box: Box) -> str:
     return f"{'processor' if box.role == 'processor' else 'topic'} {box.name}"
 
 
-# Words.
+# Text.
 
 
 def test_text_is_the_description_of_the_graph() -> None:
@@ -202,7 +207,7 @@ flowchart LR
     n3(["flights"]):::topic
     n4(["departed"]):::topic
     n5(["cancelled"]):::topic
-    n6(["flights.errors"]):::letters
+    n6(["flights.errors"]):::dead_letters
     n7["merge<br/>alts, exactly once"]:::processor
     n8["split<br/>fork, exactly once"]:::processor
     n9["store<br/>sink, at least once"]:::processor
@@ -219,7 +224,7 @@ flowchart LR
     n9 -.-> n6
     classDef topic fill:#f4f6f9,stroke:#7b8794,color:#1f2933
     classDef processor fill:#e6f0ff,stroke:#3b74d1,color:#12305f
-    classDef letters fill:#fdeeec,stroke:#cf5044,color:#7f2219"""
+    classDef dead_letters fill:#fdeeec,stroke:#cf5044,color:#7f2219"""
     )
 
 
@@ -228,65 +233,74 @@ flowchart LR
 
 @EACH
 def test_layout_has_every_node_and_edge_once(make: Callable[[], Graph]) -> None:
-    graph, drawn = make(), layout(make())
+    graph, drawn = make(), lay_out_graph(make())
     assert Counter((box.role, box.name) for box in drawn.boxes) == expected_nodes(graph)
     assert Counter((line.source, line.target, line.dead) for line in drawn.lines) == expected_edges(graph)
 
 
 @EACH
 def test_layout_boxes_do_not_overlap_and_are_within_the_picture(make: Callable[[], Graph]) -> None:
-    drawn = layout(make())
+    drawn = lay_out_graph(make())
     for box in drawn.boxes:
-        left, right, top, bottom = edges_of(box)
-        assert left >= picture.MARGIN - 1e-6
-        assert top >= picture.MARGIN - 1e-6
-        assert right <= drawn.width - picture.MARGIN + 1e-6
-        assert bottom <= drawn.height - picture.MARGIN + 1e-6
+        left, right, top, bottom = sides_of(box)
+        assert left >= MARGIN - 1e-6
+        assert top >= MARGIN - 1e-6
+        assert right <= drawn.width - MARGIN + 1e-6
+        assert bottom <= drawn.height - MARGIN + 1e-6
     for one, other in combinations(drawn.boxes, 2):
-        left, right, top, bottom = edges_of(one)
-        other_left, other_right, other_top, other_bottom = edges_of(other)
+        left, right, top, bottom = sides_of(one)
+        other_left, other_right, other_top, other_bottom = sides_of(other)
         apart = max(other_left - right, left - other_right, other_top - bottom, top - other_bottom)
-        assert apart >= picture.ROW_GAP - 1e-6, (one.name, other.name)
+        assert apart >= ROW_GAP - 1e-6, (one.name, other.name)
 
 
 @EACH
-def test_layout_lines_run_through_no_box_and_end_at_theirs(make: Callable[[], Graph]) -> None:
-    drawn = layout(make())
+def test_layout_lines_cross_no_box_and_end_at_the_sides_of_their_own(make: Callable[[], Graph]) -> None:
+    drawn = lay_out_graph(make())
     for line in drawn.lines:
         for box in drawn.boxes:
-            left, right, top, bottom = edges_of(box)
-            inside = [(x, y) for x, y in along(line) if left < x < right and top < y < bottom]
+            left, right, top, bottom = sides_of(box)
+            inside = [(x, y) for x, y in points_along(line) if left < x < right and top < y < bottom]
             assert not inside, (line.source, line.target, box.name)
-            ends = [line.points[0]] * (key(box) == line.source)
-            ends += [line.points[-1]] * (key(box) == line.target and not line.joins)
+            ends = [line.points[0]] * (name_node(box) == line.source)
+            ends += [line.points[-1]] * (name_node(box) == line.target and not line.joins)
             assert all(x in (left, right) and top < y < bottom for x, y in ends)
-        assert all(0 <= x <= drawn.width and 0 <= y <= drawn.height for x, y in along(line))
+        assert all(0 <= x <= drawn.width and 0 <= y <= drawn.height for x, y in points_along(line))
 
 
 @EACH
-def test_layout_line_that_joins_ends_on_one_that_goes_to_the_same_dead_letters(make: Callable[[], Graph]) -> None:
-    lines = layout(make()).lines
+def test_layout_line_that_joins_another_ends_on_a_line_to_the_same_dead_letter_topic(make: Callable[[], Graph]) -> None:
+    lines = lay_out_graph(make()).lines
     for line in lines:
         if line.joins:
             others = [other for other in lines if other.target == line.target and not other.joins]
             assert any(line.points[-1] in other.points for other in others)
 
 
-def test_layout_flows_from_left_to_right_but_where_the_graph_goes_round() -> None:
-    def against(drawn: Layout) -> list[tuple[str, str]]:
-        return [(line.source, line.target) for line in drawn.lines if line.points[0][0] > line.points[-1][0]]
-
-    assert [against(layout(make())) for make in (flights, shop, circle, letters_from_behind)] == [
-        [],
-        [],
-        [("topic again", "processor work")],
-        [("processor last", "topic letters")],
+def test_layout_dead_letter_line_between_two_others_to_the_same_topic_joins_them() -> None:
+    lines = lay_out_graph(flights()).lines
+    assert [(line.source, line.joins) for line in lines if line.dead] == [
+        ("processor merge", False),
+        ("processor split", True),
+        ("processor store", False),
     ]
 
 
-def test_layout_dead_letters_lie_below_all_that_is_not_reached_from_them() -> None:
-    boxes = {box.name: box for box in layout(circle()).boxes}
-    low = {"errors", "repair", "given.up", "alarm"} | {"again"}
+def test_layout_lines_run_left_to_right_except_one_in_each_circle() -> None:
+    def right_to_left(drawn: Layout) -> list[tuple[str, str]]:
+        return [(line.source, line.target) for line in drawn.lines if line.points[0][0] > line.points[-1][0]]
+
+    assert [right_to_left(lay_out_graph(make())) for make in (flights, shop, circle, dead_letters_backwards)] == [
+        [],
+        [],
+        [("topic again", "processor work")],
+        [("processor last", "topic errors")],
+    ]
+
+
+def test_layout_dead_letter_topics_and_all_after_them_are_below_the_rest() -> None:
+    boxes = {box.name: box for box in lay_out_graph(circle()).boxes}
+    low = {"errors", "repair", "given.up", "alarm", "again"}
     assert max(box.y for name, box in boxes.items() if name not in low) < min(boxes[name].y for name in low)
 
 
@@ -296,9 +310,9 @@ def test_layout_untangles_crossings_that_the_declarations_have() -> None:
         graph.topic(name)
     for source, target in (("a", "z"), ("b", "y"), ("c", "x")):
         graph.map(source, to=target, id=f"{source}{target}")(max)
-    heights = {box.name: box.y for box in layout(graph).boxes}
+    heights = {box.name: box.y for box in lay_out_graph(graph).boxes}
     assert [heights[name] for name in ("a", "b", "c")] == [heights[name] for name in ("z", "y", "x")]
-    assert all(len({y for _, y in line.points}) == 1 for line in layout(graph).lines)
+    assert all(len({y for _, y in line.points}) == 1 for line in lay_out_graph(graph).lines)
 
 
 def test_layout_of_a_long_chain_needs_no_deep_stack() -> None:
@@ -307,8 +321,8 @@ def test_layout_of_a_long_chain_needs_no_deep_stack() -> None:
         graph.topic(f"t{i}")
     for i in range(299):
         graph.map(f"t{i}", to=f"t{i + 1}", id=f"p{i}")(max)
-    drawn = layout(graph)
-    assert (len(drawn.boxes), len(drawn.lines), drawn.height) == (599, 598, 60 + 2 * picture.MARGIN)
+    drawn = lay_out_graph(graph)
+    assert (len(drawn.boxes), len(drawn.lines), drawn.height) == (599, 598, 60 + 2 * MARGIN)
 
 
 # SVG.
@@ -319,7 +333,7 @@ def test_svg_is_well_formed_and_draws_every_node_and_edge_once(make: Callable[[]
     graph = make()
     root = ElementTree.fromstring(picture.svg(graph))
     drawn = Counter((each.get("class"), str(each.findtext(f"{SVG}text[@font-size='13']"))) for each in root)
-    boxes = Counter({node: count for node, count in drawn.items() if node[0] in ("topic", "letters", "processor")})
+    boxes = Counter({node: count for node, count in drawn.items() if node[0] in ("topic", "dead_letters", "processor")})
     assert boxes == expected_nodes(graph)
     lines = Counter(str(each.findtext(f"{SVG}title")) for each in root if each.get("class") == "line")
     names = [(a.partition(" ")[2], b.partition(" ")[2]) for a, b, _ in expected_edges(graph).elements()]
@@ -331,7 +345,7 @@ def test_svg_is_the_same_every_time() -> None:
     assert picture.svg(shop()) == picture.svg(shop())
 
 
-def test_svg_of_one_map_has_kind_and_guarantee_over_and_under_its_name() -> None:
+def test_svg_of_one_map_has_its_kind_above_and_its_guarantee_below_its_name() -> None:
     root = ElementTree.fromstring(picture.svg(one_map()))
     words = [sorted((float(text.get("y", "")), text.text) for text in each.iter(f"{SVG}text")) for each in root[3:]]
     assert [[word for _, word in lines] for lines in words] == [
@@ -341,8 +355,8 @@ def test_svg_of_one_map_has_kind_and_guarantee_over_and_under_its_name() -> None
     ]
 
 
-def test_svg_escapes_what_a_serde_says_of_itself() -> None:
+def test_svg_escapes_the_repr_of_a_serde() -> None:
     graph = Graph("sharp")
-    graph.topic("a", value=Sharp())
+    graph.topic("a", value=NeedsEscapes())
     root = ElementTree.fromstring(picture.svg(graph))
     assert root.findtext(f"{SVG}g/{SVG}title") == "a: key Bytes(), value <Sharp & \"quoted\" 'twice'>"

@@ -1,4 +1,4 @@
-"""ports/sinks.py: each delivery's row once, from several writers; one message when the file cannot be used."""
+"""sinks/: one row per delivery from any number of writers, and one exception when the file cannot be used."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kstreams_py.errors import SinkUnavailable
-from kstreams_py.ports import sinks
-from kstreams_py.ports.sinks import SqliteTable
+from kstreams_py.sinks import SqliteTable
+from kstreams_py.sinks import sqlite as sinks
 
 
 @pytest.fixture
@@ -27,23 +27,23 @@ def digest(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def test_sink_rows_come_back_as_they_went_in(table: SqliteTable) -> None:
+def test_sink_rows_are_read_as_they_were_inserted(table: SqliteTable) -> None:
     assert table.insert([(digest(2), "UA", -3), (digest(1), None, 2.5)]) == 2
     assert table.rows() == [(digest(1), None, 2.5), (digest(2), "UA", -3)]
 
 
-def test_sink_a_delivery_that_comes_again_leaves_its_first_row(table: SqliteTable) -> None:
+def test_sink_repeated_delivery_keeps_its_first_row(table: SqliteTable) -> None:
     table.insert([(digest(1), "UA", 1), (digest(2), "UA", 2)])
     assert table.insert([(digest(2), "XX", 9), (digest(3), "UA", 3), (digest(3), "XX", 9)]) == 1
     assert table.rows() == [(digest(1), "UA", 1), (digest(2), "UA", 2), (digest(3), "UA", 3)]
 
 
-def test_sink_no_rows_are_no_error(table: SqliteTable) -> None:
+def test_sink_insert_of_no_rows_writes_nothing(table: SqliteTable) -> None:
     assert table.insert([]) == 0
     assert table.rows() == []
 
 
-def test_sink_a_row_that_does_not_fit_is_the_functions_error_and_nothing_is_written(table: SqliteTable) -> None:
+def test_sink_row_that_does_not_fit_raises_the_error_of_sqlite_and_writes_nothing(table: SqliteTable) -> None:
     with pytest.raises(sqlite3.ProgrammingError):
         table.insert([(digest(1), "UA", 1), (digest(2), "UA")])
     with pytest.raises(sqlite3.IntegrityError):
@@ -58,14 +58,14 @@ def test_sink_names_are_quoted(tmp_path: Path) -> None:
     table.close()
 
 
-def test_sink_after_close_the_table_is_opened_again(table: SqliteTable) -> None:
+def test_sink_is_opened_again_after_close(table: SqliteTable) -> None:
     table.insert([(digest(1), "UA", 1)])
     table.close()
     table.close()
     assert table.rows() == [(digest(1), "UA", 1)]
 
 
-def test_sink_a_commit_is_on_the_disk_and_readers_do_not_wait_for_writers(table: SqliteTable) -> None:
+def test_sink_commit_is_synced_to_disk_and_readers_do_not_wait_for_writers(table: SqliteTable) -> None:
     with table._usable() as connection:
         settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
         assert settings == ["wal", 2]
@@ -98,7 +98,7 @@ def test_sink_processes_that_open_a_new_file_together_write_each_row_once(tmp_pa
     table.close()
 
 
-def _die_in_the_middle(path: Path) -> None:
+def _die_during_insert(path: Path) -> None:
     table = SqliteTable(path, "departed", ["carrier", "delay"])
     table.insert([(digest(1), "UA", 1)])
 
@@ -110,7 +110,7 @@ def _die_in_the_middle(path: Path) -> None:
 
 
 def test_sink_killed_in_the_middle_of_an_insert_keeps_what_was_committed_and_nothing_else(table: SqliteTable) -> None:
-    writer = multiprocessing.get_context("spawn").Process(target=_die_in_the_middle, args=(table.path,))
+    writer = multiprocessing.get_context("spawn").Process(target=_die_during_insert, args=(table.path,))
     writer.start()
     writer.join()
     assert writer.exitcode == -signal.SIGKILL
@@ -119,7 +119,7 @@ def test_sink_killed_in_the_middle_of_an_insert_keeps_what_was_committed_and_not
 
 
 def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(table: SqliteTable) -> None:
-    """SQLite's own page limit stands for the disk: a write beyond it fails as one on a full disk does (SQLITE_FULL)."""
+    """SQLite's page limit stands for the disk: a write beyond it fails with SQLITE_FULL, as on a full disk."""
     table.insert([(digest(1), "UA", 1)])
     with table._usable() as connection:
         connection.execute("PRAGMA max_page_count = 20")
@@ -131,10 +131,12 @@ def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(ta
     assert table.rows() == [(digest(1), "UA", 1)]
     with table._usable() as connection:
         connection.execute("PRAGMA max_page_count = 1000")
-    assert table.insert(rows) == 998, "the same connection goes on once there is space"
+    assert table.insert(rows) == 998, "the same connection inserts once there is space"
 
 
-def test_sink_held_by_another_for_too_long_says_so(table: SqliteTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_locked_by_another_connection_raises_with_the_remedy(
+    table: SqliteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sinks, "BUSY_SECONDS", 0.05)
     table.insert([])
     other = sqlite3.connect(table.path, isolation_level=None)
@@ -142,14 +144,14 @@ def test_sink_held_by_another_for_too_long_says_so(table: SqliteTable, monkeypat
     with pytest.raises(SinkUnavailable) as raised:
         table.insert([(digest(1), "UA", 1)])
     assert str(raised.value) == (
-        f"{table.path}: database is locked: end what has held it for more than 5 s, then start again"
+        f"{table.path}: database is locked: end the program that has locked it for more than 5 s, then start again"
     )
     other.execute("ROLLBACK")
     other.close()
     assert table.insert([(digest(1), "UA", 1)]) == 1
 
 
-def test_sink_in_a_directory_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_sink_in_a_missing_directory_raises_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "flights.sqlite"
     with pytest.raises(SinkUnavailable) as raised:
         SqliteTable(path, "departed", ["carrier"]).insert([(digest(1), "UA")])
@@ -158,7 +160,7 @@ def test_sink_in_a_directory_that_is_not_there_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_sink_on_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
+def test_sink_on_a_file_that_is_no_database_raises_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "flights.sqlite"
     path.write_text("carrier,delay\n" * 100)
     with pytest.raises(SinkUnavailable) as raised:
@@ -175,7 +177,7 @@ def test_sink_on_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
         ("delivery_hash, carrier", "ON CONFLICT clause does not match any PRIMARY KEY or UNIQUE constraint"),
     ],
 )
-def test_sink_on_a_table_of_another_shape_says_so(tmp_path: Path, existing: str, problem: str) -> None:
+def test_sink_on_a_table_with_other_columns_raises_with_the_remedy(tmp_path: Path, existing: str, problem: str) -> None:
     path = tmp_path / "flights.sqlite"
     other = sqlite3.connect(path)
     other.execute(f"CREATE TABLE departed ({existing})")

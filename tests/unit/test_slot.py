@@ -1,4 +1,4 @@
-"""engine/slot.py: what a slot reports of its loops while they turn, stand still or end, on a log in memory."""
+"""running/slot.py: what a slot reports of its loops while they turn, stand still or end, on a cluster in memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.config import Settings
-from kstreams_py.engine import slot as module
-from kstreams_py.engine.slot import Slot
-from kstreams_py.engine.transaction import Surroundings
-from kstreams_py.engine.watch import LOOK_MAX
 from kstreams_py.errors import BrokerUnavailable, DrainTimeout
-from kstreams_py.metrics import Report
-from kstreams_py.testing import ManualClock, MemoryLog, MemoryRegistry
-from kstreams_py.topology import Graph
+from kstreams_py.graph.topology import Graph
+from kstreams_py.processing.environment import Environment
+from kstreams_py.running import slot as module
+from kstreams_py.running.reports import Report
+from kstreams_py.running.slot import Slot
+from kstreams_py.running.watch import LOOK_MAX
+from kstreams_py.settings import Settings
+from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 
 WAIT = 60.0
 
 
 class Gate:
-    """Lets a function pass so many times; knows when it waits."""
+    """A function that blocks in each call until `let_pass`."""
 
     def __init__(self) -> None:
         self.waits = threading.Semaphore(0)
@@ -44,7 +44,7 @@ class Gate:
 
 
 class Locked:
-    """Something of a log in memory, for the threads of a slot: one call at a time."""
+    """A cluster in memory, or a client of it, that the threads of a slot call one at a time."""
 
     def __init__(self, inner: Any, lock: Any = None) -> None:
         self._inner = inner
@@ -59,18 +59,18 @@ class Locked:
             with self._lock:
                 answer = found(*(each._inner if isinstance(each, Locked) else each for each in arguments), **options)
             if name == "consume" and not answer:
-                time.sleep(0.001)  # as who waits for a record: a loop that spins takes the time of the others
+                time.sleep(0.001)  # as a real consume waits: a loop that spins would slow the others
             return Locked(answer, self._lock) if name in ("producer", "consumer") else answer
 
         return call
 
 
 class Run:
-    """A slot that runs in a thread; each report takes a second, of a clock that nothing else moves."""
+    """A slot that runs in a thread; each report advances the manual clock by one second, and nothing else does."""
 
-    def __init__(self, graph: Graph, log: Any, settings: Settings, clock: ManualClock) -> None:
+    def __init__(self, graph: Graph, cluster: Any, settings: Settings, clock: ManualClock) -> None:
         self.clock = clock
-        self.slot = Slot(graph, 0, Surroundings(log, MemoryRegistry(), settings))
+        self.slot = Slot(graph, 0, Environment(cluster, MemoryRegistry(), settings))
         self.failure: BaseException | None = None
         self.reports: dict[str, Report] = {}
         self.on_report: Callable[[], None] = lambda: None
@@ -94,14 +94,14 @@ class Run:
         self._given.release()
 
     def next(self, count: int = 1) -> dict[str, Report]:
-        """The newest reports, after so many more."""
+        """Awaits `count` more reports; returns the newest."""
         for _ in range(count):
             self._asked.release()
             assert self._given.acquire(timeout=WAIT)
         return self.reports
 
     def until(self, condition: Callable[[dict[str, Report]], object]) -> None:
-        """Takes reports until one is so."""
+        """Awaits reports until the condition holds."""
         for _ in range(5_000):
             if condition(self.next()):
                 return
@@ -131,18 +131,18 @@ MakeRun = Callable[..., Run]
 
 @pytest.fixture
 def start(clock: ManualClock) -> Iterator[MakeRun]:
-    """Starts a slot of a graph with a processor for each function, on a topic of its own with so many records."""
+    """Starts a slot of a graph with one processor per function; each reads its own topic of `records` records."""
     started: list[tuple[Run, Sequence[Any]]] = []
 
-    def make(*functions: Any, records: int = 1, log: Any = None, **settings: Any) -> Run:
-        log, graph = log or Locked(MemoryLog()), Graph("g", errors="dead")
+    def make(*functions: Any, records: int = 1, cluster: Any = None, **settings: Any) -> Run:
+        cluster, graph = cluster or Locked(MemoryCluster()), Graph("g", errors="dead")
         for i, function in enumerate(functions):
             graph.map(graph.topic(f"in{i}"), to=graph.topic(f"out{i}"), id=f"p{i}")(function)
-        log.create_topics([(name, 1, -1, {}) for name in graph.topics])
+        cluster.create_topics([(name, 1, -1, {}) for name in graph.topics])
         for i in range(len(functions)):
             for number in range(records):
-                log.append(f"in{i}", b"%d" % number)
-        started.append((run := Run(graph, log, Settings(**settings), clock), functions))
+                cluster.append(f"in{i}", b"%d" % number)
+        started.append((run := Run(graph, cluster, Settings(**settings), clock), functions))
         return run
 
     yield make
@@ -153,10 +153,10 @@ def start(clock: ManualClock) -> Iterator[MakeRun]:
         run.end()
 
 
-def still(run: Run, count: int = 1) -> list[float]:
-    """For how long the first processor stood still, in each of the next reports.
+def read_still_seconds(run: Run, count: int = 1) -> list[float]:
+    """For how long the first processor stood still, in each of the next `count` reports.
 
-    The first of them may have been made already when what it should show had not happened yet.
+    The first of them may be older than the event that it should show.
     """
     return [run.next()["p0"].still_seconds for _ in range(count)]
 
@@ -166,12 +166,12 @@ def await_still(run: Run) -> None:
     run.until(lambda reports: reports["p0"].still_seconds == 1.0)
 
 
-def test_function_that_does_not_return_stands_still_and_its_line_is_named(start: MakeRun) -> None:
+def test_function_that_does_not_return_is_reported_as_still_with_its_line(start: MakeRun) -> None:
     gate = Gate()
     run = start(gate, lambda value: value)
     gate.await_call()
     await_still(run)
-    assert still(run, 2) == [2.0, 3.0]
+    assert read_still_seconds(run, 2) == [2.0, 3.0]
     line = Gate.__call__.__code__.co_firstlineno + 2
     assert run.reports["p0"].place == f"__call__ (test_slot.py, line {line})"
     run.until(lambda reports: reports["p1"].still_seconds == 0.0)
@@ -180,48 +180,45 @@ def test_function_that_does_not_return_stands_still_and_its_line_is_named(start:
     run.until(lambda reports: (reports["p0"].still_seconds, reports["p0"].place) == (0.0, ""))
 
 
-def test_functions_that_return_one_after_the_other_in_a_long_turn_do_not_stand_still(start: MakeRun) -> None:
+def test_long_turn_whose_functions_return_is_not_reported_as_still(start: MakeRun) -> None:
     gate = Gate()
     run = start(gate, records=10)
     for _ in range(10):
         gate.await_call()
-        assert still(run, 5)[-1] in (3.0, 4.0)
+        assert read_still_seconds(run, 5)[-1] in (3.0, 4.0)
         gate.let_pass()
 
 
-def test_call_to_the_broker_that_does_not_return_stands_still_and_is_named(
+def test_broker_call_that_does_not_return_is_reported_as_still_with_its_line(
     start: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, log = Gate(), Locked(MemoryLog())
-    producer = log.producer
-    monkeypatch.setattr(log, "producer", lambda *arguments: producer(*gate(arguments)), raising=False)
-    run = start(lambda value: value, log=log)
+    gate, cluster = Gate(), Locked(MemoryCluster())
+    producer = cluster.producer
+    monkeypatch.setattr(cluster, "producer", lambda *arguments: producer(*gate(arguments)), raising=False)
+    run = start(lambda value: value, cluster=cluster)
     gate.await_call()
     await_still(run)
-    assert still(run, 2) == [2.0, 3.0]
-    assert run.reports["p0"].place.startswith("_renew (transaction.py, line ")
+    assert read_still_seconds(run, 2) == [2.0, 3.0]
+    assert run.reports["p0"].place.startswith("renew (session.py, line ")
     gate.let_pass(1_000)
 
 
-def test_time_that_the_process_was_stopped_is_not_time_that_a_loop_stood_still(
-    start: MakeRun, clock: ManualClock
-) -> None:
+def test_time_in_which_the_process_was_stopped_does_not_count_as_still(start: MakeRun, clock: ManualClock) -> None:
     gate = Gate()
     run = start(gate)
     gate.await_call()
     await_still(run)
     clock.advance(3_600.0)
-    assert still(run, 3)[-1] == 1.0 + LOOK_MAX + 2.0
+    assert read_still_seconds(run, 3)[-1] == 1.0 + LOOK_MAX + 2.0
 
 
-def test_slot_reports_at_once_so_that_its_silence_can_be_told_from_its_start(
-    start: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slot_makes_its_first_report_at_once(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that reports late would look like one whose process does not report."""
     monkeypatch.setattr(module, "REPORT_INTERVAL", 3_600.0)
     assert list(start(lambda value: value).next()) == ["p0"]
 
 
-def test_loop_that_has_ended_does_not_stand_still_while_others_drain(start: MakeRun) -> None:
+def test_loop_that_has_ended_is_not_reported_as_still_while_others_drain(start: MakeRun) -> None:
     gate = Gate()
     run = start(lambda value: value, gate, drain_timeout_ms=3_600_000)
     gate.await_call()
@@ -242,20 +239,20 @@ def test_report_that_raises_ends_the_loops_before_it_is_raised(start: MakeRun) -
     assert [thread.name for thread in threading.enumerate() if thread.name == "p0"] == []
 
 
-def of_lag() -> bool:
-    """Whether it is for the reports that the ends are asked for; workers ask where they begin."""
+def is_lag_thread() -> bool:
+    """Whether this thread reads ends for the lag of the reports; threads of workers read ends to find their start."""
     return threading.current_thread().name == "lag"
 
 
-def test_broker_that_does_not_answer_for_the_ends_holds_up_neither_reports_nor_the_end(
+def test_broker_that_does_not_answer_for_the_lag_delays_neither_reports_nor_the_stop(
     start: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, log = Gate(), Locked(MemoryLog())
-    ends = log.ends
+    gate, cluster = Gate(), Locked(MemoryCluster())
+    ends = cluster.ends
     monkeypatch.setattr(
-        log, "ends", lambda partitions: ends(gate(partitions) if of_lag() else partitions), raising=False
+        cluster, "ends", lambda partitions: ends(gate(partitions) if is_lag_thread() else partitions), raising=False
     )
-    run = start(lambda value: value, log=log)
+    run = start(lambda value: value, cluster=cluster)
     gate.await_call()
     assert run.next(3)["p0"].lag is None
     run.end()
@@ -263,22 +260,26 @@ def test_broker_that_does_not_answer_for_the_ends_holds_up_neither_reports_nor_t
     gate.let_pass(1_000)
 
 
-def test_lag_is_unknown_while_the_ends_are_and_known_again_after(
+def test_lag_is_unknown_while_the_broker_is_unavailable_and_known_again_after(
     start: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Locked(MemoryLog())
-    ends, answers = log.ends, threading.Event()
+    cluster = Locked(MemoryCluster())
+    ends, answers = cluster.ends, threading.Event()
 
     def asked(partitions: Any) -> Any:
-        if of_lag() and not answers.is_set():
+        if is_lag_thread() and not answers.is_set():
             raise BrokerUnavailable("no broker")
         return ends(partitions)
 
-    monkeypatch.setattr(log, "ends", asked, raising=False)
-    run = start(lambda value: value, log=log)
+    monkeypatch.setattr(cluster, "ends", asked, raising=False)
+    run = start(lambda value: value, cluster=cluster)
+
+    def await_lag(lag: int | None) -> None:
+        run.until(lambda reports: reports["p0"].lag == lag)
+
     for known in (False, True, False):
         answers.set() if known else answers.clear()
-        run.until(lambda reports, lag=0 if known else None: reports["p0"].lag == lag)
+        await_lag(0 if known else None)
 
 
 def test_loop_that_outlasts_the_drain_is_named(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,16 +289,18 @@ def test_loop_that_outlasts_the_drain_is_named(start: MakeRun, monkeypatch: pyte
     begun = time.monotonic()
 
     def clock() -> float:
-        """Stands still until the other loop has ended, however busy the machine is."""
+        """Does not advance before the other loop has ended, however busy the machine is."""
         return begun if any(thread.name == "p1" for thread in threading.enumerate()) else time.monotonic()
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     run.end()
-    assert repr(run.failure) == repr(DrainTimeout("p0 did not end within drain_timeout_ms (3 s)"))
+    assert repr(run.failure) == repr(
+        DrainTimeout("p0 did not end within drain_timeout_ms (3 s): raise it above the longest call of a function")
+    )
 
 
 @pytest.mark.parametrize(("minutes", "level"), [(1_439, logging.WARNING), (1_440, logging.INFO), (None, None)])
-def test_retention_of_positions_is_said_at_the_start(
+def test_offsets_retention_is_logged_at_the_start(
     start: MakeRun,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -305,12 +308,12 @@ def test_retention_of_positions_is_said_at_the_start(
     level: int | None,
 ) -> None:
     caplog.set_level(logging.INFO, "kstreams_py")
-    log = Locked(MemoryLog())
-    monkeypatch.setattr(log, "offsets_retention_minutes", lambda: minutes, raising=False)
-    start(lambda value: value, log=log).next()
+    cluster = Locked(MemoryCluster())
+    monkeypatch.setattr(cluster, "offsets_retention_minutes", lambda: minutes, raising=False)
+    start(lambda value: value, cluster=cluster).next()
     found = [(r.levelno, r.getMessage()) for r in caplog.records if "offsets.retention" in r.getMessage()]
     text = (
-        f"offsets.retention.minutes is {minutes}: a job that is stopped for longer loses its committed positions, "
+        f"offsets.retention.minutes is {minutes}: a job that is stopped for longer loses its committed offsets, "
         "and ends with status 5 until they are set"
     )
     assert found == ([] if minutes is None else [(level, text)])

@@ -1,4 +1,4 @@
-"""engine/topics.py: topics that are missing, that do not fit, that are the framework's own, and that grow."""
+"""processing/topics.py: topics that are missing, that do not fit, that are the framework's own, and that grow."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.engine.topics import (
+from kstreams_py.errors import GraphError, KStreamsError, TopicError
+from kstreams_py.graph.topology import Graph
+from kstreams_py.processing.growth import Growth
+from kstreams_py.processing.topics import (
     BEGINNINGS_SETTINGS,
     JOURNAL_SETTINGS,
-    check_growth,
     check_topics,
     create_topics,
 )
-from kstreams_py.errors import GraphError, KStreamsError, TopicError
-from kstreams_py.testing import MemoryLog
-from kstreams_py.topology import Graph
+from kstreams_py.records import TopicPartition
+from kstreams_py.testing import MemoryCluster
 
 IN_STEP = "processor 'pair' (join) reads 'b' with 2 partitions and 'c' with 3: give both the same number of partitions"
 NEEDS = (
@@ -35,22 +36,22 @@ def graph_of(**topics: Any) -> Graph:
     return graph
 
 
-def log_of(partitions: int = 2, **others: int) -> MemoryLog:
-    log = MemoryLog()
-    log.create_topics([(name, others.get(name, partitions), -1, {}) for name in "abcdx"])
-    return log
+def cluster_of(partitions: int = 2, **others: int) -> MemoryCluster:
+    cluster = MemoryCluster()
+    cluster.create_topics([(name, others.get(name, partitions), -1, {}) for name in "abcdx"])
+    return cluster
 
 
-def own(log: MemoryLog) -> dict[str, tuple[int, dict[str, str]]]:
-    """The framework's own topics: how many partitions they have, and their settings that matter."""
-    matter = {*JOURNAL_SETTINGS, *BEGINNINGS_SETTINGS}
+def read_own_topics(cluster: MemoryCluster) -> dict[str, tuple[int, dict[str, str]]]:
+    """The framework's own topics: their partitions, and the settings that the framework checks."""
+    checked = {*JOURNAL_SETTINGS, *BEGINNINGS_SETTINGS}
     return {
-        name: (info.partitions, {setting: info.settings[setting] for setting in sorted(matter)})
-        for name, info in log.topics(OWN).items()
+        name: (info.partitions, {setting: info.settings[setting] for setting in sorted(checked)})
+        for name, info in cluster.topics(OWN).items()
     }
 
 
-KEPT = {
+OWN_TOPICS = {
     "__ks.g.beginnings": (
         1, {"cleanup.policy": "compact", "retention.bytes": "-1", "retention.ms": "604800000"},
     ),
@@ -58,54 +59,57 @@ KEPT = {
 }  # fmt: skip
 
 
-def test_topics_that_are_missing_are_created_as_declared_or_as_those_they_are_read_with() -> None:
-    log = MemoryLog()
-    log.create_topics([("b", 3, -1, {})])
+def test_missing_topics_are_created_as_declared_or_like_the_topics_they_are_read_with() -> None:
+    cluster = MemoryCluster()
+    cluster.create_topics([("b", 3, -1, {})])
     graph = graph_of(x={"partitions": 5, "config": {"retention.ms": "7"}})
-    assert sorted(create_topics(graph, log)) == ["a", "c", "d", "x"]
-    found = log.topics("abcdx")
+    assert sorted(create_topics(graph, cluster)) == ["a", "c", "d", "x"]
+    found = cluster.topics("abcdx")
     assert {name: info.partitions for name, info in found.items()} == {"a": 3, "b": 3, "c": 3, "d": 1, "x": 5}
     assert found["x"].settings["retention.ms"] == "7"
-    assert create_topics(graph, log) == []
+    assert create_topics(graph, cluster) == []
 
 
-def test_check_creates_the_frameworks_own_topics_and_says_how_all_others_are() -> None:
-    log = log_of()
-    found = check_topics(graph_of(), log)
+def test_check_creates_the_frameworks_own_topics_and_returns_all_others() -> None:
+    cluster = cluster_of()
+    found = check_topics(graph_of(), cluster)
     assert {name: info.partitions for name, info in found.items()} == dict.fromkeys("abcdx", 2)
-    assert own(log) == KEPT
-    assert check_topics(graph_of(), log) == found
-    assert own(log) == KEPT
+    assert read_own_topics(cluster) == OWN_TOPICS
+    assert check_topics(graph_of(), cluster) == found
+    assert read_own_topics(cluster) == OWN_TOPICS
 
 
 def test_graph_without_alts_has_no_journal() -> None:
-    graph, log = Graph("g"), log_of()
+    graph, cluster = Graph("g"), cluster_of()
     graph.topic("a")
     graph.sink("a", id="p")(lambda value: None)
-    check_topics(graph, log)
-    assert list(own(log)) == ["__ks.g.beginnings"]
+    check_topics(graph, cluster)
+    assert list(read_own_topics(cluster)) == ["__ks.g.beginnings"]
 
 
 @pytest.mark.parametrize(
-    ("log", "topics", "message"),
+    ("cluster", "topics", "message"),
     [
         (
-            MemoryLog(),
+            MemoryCluster(),
             {},
             "missing topics: a, b, c, d, x: run `kstreams topics create`, or start with --create-topics",
         ),
         (
-            log_of(),
+            cluster_of(),
             {"d": {"partitions": 3}},
-            "topic 'd' has 2 partitions and the graph declares 3: correct the declaration, or make the topic anew",
+            (
+                "topic 'd' has 2 partitions and the graph declares 3: correct the declaration, or delete the topic and "
+                "create it again"
+            ),
         ),
         (
-            log_of(),
+            cluster_of(),
             {"d": {"config": {"retention.ms": "7"}}},
             NEEDS,
         ),
         (
-            log_of(c=3),
+            cluster_of(c=3),
             {},
             IN_STEP,
         ),
@@ -113,51 +117,65 @@ def test_graph_without_alts_has_no_journal() -> None:
     ids=["missing", "partitions", "settings", "in step"],
 )
 def test_topic_that_does_not_fit_is_refused_and_nothing_is_created(
-    log: MemoryLog, topics: dict[str, Any], message: str
+    cluster: MemoryCluster, topics: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(KStreamsError) as caught:
-        check_topics(graph_of(**topics), log)
-    assert (str(caught.value), own(log)) == (message, {})
+        check_topics(graph_of(**topics), cluster)
+    assert (str(caught.value), read_own_topics(cluster)) == (message, {})
 
 
 @pytest.mark.parametrize(("name", "setting"), [(OWN[0], "cleanup.policy"), (OWN[1], "retention.ms")])
 def test_own_topic_with_settings_that_would_lose_its_records_is_refused(name: str, setting: str) -> None:
-    log = log_of()
-    check_topics(graph_of(), log)
-    log._broker.topics[name].settings[setting] = "something"  # type: ignore[index]
+    cluster = cluster_of()
+    check_topics(graph_of(), cluster)
+    cluster._broker.topics[name].settings[setting] = "something"
     with pytest.raises(TopicError, match=f"topic '{name}' has {setting}=something and needs "):
-        check_topics(graph_of(), log)
+        check_topics(graph_of(), cluster)
 
 
 @pytest.mark.parametrize("while_running", [True, False])
 def test_journal_grows_with_the_inputs_and_the_beginnings_do_not(while_running: bool) -> None:
-    log, graph = log_of(), graph_of()
-    check_topics(graph, log)
+    cluster, graph = cluster_of(), graph_of()
+    growth = Growth(graph, graph.processors[0], cluster, check_topics(graph, cluster))
     for name in "abc":
-        log.grow(name, 4)
+        cluster.grow(name, 4)
     if while_running:
-        found = check_growth(graph, graph.processors[0], log)
-        assert {name: info.partitions for name, info in found.items()} == {"a": 4, "b": 4}
+        growth.check({TopicPartition("a", 3)})
     else:
-        check_topics(graph, log)
-    assert own(log) == KEPT | {"__ks.g.merge.journal": (4, KEPT["__ks.g.merge.journal"][1])}
+        check_topics(graph, cluster)
+    assert read_own_topics(cluster) == OWN_TOPICS | {"__ks.g.merge.journal": (4, OWN_TOPICS["__ks.g.merge.journal"][1])}
 
 
 def test_journal_that_has_more_partitions_than_its_inputs_is_left_alone() -> None:
-    log = log_of()
-    check_topics(graph_of(), log)
-    log.grow("__ks.g.merge.journal", 4)
-    before = len(log.requests)
-    check_topics(graph_of(), log)
-    assert (own(log)["__ks.g.merge.journal"][0], "grow" in log.requests[before:]) == (4, False)
+    cluster = cluster_of()
+    check_topics(graph_of(), cluster)
+    cluster.grow("__ks.g.merge.journal", 4)
+    before = len(cluster.faults.requests)
+    check_topics(graph_of(), cluster)
+    assert (read_own_topics(cluster)["__ks.g.merge.journal"][0], "grow" in cluster.faults.requests[before:]) == (
+        4,
+        False,
+    )
 
 
 def test_growth_of_one_of_two_inputs_that_are_read_in_step_is_refused_with_both_counts() -> None:
-    log, graph = log_of(), graph_of()
-    log.grow("c", 3)
+    cluster, graph = cluster_of(), graph_of()
+    merge, pair, single = (Growth(graph, each, cluster, cluster.topics("abcd")) for each in graph.processors)
+    cluster.grow("c", 3)
     with pytest.raises(GraphError) as caught:
-        check_growth(graph, graph.processors[1], log)
+        pair.check({TopicPartition("c", 2)})
     assert str(caught.value) == IN_STEP
-    check_growth(graph, graph.processors[0], log)  # which does not read c
-    log.grow("d", 3)
-    assert check_growth(graph, graph.processors[2], log)["d"].partitions == 3
+    merge.check({TopicPartition("a", 1)})  # `merge` does not read c
+    cluster.grow("d", 3)
+    single.check({TopicPartition("d", 2)})
+
+
+def test_growth_that_is_known_makes_no_request() -> None:
+    cluster, graph = cluster_of(), graph_of()
+    growth = Growth(graph, graph.processors[0], cluster, check_topics(graph, cluster))
+    cluster.grow("a", 4)
+    cluster.grow("b", 4)
+    growth.check({TopicPartition("a", 3)})
+    before = len(cluster.faults.requests)
+    growth.check({TopicPartition("a", 3), TopicPartition("b", 0)})
+    assert cluster.faults.requests[before:] == []

@@ -1,4 +1,4 @@
-"""topology.py: kinds and signatures are inferred, every misfit is refused with a message that names it, describe()."""
+"""topology.py: inferred kinds and signatures, refusals of invalid graphs with their messages, describe()."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.delivery import Durability, Guarantee
 from kstreams_py.errors import GraphError
-from kstreams_py.serde import Bytes, Json, String
-from kstreams_py.topology import Graph, Kind, Processor, Topic, dead_letters, show_serde
+from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.serdes import Bytes, Json, String
+from kstreams_py.graph.declarations import Kind, Processor, Topic, dead_letters, show_serde
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.topology import Graph
 
 
 def one(value: Any) -> Any:
@@ -50,7 +52,7 @@ def test_topic_without_settings_is_bytes_and_leaves_creation_to_the_broker() -> 
     assert str(topic) == "a"
 
 
-def test_topic_settings_are_text_as_the_broker_tells_them() -> None:
+def test_topic_settings_are_text_as_the_broker_returns_them() -> None:
     topic = Graph("app").topic("a", config={"retention.ms": 1000, "preallocate": True, "cleanup.policy": "compact"})
     assert topic.config == {"retention.ms": "1000", "preallocate": "true", "cleanup.policy": "compact"}
 
@@ -69,7 +71,7 @@ def test_topic_declared_again_alike_is_the_same_topic() -> None:
 
 
 def test_map_declares_the_whole_processor_and_returns_the_function_unchanged() -> None:
-    graph, a, b, _ = abc(errors="letters", unhandled_exceptions=KeyError)
+    graph, a, b, _ = abc(errors="errors", stop_on=KeyError)
     assert graph.map(a, to=b)(one) is one
     assert graph.processors == (
         Processor(
@@ -83,15 +85,15 @@ def test_map_declares_the_whole_processor_and_returns_the_function_unchanged() -
             generator=False,
             guarantee=Guarantee.EXACTLY_ONCE,
             durability=Durability.COMMITTED,
-            errors="letters",
-            unhandled_exceptions=(KeyError,),
+            errors="errors",
+            stop_on=(KeyError,),
             hash_header=True,
         ),
     )
 
 
 def test_processor_options_win_over_those_of_the_graph() -> None:
-    graph, a, b, _ = abc(errors="letters", unhandled_exceptions=[KeyError])
+    graph, a, b, _ = abc(errors="errors", stop_on=[KeyError])
     graph.sink(
         a,
         id="mine",
@@ -99,20 +101,20 @@ def test_processor_options_win_over_those_of_the_graph() -> None:
         guarantee="at_least_once",
         durability=Durability.LEADER,
         errors="others",
-        unhandled_exceptions=(ValueError, OSError),
+        stop_on=(ValueError, OSError),
         hash_header=False,
     )(lambda values, steps: None)
     graph.map(a, to=b, errors=None)(one)
     mine, other = graph.processors
     assert (mine.id, mine.batch, mine.wants_step, mine.guarantee) == ("mine", True, True, Guarantee.AT_LEAST_ONCE)
-    assert (mine.durability, mine.errors, mine.unhandled_exceptions) == (
+    assert (mine.durability, mine.errors, mine.stop_on) == (
         Durability.LEADER,
         "others",
         (ValueError, OSError),
     )
-    assert (other.errors, other.unhandled_exceptions) == (None, (KeyError,))
+    assert (other.errors, other.stop_on) == (None, (KeyError,))
     assert (mine.hash_header, other.hash_header) == (False, True)
-    assert list(graph.topics) == ["a", "b", "c", "letters", "others"]
+    assert list(graph.topics) == ["a", "b", "c", "errors", "others"]
 
 
 def test_topics_are_named_by_string_as_well() -> None:
@@ -142,7 +144,7 @@ def test_topics_are_named_by_string_as_well() -> None:
 def test_kind_is_inferred_from_inputs_and_outputs(declare: Any, kind: Kind, is_alts: bool) -> None:
     graph, *_ = abc()
     graph.topic("d")
-    declare(graph)(max)  # a builtin that does not say what it takes
+    declare(graph)(max)  # a builtin without a signature
     assert (graph.processors[0].kind, graph.processors[0].kind.is_alts) == (kind, is_alts)
 
 
@@ -242,7 +244,7 @@ def from_either(graph: Graph, **options: Any) -> Any:
         (from_either, asks_for_steps, True, True, False),
     ],
 )
-def test_signature_tells_what_a_function_is_given(
+def test_signature_decides_what_a_function_is_passed(
     declare: Any, function: Callable[..., Any], batch: bool, wants_step: bool, generator: bool
 ) -> None:
     graph, *_ = abc()
@@ -294,23 +296,23 @@ def test_signature_that_does_not_fit_is_refused_with_one_that_does(
     assert graph.processors == ()
 
 
-# Refusals: of a graph, of a topic, of a processor, of the whole.
+# Refusals of a graph, of a topic, of a processor.
 
 NAME = "this name is not usable: use 1 to 100 of a-z A-Z 0-9 . _ -"
 ID = "this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - (a dot would run into the graph's name)"
 TOPIC = "is not usable: use 1 to 249 of a-z A-Z 0-9 . _ -, not . or .. alone"
-LETTERS = (
+DEAD_LETTERS = (
     "takes dead letters, which have a schema of their own: declare it without value=, after the errors= that names it, "
     "or not at all: graph.topics has it"
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
-OPTIONS = "id, batch, guarantee, durability, errors, unhandled_exceptions, hash_header"
+OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, batch"
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )
 REPEATED = (
-    "a batch whose broker leaves is sent again though it may be written, and only acknowledgements of all in-sync "
-    "replicas tell: choose durability committed or none, or another guarantee"
+    "a batch is sent again after its broker fails, though it may be written, and the copy is dropped only with "
+    "acks=all: choose durability committed or none, or another guarantee"
 )
 GUARANTEES = "choose exactly_once, at_least_once, at_most_once"
 
@@ -328,17 +330,17 @@ GUARANTEES = "choose exactly_once, at_least_once, at_most_once"
             "graph 'g': durability 'some' is not known: choose committed, leader, none",
         ),
         (
-            lambda: Graph("g", unhandled_exceptions=[KeyError, "x"]),  # type: ignore[list-item]
-            "graph 'g': unhandled_exceptions has 'x': give exception classes",
+            lambda: Graph("g", stop_on=[KeyError, "x"]),  # type: ignore[list-item]
+            "graph 'g': stop_on has 'x': give exception classes",
         ),
         (
-            lambda: Graph("g", unhandled_exceptions=[int]),  # type: ignore[list-item]
-            "graph 'g': unhandled_exceptions has <class 'int'>: give exception classes",
+            lambda: Graph("g", stop_on=[int]),  # type: ignore[list-item]
+            "graph 'g': stop_on has <class 'int'>: give exception classes",
         ),
         (lambda: Graph("g", errors="a b"), f"topic name 'a b' {TOPIC}"),
     ],
 )
-def test_graph_that_cannot_be_is_refused_with_its_name_and_the_remedy(make: Any, message: str) -> None:
+def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, message: str) -> None:
     with pytest.raises(GraphError) as caught:
         make()
     assert str(caught.value) == message
@@ -356,7 +358,10 @@ def test_graph_that_cannot_be_is_refused_with_its_name_and_the_remedy(make: Any,
         (lambda g: g.topic(7), f"topic name 7 {TOPIC}"),
         (
             lambda g: g.topic("__ks.app.p.journal"),
-            "topic name '__ks.app.p.journal' is reserved: names that start with __ are the system's own",
+            (
+                "topic name '__ks.app.p.journal' is reserved: names that start with __ are the system's own: "
+                "choose another one"
+            ),
         ),
         (lambda g: g.topic("x", value=Json), "topic 'x': value is the class Json: write Json()"),
         (lambda g: g.topic("x", key="utf-8"), "topic 'x': key 'utf-8' has no serialize and deserialize: give a serde"),
@@ -370,15 +375,15 @@ def test_graph_that_cannot_be_is_refused_with_its_name_and_the_remedy(make: Any,
             lambda g: g.topic("a", partitions=2),
             f"topic 'a' is declared twice with another partitions: {ONCE}",
         ),
-        (lambda g: g.topic("letters", value=Json()), f"topic 'letters' {LETTERS}"),
+        (lambda g: g.topic("errors", value=Json()), f"topic 'errors' {DEAD_LETTERS}"),
     ],
 )
-def test_topic_that_cannot_be_is_refused_with_its_name_and_the_remedy(declare: Any, message: str) -> None:
-    graph, *_ = abc(errors="letters")
+def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, message: str) -> None:
+    graph, *_ = abc(errors="errors")
     with pytest.raises(GraphError) as caught:
         declare(graph)
     assert str(caught.value) == message
-    assert list(graph.topics) == ["a", "b", "c", "letters"]
+    assert list(graph.topics) == ["a", "b", "c", "errors"]
 
 
 @pytest.mark.parametrize(
@@ -494,21 +499,19 @@ def test_topic_that_cannot_be_is_refused_with_its_name_and_the_remedy(declare: A
             f"processor 'one' is at_most_once with durability leader: {REPEATED}",
         ),
         (
-            lambda g: g.map("a", to="b", unhandled_exceptions=ValueError("x")),
+            lambda g: g.map("a", to="b", stop_on=ValueError("x")),
             one,
-            "processor 'one': unhandled_exceptions has ValueError('x'): give exception classes",
+            "processor 'one': stop_on has ValueError('x'): give exception classes",
         ),
         (
             lambda g: g.map("a", to="b", errors="__x"),
             one,
-            "topic name '__x' is reserved: names that start with __ are the system's own",
+            "topic name '__x' is reserved: names that start with __ are the system's own: choose another one",
         ),
-        (lambda g: g.map("a", to="b", errors="c"), one, f"topic 'c' {LETTERS}"),
+        (lambda g: g.map("a", to="b", errors="c"), one, f"topic 'c' {DEAD_LETTERS}"),
     ],
 )
-def test_processor_that_cannot_be_is_refused_with_its_name_and_the_remedy(
-    declare: Any, function: Any, message: str
-) -> None:
+def test_invalid_processor_is_refused_with_its_name_and_the_remedy(declare: Any, function: Any, message: str) -> None:
     graph, a, b, _ = abc()
     graph.map(a, to=b, id="first")(one)
     with pytest.raises(GraphError) as caught:
@@ -517,7 +520,7 @@ def test_processor_that_cannot_be_is_refused_with_its_name_and_the_remedy(
     assert [processor.id for processor in graph.processors] == ["first"]
 
 
-def test_exactly_once_is_refused_where_only_the_graph_has_a_durability_for_another_guarantee() -> None:
+def test_exactly_once_is_refused_with_a_durability_of_the_graph_that_cannot_keep_it() -> None:
     graph, a, b, c = abc(guarantee="at_most_once", durability="none")
     graph.map(a, to=b)(one)
     with pytest.raises(GraphError, match="processor 'two' is exactly_once with durability none"):
@@ -525,7 +528,7 @@ def test_exactly_once_is_refused_where_only_the_graph_has_a_durability_for_anoth
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
-def test_every_guarantee_takes_the_durabilities_that_it_can_be_kept_with(guarantee: Guarantee) -> None:
+def test_every_guarantee_accepts_exactly_the_durabilities_that_can_keep_it(guarantee: Guarantee) -> None:
     taken = []
     for durability in Durability:
         graph, a, b, _ = abc()
@@ -546,23 +549,52 @@ def test_every_guarantee_takes_the_durabilities_that_it_can_be_kept_with(guarant
 
 
 def test_dead_letter_topic_is_among_the_topics_with_its_own_schema() -> None:
-    graph, a, b, _ = abc(errors="letters")
-    letters = graph.topics["letters"]
-    assert (letters.key, letters.value, letters.value.name) == (Bytes(), dead_letters(), "kstreams.DeadLetter")
-    assert graph.topics["letters"] is letters
-    assert graph.topic("letters") is letters
-    graph.map(letters, to=a, errors=None)(one)
+    graph, a, b, _ = abc(errors="errors")
+    topic = graph.topics["errors"]
+    assert isinstance(topic.value, Avro)
+    assert (topic.key, topic.value, topic.value.name) == (Bytes(), dead_letters(), "kstreams.DeadLetter")
+    assert graph.topics["errors"] is topic
+    assert graph.topic("errors") is topic
+    graph.map(topic, to=a, errors=None)(one)
     graph.map(a, to=b, id="again")(one)
     graph.validate()
 
 
 def test_dead_letter_topic_may_be_declared_for_its_creation() -> None:
-    graph, a, *_ = abc(errors="letters")
-    letters = graph.topic("letters", key=String(), partitions=2, replication=3)
-    assert (letters.value, letters.partitions, letters.replication) == (dead_letters(), 2, 3)
-    graph.sink(a, errors="letters")(one)
-    assert graph.topics["letters"] is letters
-    assert list(graph.topics) == ["a", "b", "c", "letters"]
+    graph, a, *_ = abc(errors="errors")
+    topic = graph.topic("errors", key=String(), partitions=2, replication=3)
+    assert (topic.value, topic.partitions, topic.replication) == (dead_letters(), 2, 3)
+    graph.sink(a, errors="errors")(one)
+    assert graph.topics["errors"] is topic
+    assert list(graph.topics) == ["a", "b", "c", "errors"]
+
+
+def test_errors_may_be_the_topic_itself() -> None:
+    graph, a, b, _ = abc(errors="errors")
+    topic = graph.topic("errors", partitions=2)
+    graph.map(a, to=b, id="first", errors=topic)(one)
+    other = Graph("other", errors=topic)
+    other.sink(other.topic("a"), id="second")(one)
+    assert [processor.errors for processor in (*graph.processors, *other.processors)] == ["errors", "errors"]
+    assert other.topics["errors"] is topic
+    assert other.describe().splitlines()[0] == "graph other: exactly_once, committed, dead letters errors"
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        ("c", f"topic 'c' {DEAD_LETTERS}"),
+        ("foreign", "processor 'one': topic 'c' is of another graph: declare it in this one too"),
+    ],
+)
+def test_errors_that_are_a_topic_of_other_records_or_of_another_graph_are_refused(errors: str, message: str) -> None:
+    graph, a, b, c = abc()
+    with pytest.raises(GraphError) as caught:
+        graph.map(a, to=b, errors=c if errors == "c" else Graph("other").topic("c"))(one)
+    assert (str(caught.value), graph.processors) == (message, ())
+    with pytest.raises(GraphError) as caught:
+        Graph("shared", errors=c)
+    assert str(caught.value) == f"topic 'c' {DEAD_LETTERS}"
 
 
 @pytest.mark.parametrize(
@@ -573,7 +605,7 @@ def test_dead_letter_topic_may_be_declared_for_its_creation() -> None:
         ([("repair", "x", "y"), ("other", "y", "z"), ("third", "z", "x")], "x -> y -> z -> x"),
     ],
 )
-def test_dead_letters_that_go_round_are_refused(processors: list[tuple[str, str, str]], circle: str) -> None:
+def test_dead_letters_that_form_a_loop_are_refused(processors: list[tuple[str, str, str]], circle: str) -> None:
     graph, a, *_ = abc()
     for name in ("x", "y", "z"):
         graph.sink(a, id=f"writes_{name}", errors=name)(one)
@@ -583,21 +615,21 @@ def test_dead_letters_that_go_round_are_refused(processors: list[tuple[str, str,
     with pytest.raises(GraphError) as caught:
         graph.sink(last[1], id=last[0], errors=last[2])(one)
     assert str(caught.value) == (
-        f"dead letters go round for ever, {circle}: give a processor that reads them errors=None, or another topic"
+        f"dead letters form an endless loop, {circle}: give a processor that reads them errors=None, or another topic"
     )
 
 
 def test_errors_of_a_processor_that_reads_its_own_dead_letters_by_default_are_refused() -> None:
-    graph, a, *_ = abc(errors="letters")
+    graph, a, *_ = abc(errors="errors")
     with pytest.raises(GraphError) as caught:
-        graph.map("letters", to=a, id="repair")(one)
+        graph.map("errors", to=a, id="repair")(one)
     assert str(caught.value) == (
-        "dead letters go round for ever, letters -> letters: "
+        "dead letters form an endless loop, errors -> errors: "
         "give a processor that reads them errors=None, or another topic"
     )
 
 
-# The whole.
+# The whole graph.
 
 
 def test_graph_without_processors_is_refused() -> None:
@@ -627,7 +659,7 @@ def test_unequal_declared_partition_counts_are_refused_before_anything_starts() 
 
 
 def test_undeclared_partition_counts_follow_the_topics_read_together_then_the_inputs() -> None:
-    graph = Graph("app", errors="letters")
+    graph = Graph("app", errors="errors")
     for name in ("ewr", "jfk", "flights", "departed", "extra", "joined", "circle", "round", "lonely"):
         graph.topic(name)
     graph.topic("declared", partitions=5)
@@ -648,7 +680,7 @@ def test_undeclared_partition_counts_follow_the_topics_read_together_then_the_in
         "round": 1,
         "lonely": 1,
         "declared": 5,
-        "letters": 3,
+        "errors": 3,
     }
 
 
@@ -673,10 +705,10 @@ def test_beginnings_are_kept_in_a_topic_of_the_graph_whose_name_no_user_can_take
         graph.topic(graph.beginnings)
 
 
-# In words.
+# Descriptions.
 
 
-def test_show_serde_never_has_an_address() -> None:
+def test_show_serde_has_no_memory_address() -> None:
     assert [show_serde(serde) for serde in (Bytes(), Plain(), dead_letters())] == [
         "Bytes()",
         "Plain",
@@ -684,13 +716,13 @@ def test_show_serde_never_has_an_address() -> None:
     ]
 
 
-def test_describe_tells_everything_in_the_order_of_declaration() -> None:
-    graph = Graph("flights", errors="flights.errors", unhandled_exceptions=(KeyError, OSError))
+def test_describe_lists_everything_in_the_order_of_declaration() -> None:
+    graph = Graph("flights", errors="flights.errors", stop_on=(KeyError, OSError))
     ewr = graph.topic("ewr", key=String(), value=Json(), partitions=6, replication=3, config={"retention.ms": 60_000})
     jfk = graph.topic("jfk", value=Plain())
     flights, departed = graph.topic("flights"), graph.topic("departed")
     graph.alts(ewr, jfk, to=flights, id="merge")(asks)
-    graph.map(flights, to=[departed], id="split", unhandled_exceptions=(), hash_header=False)(many)
+    graph.map(flights, to=[departed], id="split", stop_on=(), hash_header=False)(many)
     graph.sink(departed, id="store", batch=True, guarantee="at_most_once", durability="none", errors=None)(one)
     assert (
         graph.describe()
@@ -722,5 +754,5 @@ processors
     )
 
 
-def test_describe_of_an_empty_graph_says_so() -> None:
+def test_describe_of_an_empty_graph_has_empty_sections() -> None:
     assert Graph("app").describe() == "graph app: exactly_once, committed, dead letters none\n\ntopics\n\nprocessors"

@@ -1,4 +1,4 @@
-"""engine/watch.py: what counts as standing still, what is said of it and when, and what has to be replaced."""
+"""running/watch.py: which loops stand still, which warnings are logged and when, which workers must be replaced."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kstreams_py.engine.watch import LOOK_MAX, REPORTS_LATE, WARN_AFTER, Stillness, Stuck, Watch
-from kstreams_py.metrics import Report
+from kstreams_py.running.reports import Report
+from kstreams_py.running.watch import LOOK_MAX, REPORTS_LATE, WARN_AFTER, Stillness, Stuck, Watch
 
 
 def report(seconds: float, processor: str = "copy") -> Report:
@@ -20,12 +20,12 @@ LOCKED = "it is stopped, or a function holds Python's lock"
 REMEDY = "set stuck_timeout_ms to have such a worker restarted"
 
 
-Said = Callable[[], list[str]]
+TakeWarnings = Callable[[], list[str]]
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """What was logged since it was asked last, all of which has to be a warning."""
+def take_warnings(caplog: pytest.LogCaptureFixture) -> TakeWarnings:
+    """Returns the messages logged since its last call; all of them must be warnings."""
     caplog.set_level(logging.INFO)
 
     def take() -> list[str]:
@@ -37,7 +37,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
     return take
 
 
-def test_stillness_is_since_the_mark_was_first_seen_and_leaves_out_what_the_watcher_slept() -> None:
+def test_stillness_counts_from_the_first_look_at_a_mark_without_the_time_that_the_watcher_slept() -> None:
     stillness = Stillness()
     looks = [
         ("a", 10.0),
@@ -52,15 +52,15 @@ def test_stillness_is_since_the_mark_was_first_seen_and_leaves_out_what_the_watc
     assert [stillness.look(mark, now) for mark, now in looks] == [0, 1, 2.5, 0, 1, 1 + LOOK_MAX, 2 + LOOK_MAX, 0]
 
 
-def test_loop_that_does_not_turn_is_warned_of_at_growing_intervals_and_once_when_it_turns_again(
-    said: Said,
+def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_once_when_it_turns_again(
+    take_warnings: TakeWarnings,
 ) -> None:
     watch, found = Watch(3, None), {}
     for seconds in range(250):
         assert watch.look([report(seconds), report(0.0, "other")]) is None
-        assert watch.look([report(seconds)]) is None, "looked at more often than reported"
-        if words := said():
-            found[seconds] = words
+        assert watch.look([report(seconds)]) is None, "a second look at the same report"
+        if messages := take_warnings():
+            found[seconds] = messages
     assert WARN_AFTER == 30
     assert found == {
         seconds: [f"slot 3: copy has not turned for {seconds} s: {IN_PRICE}; {REMEDY}"]
@@ -68,28 +68,30 @@ def test_loop_that_does_not_turn_is_warned_of_at_growing_intervals_and_once_when
     }
     for _ in range(3):
         watch.look([report(0.0)])
-    assert said() == ["slot 3: copy turns again, after 249 s"]
+    assert take_warnings() == ["slot 3: copy turns again, after 249 s"]
     watch.look([report(29.0)])
     watch.look([report(0.0)])
-    assert said() == [], "nobody was warned"
+    assert take_warnings() == [], "no warning was logged before"
     watch.look([report(70.0)])
     watch.look([report(80.0)])
-    assert said() == [f"slot 3: copy has not turned for 70 s: {IN_PRICE}; {REMEDY}"], "a new time"
+    assert take_warnings() == [f"slot 3: copy has not turned for 70 s: {IN_PRICE}; {REMEDY}"], "it starts again"
 
 
-def test_process_that_does_not_report_is_warned_of_and_when_it_reports_again(said: Said) -> None:
+def test_process_that_does_not_report_is_logged_and_once_more_when_it_reports_again(
+    take_warnings: TakeWarnings,
+) -> None:
     watch = Watch(3, None)
     assert [watch.look([], silent) for silent in (29.0, 31.0, 59.0, 0.1)] == [None] * 4
-    assert said() == [
+    assert take_warnings() == [
         f"slot 3: its process has not reported for 31 s: {LOCKED}; {REMEDY}",
         "slot 3: its process reports again, after 59 s",
     ]
 
 
-def test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(said: Said) -> None:
+def test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(take_warnings: TakeWarnings) -> None:
     watch = Watch(3, 45_000)
     assert watch.look([report(44.9), report(0.0, "other")]) is None
-    assert said() == [
+    assert take_warnings() == [
         f"slot 3: copy has not turned for 45 s: {IN_PRICE}; a worker is restarted after stuck_timeout_ms (45000)"
     ]
     assert watch.look([report(45.0), report(0.0, "other")]) == Stuck(
@@ -106,7 +108,7 @@ def test_process_that_is_silent_for_stuck_timeout_is_to_be_replaced_once_its_rep
     )
 
 
-def test_process_that_has_not_reported_yet_is_warned_of_and_never_replaced(said: Said) -> None:
+def test_process_that_has_not_reported_yet_is_logged_and_never_replaced(take_warnings: TakeWarnings) -> None:
     assert Watch(3, 1_000).look([], 31.0, has_reported=False) is None
     starting = "it is stopped, or still importing; once it has ended, it is restarted"
-    assert said() == [f"slot 3: its process has not reported for 31 s: {starting}"]
+    assert take_warnings() == [f"slot 3: its process has not reported for 31 s: {starting}"]

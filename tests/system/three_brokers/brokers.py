@@ -1,17 +1,17 @@
-"""The brokers of these tests: how many there are, and how one is stopped in order."""
+"""The brokers of these tests: their number, and the clean stop of one."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.embedded import EmbeddedKafka
 
 BROKERS: Final = 3
 
 STOP_SECONDS: Final = 60.0
-"""How long a broker may take to hand its partitions over, on a machine that is busy besides."""
+"""How long a broker may take to hand over its partitions on a busy machine."""
 
 
 def stop(brokers: EmbeddedKafka, broker: int) -> None:
-    """Stops one broker in order (SIGTERM); fails if it had to be killed."""
-    assert brokers.terminate(broker, STOP_SECONDS), f"broker {broker} was stopped in order"
+    """Stops one broker cleanly (SIGTERM); fails if it had to be killed."""
+    assert brokers.terminate(broker, STOP_SECONDS), f"broker {broker} did not stop within {STOP_SECONDS:g} s"

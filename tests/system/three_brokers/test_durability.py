@@ -1,4 +1,4 @@
-"""The durability levels on three brokers: what was acknowledged outlives brokers, as far as its level says."""
+"""The durability levels on three brokers: which acknowledged records survive the failure of a broker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.delivery import PROMISES, Durability, Guarantee, Output
-from kstreams_py.errors import BrokerUnavailable, LogError, Retriable
-from kstreams_py.ports.broker import EmbeddedKafka
-from kstreams_py.ports.kafka import KafkaLog
-from kstreams_py.record import Positions, TopicPartition
-from kstreams_py.testing import Expected, Kind
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.errors import BrokerUnavailable, ClientError, Retriable
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.testing import Expected
 from tests.system.harness import running, wait_until
 from tests.system.recorder import Recorder
 from tests.system.three_brokers.brokers import BROKERS, stop
@@ -29,21 +31,23 @@ def recorder(brokers: EmbeddedKafka) -> Recorder:
 
 
 @pytest.fixture
-def place(brokers: EmbeddedKafka, tmp_path: Path) -> Callable[..., Settings]:
-    def make(**changed: int) -> Settings:
+def new_settings(brokers: EmbeddedKafka, tmp_path: Path) -> Callable[..., Settings]:
+    def make(*, request_timeout_ms: int | None = None) -> Settings:
         return Settings.load(
-            bootstrap_servers=brokers.bootstrap_servers, schema_directory=tmp_path / "schemas", **changed
+            bootstrap_servers=brokers.bootstrap_servers,
+            schema_directory=tmp_path / "schemas",
+            request_timeout_ms=request_timeout_ms,
         )
 
     return make
 
 
-Place = tuple[int, int, bytes | None, bytes | None]
+Row = tuple[int, int, bytes | None, bytes | None]
 """Partition, offset, key and value of a record."""
 
 
 def create(recorder: Recorder, topic: str, *replicas: list[int], min_in_sync: int = 1) -> None:
-    """A topic whose partitions have their replicas on these brokers, the first of them its leader."""
+    """Creates a topic whose partitions have their replicas on these brokers, the first as leader."""
     config = {"min.insync.replicas": str(min_in_sync)}
     new = NewTopic(topic, len(replicas), replica_assignment=[*replicas], config=config)
     recorder.admin.create_topics([new])[topic].result()
@@ -52,19 +56,19 @@ def create(recorder: Recorder, topic: str, *replicas: list[int], min_in_sync: in
 
 @contextmanager
 def without(brokers: EmbeddedKafka, broker: int, recorder: Recorder) -> Iterator[None]:
-    """One broker is killed (SIGKILL) for the length of the block; after it, all replicas are in sync again."""
+    """Kills one broker (SIGKILL) for the length of the block, then waits until all replicas are in sync again."""
     recorder.history.fault(f"broker {broker} is killed")
     brokers.kill(broker)
     try:
         yield
     finally:
         brokers.restart(broker)
-        recorder.history.fault(f"broker {broker} is there again")
+        recorder.history.fault(f"broker {broker} is up again")
         recorder.await_in_sync()
 
 
 def leaders(recorder: Recorder, topic: str) -> dict[int, int]:
-    """The leader of each partition, -1 where there is none now."""
+    """The leader of each partition, or -1."""
     return {p.id: p.leader for p in recorder.admin.list_topics(topic, timeout=10).topics[topic].partitions.values()}
 
 
@@ -78,7 +82,7 @@ def in_sync(recorder: Recorder, topic: str) -> list[int]:
 
 
 def coordinator(recorder: Recorder, group: str) -> int | None:
-    """The broker that coordinates a group, None while nobody says so."""
+    """The broker that coordinates a group; None while it is unknown."""
     client = AdminClient({"bootstrap.servers": recorder.cluster.bootstrap_servers})
     with suppress(KafkaException, TimeoutError):
         described = client.describe_consumer_groups([group], request_timeout=300)[group].result(2)
@@ -86,11 +90,11 @@ def coordinator(recorder: Recorder, group: str) -> int | None:
     return None
 
 
-def content(recorder: Recorder, topic: str) -> list[Place]:
+def content(recorder: Recorder, topic: str) -> list[Row]:
     return [(m.partition(), m.offset(), m.key(), m.value()) for m in recorder.cluster.read(topic)]
 
 
-def test_cluster_takes_records_while_a_broker_is_away_and_has_it_in_sync_again(
+def test_cluster_accepts_records_while_a_broker_is_down_and_brings_it_back_in_sync(
     brokers: EmbeddedKafka, recorder: Recorder, name: str
 ) -> None:
     create(recorder, name, [0, 1, 2], min_in_sync=2)
@@ -104,13 +108,13 @@ def test_cluster_takes_records_while_a_broker_is_away_and_has_it_in_sync_again(
     assert recorder.cluster.values(name) == [b"all up", b"one killed", b"one stopped"]
 
 
-def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_each_leader(
-    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
+def test_durability_committed_survives_each_leader_in_turn_with_the_same_records(
+    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
-    """Each broker in turn is killed in the middle of the work: what is committed by then is there under its successor.
+    """Each broker in turn is killed under load: the new leader has all records committed before.
 
-    Two replicas, because of three brokers no quorum would outlive the second; and one must do, because below
-    min.insync.replicas Kafka shows readers nothing new.
+    Topics have two replicas: three brokers keep no quorum without two of them. min.insync.replicas is 1: below it,
+    Kafka shows readers nothing new.
     """
     source, targets = f"{name}.in", [f"{name}.once", f"{name}.at-least-once"]
     create(recorder, source, [0, 1, 2], min_in_sync=2)
@@ -122,7 +126,7 @@ def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_ea
         graph.map(read, to=graph.topic(target), id=guarantee, guarantee=guarantee)(lambda value: value)
     led: set[tuple[int, int]] = set()
     with recorder.reading(*targets) as reader:
-        with running(graph, place()):
+        with running(graph, new_settings()):
             with recorder.feeding(lambda i: (source, b"%d" % i, None, 0), at_once=60, per_second=100):
                 for broker in range(BROKERS):
                     reader.await_more(100)
@@ -132,7 +136,9 @@ def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_ea
                             await_other_leaders(recorder, target, broker)
                             led |= {*leaders(recorder, target).items()}
                             found = content(recorder, target)
-                            assert [each for each in found if each in {*before[target]}] == before[target], "in place"
+                            assert [each for each in found if each in {*before[target]}] == before[target], (
+                                "same offsets"
+                            )
                         reader.await_more(30)
             for processor in graph.processors:
                 recorder.await_done(f"{name}.{processor.id}", source)
@@ -140,40 +146,39 @@ def test_committed_outlives_all_but_one_in_sync_replica_and_is_the_same_under_ea
         reader.finish()
     assert len(led) == 2 * BROKERS, "each replica has led its partition"
     recorder.await_equal_replicas(brokers, source, *targets)
-    once, at_least_once = (Expected(source, to=target) for target in targets)
-    anomalies = recorder.anomalies(once, at_least_once)
-    assert [each for each in anomalies if each.kind is not Kind.DUPLICATE] == []
-    values = recorder.cluster.values(targets[0])
-    assert len(values) == len({*values}), "once under exactly_once"
+    recorder.verify(
+        Expected(source, to=targets[0], guarantee=Guarantee.EXACTLY_ONCE),
+        Expected(source, to=targets[1], guarantee=Guarantee.AT_LEAST_ONCE),
+    )
 
 
-def test_ends_of_partitions_whose_leader_has_died_are_asked_of_its_successor(
-    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
+def test_ends_of_partitions_whose_leader_died_are_read_from_the_new_leader(
+    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
     create(recorder, name, [0, 1], [1, 2], [2, 0])
     for partition in range(3):
         recorder.write(name, [b"value"] * (partition + 1), partition=partition)
-    log = KafkaLog(place())
+    log = KafkaCluster(new_settings())
     expected = {TopicPartition(name, partition): partition + 1 for partition in range(3)}
     assert log.ends([*expected]) == expected
-    told: list[Positions] = []
+    found: list[Positions] = []
 
-    def tell() -> bool:
-        with suppress(LogError, BrokerUnavailable):
-            told.append(log.ends([*expected]))
-        return bool(told)
+    def are_known() -> bool:
+        with suppress(ClientError, BrokerUnavailable):
+            found.append(log.ends([*expected]))
+        return bool(found)
 
     with without(brokers, 1, recorder):
-        wait_until(tell, "the ends are known again")
-    assert told == [expected]
+        wait_until(are_known, "the ends are known again")
+    assert found == [expected]
 
 
-def test_holder_of_a_membership_is_found_when_the_coordinator_has_moved_and_while_it_is_down(
-    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
+def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_it_is_down(
+    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
-    """A client that has once found a coordinator keeps to it: the group would say no more who holds what."""
+    """A client that has found a coordinator keeps asking that broker, so it could not see members after a move."""
     create(recorder, name, [0, 1, 2], min_in_sync=2)
-    log, group, member = KafkaLog(place()), f"{name}.group", f"{name}.group.0"
+    log, group, member = KafkaCluster(new_settings()), f"{name}.group", f"{name}.group.0"
     consumer = log.consumer(group, member)
     assigned: list[set[TopicPartition]] = []
     consumer.subscribe([name], assigned.append, lambda: None, lambda: None)
@@ -182,17 +187,18 @@ def test_holder_of_a_membership_is_found_when_the_coordinator_has_moved_and_whil
     assert holder is not None
     found: list[object] = []
 
-    def find() -> bool:
-        with suppress(LogError, BrokerUnavailable):
+    def is_found() -> bool:
+        with suppress(ClientError, BrokerUnavailable):
             found.append(log._holder(group, member))
         return bool(found)
 
     first = coordinator(recorder, group)
+    assert first is not None
     with without(brokers, first, recorder):
         wait_until(lambda: coordinator(recorder, group) not in (first, None), "another coordinator")
-    assert log._holder(group, member) == holder, "it was asked of the first one before"
+    assert log._holder(group, member) == holder, "the first coordinator was asked before"
     with without(brokers, coordinator(recorder, group) or 0, recorder):
-        wait_until(find, "the next coordinator answers")
+        wait_until(is_found, "the next coordinator answers")
     assert found == [holder]
     consumer.close()
 
@@ -201,13 +207,13 @@ def output(topic: str, value: bytes) -> list[Output]:
     return [(topic, value, None, 0, None, None, 0, None)]
 
 
-def test_with_too_few_replicas_committed_waits_and_leader_accepts(
-    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str
+def test_durability_with_too_few_replicas_committed_waits_and_leader_accepts(
+    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
     create(recorder, name, [0, 1], min_in_sync=2)
-    log = KafkaLog(place(request_timeout_ms=3_000))
+    log = KafkaCluster(new_settings(request_timeout_ms=3_000))
     committed, leader = [
-        log.producer(PROMISES[Guarantee.AT_LEAST_ONCE], durability, f"{name}.{durability}")
+        log.producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), f"{name}.{durability}")
         for durability in (Durability.COMMITTED, Durability.LEADER)
     ]
     with without(brokers, 1, recorder):
@@ -225,11 +231,11 @@ def test_with_too_few_replicas_committed_waits_and_leader_accepts(
 
 
 def has_unread_answer(brokers: EmbeddedKafka, broker: int, *, of: int) -> bool:
-    """Whether a frozen broker has bytes of another one to read: only Fetch keeps a request waiting between them."""
+    """Whether a frozen broker has unread bytes of another one: only Fetch keeps a request waiting between them."""
     pid, port = brokers._running[broker].pid, int(brokers.bootstrap_servers.split(",")[of].rpartition(":")[2])
     inodes = set[str]()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # the descriptor was closed meanwhile
             inodes.add(entry.readlink().name.removeprefix("socket:[").removesuffix("]"))
     tables = (Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6"))
     rows = [line.split() for table in tables for line in table.splitlines()]
@@ -240,16 +246,16 @@ def has_unread_answer(brokers: EmbeddedKafka, broker: int, *, of: int) -> bool:
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_only_committed_outlives_a_leader_whose_follower_had_not_fetched(
-    brokers: EmbeddedKafka, recorder: Recorder, place: Callable[..., Settings], name: str, durability: Durability
+def test_durability_only_committed_survives_a_leader_whose_follower_had_not_fetched(
+    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str, durability: Durability
 ) -> None:
-    """The follower is frozen, the leader takes records and is killed, the follower wakes up and leads.
+    """The follower is frozen, the leader accepts records and is killed, the follower is resumed and leads.
 
-    The answer to its last Fetch may hold the first of them: the leader sends it at the latest after
-    `replica.fetch.wait.max.ms` (0.5 s), and reads the log for it some time after the first was acknowledged.
+    The answer to its last Fetch may hold the first of these records: the leader sends it at the latest after
+    `replica.fetch.wait.max.ms` (0.5 s), and may read the log for it after the first record was acknowledged.
     """
     create(recorder, name, [0, 1], min_in_sync=2)
-    producer = KafkaLog(place()).producer(PROMISES[Guarantee.AT_LEAST_ONCE], durability, name)
+    producer = KafkaCluster(new_settings()).producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), name)
     producer.write(output(name, b"both have it"))
     producer.flush()
     wait_until(lambda: len(content(recorder, name)) == 1, "both replicas have it")
@@ -258,7 +264,7 @@ def test_only_committed_outlives_a_leader_whose_follower_had_not_fetched(
         for value in (b"fetched or not", b"not fetched"):
             producer.write(output(name, value))
             if durability is not Durability.COMMITTED:
-                producer.flush()  # acknowledged by the leader alone, or by nobody
+                producer.flush()  # acknowledged by the leader alone, or not at all
             wait_until(lambda: has_unread_answer(brokers, 1, of=0), "the leader has answered the last Fetch")
         with without(brokers, 0, recorder):
             brokers.resume(1)

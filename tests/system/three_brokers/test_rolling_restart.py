@@ -1,4 +1,4 @@
-"""A rolling restart of brokers under each guarantee: no worker dies, so nothing is lost, doubled or reordered."""
+"""A rolling restart of brokers under each guarantee: no worker ends, so nothing is lost, doubled or reordered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.delivery import Guarantee
-from kstreams_py.ports.broker import EmbeddedKafka
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.testing import Expected
 from tests.system.command import RunningCommand, command
 from tests.system.harness import wait_until
@@ -52,7 +52,7 @@ for guarantee in ks.Guarantee:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of it: records at first, more a second while brokers are restarted, rounds over all brokers."""
+    """The load: records at first, records per second during the restarts, and rounds over all brokers."""
 
     records: int
     per_second: int
@@ -60,7 +60,7 @@ class Size:
 
 
 class Chains:
-    """A fork, an alts and a map in a row, once under each guarantee; two workers, and what goes in and comes out."""
+    """A fork, an alts and a map in a row under each guarantee: topics, two workers, inputs and outputs."""
 
     def __init__(self, directory: Path, name: str, brokers: EmbeddedKafka) -> None:
         self.directory = directory
@@ -69,7 +69,9 @@ class Chains:
         self.chains = [{short: f"{name}.{guarantee}.{short}" for short in TOPICS} for guarantee in Guarantee]
         self.topics = [topic for chain in self.chains for topic in chain.values()]
         for topic in (*self.topics, f"{name}.errors"):
-            self.recorder.cluster.create(topic, partitions=PARTITIONS, replication=3, min_insync_replicas="2")
+            self.recorder.cluster.create(
+                topic, partitions=PARTITIONS, replication=3, config={"min.insync.replicas": "2"}
+            )
         self.file = directory / "chains.py"
         self.file.write_text(GRAPH.format(name=name))
         self.environment = Settings.load(
@@ -78,7 +80,7 @@ class Chains:
         self.sent = [0 for _ in self.chains]
 
     def record(self, number: int) -> Record:
-        """The chains in turn."""
+        """Creates a record of each chain in turn."""
         number, chain = divmod(number, len(self.chains))
         self.sent[chain] = number + 1
         return self.chains[chain]["in"], b"%d" % number, b"%d" % (number % 40), -1
@@ -98,7 +100,7 @@ class Chains:
             stop(self.brokers, broker)
             reader.await_more(30)
             self.brokers.restart(broker)
-            self.recorder.history.fault(f"broker {broker} is there again")
+            self.recorder.history.fault(f"broker {broker} is up again")
             self.recorder.await_in_sync()
 
     def run(self, size: Size) -> None:
@@ -123,7 +125,7 @@ class Chains:
 
 
 def expected_of(chain: dict[str, str]) -> list[Expected]:
-    """What goes through a chain, from topic to topic."""
+    """The expected outputs of each processor of a chain."""
     return [
         Expected(
             chain["in"],
@@ -140,7 +142,7 @@ def expected_of(chain: dict[str, str]) -> list[Expected]:
 def test_rolling_restart_of_brokers_loses_doubles_and_reorders_nothing(
     tmp_path: Path, name: str, brokers: EmbeddedKafka
 ) -> None:
-    """Under each guarantee, nine processors a worker: none dies, so that at most once there is no excuse."""
+    """Each worker has nine processors. As no worker ends, at_most_once must lose nothing either."""
     Chains(tmp_path, name, brokers).run(Size(records=500, per_second=150, rounds=1))
 
 

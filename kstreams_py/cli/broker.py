@@ -1,0 +1,45 @@
+"""`kstreams broker`: a real Kafka on this machine, in the background."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kstreams_py.embedded import detached, jars
+from kstreams_py.embedded.java import find_java
+
+app = typer.Typer(help="A real Kafka on this machine's loopback, for first steps and tests.", no_args_is_help=True)
+
+
+@app.command()
+def start(
+    brokers: Annotated[int, typer.Option(help="1, or 3 for replication", min=1, max=9)] = 1,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="keep the data in this directory; by default it is deleted at the stop")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="port of the first broker; by default a free one")] = None,
+) -> None:
+    """Start a cluster in the background, and print its address once it is ready."""
+    classpath = jars.kafka_classpath(lambda line: print(line, file=sys.stderr))
+    started = detached.start(classpath, find_java(), brokers=brokers, data_dir=data_dir, port=port)
+    print(started.bootstrap_servers)
+
+
+@app.command()
+def stop() -> None:
+    """Stop the cluster that `start` has started, and nothing else."""
+    stopped = detached.stop()
+    print("no broker was running" if stopped is None else f"stopped {stopped.bootstrap_servers}")
+
+
+@app.command()
+def status() -> None:
+    """Print the address and the state of the cluster; exit status 1 if it does not run."""
+    found = detached.status()
+    if found is None or not found.running:
+        print("not running" + (f": {found.full_disk}" if found is not None and found.full_disk else ""))
+        raise typer.Exit(1)
+    print(f"{found.bootstrap_servers} ({found.alive} of {found.brokers} brokers, data in {found.data_dir})")

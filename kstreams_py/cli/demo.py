@@ -1,0 +1,29 @@
+"""`kstreams demo`: demonstrations on real data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kstreams_py.errors import MissingSoftware
+
+app = typer.Typer(help="Demonstrations on real data.", no_args_is_help=True)
+
+
+@app.command("flights")
+def run_flights(
+    records: Annotated[
+        int | None, typer.Option(help="only the first departures of the year; by default all 336,776", min=1)
+    ] = None,
+    kills: Annotated[int, typer.Option(help="how often a worker is killed", min=0)] = 12,
+    seed: Annotated[int, typer.Option(help="seed of the random kills")] = 1,
+    output: Annotated[Path, typer.Option(help="directory for the report and its data")] = Path("flights-demo"),
+) -> None:
+    """Process a year of flights, kill workers at random, check every row; exit status 1 if one is wrong."""
+    try:
+        from kstreams_py.demo import flights  # noqa: PLC0415, its libraries are optional
+    except ImportError as error:
+        raise MissingSoftware(f"{error.name} is not installed: run pip install 'kstreams_py[demo]'") from None
+    raise typer.Exit(flights.run(records, kills, seed, output))

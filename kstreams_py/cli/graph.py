@@ -1,0 +1,40 @@
+"""`kstreams graph`: a graph as text or as a picture."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kstreams_py.cli.options import Target
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph import picture
+from kstreams_py.graph.loading import load
+
+
+class PictureFormat(StrEnum):
+    """The formats of `kstreams graph`."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+def graph(
+    target: Target,
+    form: Annotated[PictureFormat, typer.Option("--format", "-f")] = PictureFormat.TEXT,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of the terminal")] = None,
+) -> None:
+    """Describe a graph as text, Mermaid or SVG."""
+    found = load(target)
+    found.validate()
+    drawn = {"text": picture.text, "mermaid": picture.mermaid, "svg": picture.svg}[form](found)
+    if output is None:
+        print(drawn)
+    else:
+        try:
+            output.write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"--output {output} cannot be written: {error.strerror}: choose another file") from None

@@ -1,0 +1,70 @@
+"""The command with all its groups, the log on stderr, errors as one message and an exit status."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from typing import Final
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from kstreams_py.cli import broker, demo, graph, jars, run, slots, spark, topics
+from kstreams_py.errors import KStreamsError, SettingsError
+from kstreams_py.running import pipe
+
+app = typer.Typer(
+    help="Exactly-once stream processing on Kafka in plain Python functions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(run.run)
+app.command(hidden=True)(run.standby)
+app.command()(graph.graph)
+app.command()(jars.jars)
+app.command()(spark.spark_options)
+app.add_typer(topics.app, name="topics")
+app.add_typer(slots.app, name="slots")
+app.add_typer(broker.app, name="broker")
+app.add_typer(demo.app, name="demo")
+
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def main() -> None:
+    """Run the command; a KStreamsError becomes one message and its exit status."""
+    try:
+        _log_to_stderr()
+        app()
+    except KStreamsError as error:
+        if not pipe.report_error(error):
+            Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
+            print(error, file=sys.stderr)
+        _exit(error.exit_status)
+    except Exception:  # of a user's function: its traceback shows where it was raised
+        traceback.print_exc()
+        _exit(1)
+
+
+def _exit(status: int) -> None:
+    """Ends the process at once: it must not wait for a loop that did not drain in time."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _log_to_stderr() -> None:
+    level = os.environ.get("KSTREAMS_LOG_LEVEL", "INFO").upper()
+    if level not in LEVELS:
+        raise SettingsError(f"KSTREAMS_LOG_LEVEL={level} is not a log level: use one of {', '.join(LEVELS)}")
+    if sys.stderr.isatty():
+        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False)
+        logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if level != "DEBUG":
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # its errors are raised as well, as one message each

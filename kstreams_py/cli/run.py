@@ -1,0 +1,62 @@
+"""`kstreams run`, and the hidden `kstreams standby`: a process that replaces a worker which dies."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph.loading import load
+from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, run_in_foreground
+from kstreams_py.settings import Settings
+
+
+def run(
+    target: Target,
+    workers: Annotated[int, typer.Option(help="worker processes, slots 0 to N-1", min=1)] = 1,
+    slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
+    slot: Annotated[
+        int | None, typer.Option(help="run this one slot in this process, under your own supervisor", min=0)
+    ] = None,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+    create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,
+    leave: Annotated[
+        bool,
+        typer.Option(
+            "--leave",
+            help="on stopping, leave the groups for good: partitions move at once instead of waiting for a restart",
+        ),
+    ] = False,
+) -> None:
+    """Run a graph until Ctrl-C; a second Ctrl-C ends it at once."""
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None)
+    if slot is not None:
+        run_in_foreground(SlotRun(load(target), slot, settings, create=create_topics))
+    else:
+        numbers = list(range(workers)) if slots is None else parse_slots(slots)
+        run_in_foreground(SupervisedRun(target, numbers, settings, create=create_topics))
+
+
+def parse_slots(text: str) -> list[int]:
+    """Parses slots such as `4-7` or `0,2,5`. Raises SettingsError."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            found += range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise SettingsError(f"--slots {text!r}: write a range such as 4-7, or numbers such as 0,2,5, each once")
+    return found
+
+
+def standby(target: Target) -> None:
+    """Read a slot from standard input, then run it: `run` keeps such a process ready for a worker that dies."""
+    settings = Settings.load()
+    slot = awaited_slot()
+    if slot is not None:
+        run_in_foreground(SlotRun(load(target), slot, settings))

@@ -1,0 +1,54 @@
+"""`kstreams slots`: lists the workers that hold the slots of a graph, and removes those that have ended for good."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.groups import GroupInfo, describe_slots, members_of, slot_of
+from kstreams_py.settings import Settings
+
+app = typer.Typer(
+    help="The slots of a graph: list the workers that hold them, release those of workers that have ended.",
+    no_args_is_help=True,
+)
+
+
+@app.command("list")
+def list_slots(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
+    """Print the group of each processor: its state, and for each slot the host, the partitions and the member."""
+    admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
+    print(describe_slots(_groups(load(target), admin)))
+
+
+@app.command()
+def release(
+    target: Target,
+    slots: Annotated[list[int], typer.Argument(help="slots whose workers have ended for good", min=0)],
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Remove the static members of these slots from every group of the graph, so that their partitions move at once.
+
+    For slots that no worker takes again. This does not end a worker that still runs: it joins its groups again, or
+    ends if it was in the middle of a commit.
+    """
+    graph = load(target)
+    admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
+    for group, members in members_of(graph.name, _groups(graph, admin), slots).items():
+        removed = admin.remove(group, {member.instance: "" for member in members})
+        for member in members:
+            done = "released" if removed[member.instance] else "had left already:"
+            held = ", ".join(map(str, member.partitions)) or "no partition"
+            print(f"{group}: {done} slot {slot_of(group, member.instance)} on {member.host} ({held})")
+
+
+def _groups(graph: Graph, admin: GroupAdmin) -> dict[str, GroupInfo]:
+    """The consumer groups of a graph's processors."""
+    graph.validate()
+    return admin.describe([f"{graph.name}.{processor.id}" for processor in graph.processors])

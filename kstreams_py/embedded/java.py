@@ -1,0 +1,61 @@
+"""Finds a Java on this machine, and its version."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from kstreams_py.errors import MissingSoftware
+
+_OLDEST: Final = 17
+
+PREFERRED: Final = (17, 21)
+"""The versions that Spark 4.0 supports; Kafka runs on 17 and newer."""
+
+_REMEDY: Final = "run scripts/setup, install it (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it"
+
+
+def find_java() -> Path:
+    """Returns the path of a `java` of version 17 or 21, otherwise of one newer than 17.
+
+    Searches JAVA_HOME, then PATH, then the directories of the `install-jdk` package, and runs each candidate for its
+    version. Raises MissingSoftware if there is none.
+    """
+    versions = {java: major_version(java) for java in _candidates()}
+    usable = [java for java, major in versions.items() if major >= _OLDEST]
+    preferred = [java for java in usable if versions[java] in PREFERRED]
+    if not usable:
+        raise MissingSoftware(f"Java 17 or 21 was not found: {_REMEDY}")
+    return (preferred or usable)[0]
+
+
+def _candidates() -> Iterable[Path]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield Path(home, "bin", "java")
+    on_path = shutil.which("java")
+    if on_path:
+        yield Path(on_path)
+    for kept in (Path.home() / ".jdk", Path.home() / ".jre"):
+        for pattern in ("*/bin/java", "*/Contents/Home/bin/java"):
+            yield from sorted(kept.glob(pattern), reverse=True)
+
+
+def major_version(java: Path) -> int:
+    """Runs a `java` and returns its major version; 0 if it does not run or print one."""
+    try:
+        ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return parse_major_version(ran.stderr + ran.stdout) if ran.returncode == 0 else 0
+
+
+def parse_major_version(text: str) -> int:
+    """The major version in the output of `java -version` (1.8 is 8); 0 if there is none."""
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found[1]) if found else 0

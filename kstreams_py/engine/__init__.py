@@ -1,1 +1,0 @@
-"""What acts: the only place that loops, waits and orders effects."""

@@ -1,0 +1,18 @@
+"""Bytes <-> values: serdes, and where the schemas of their writers are kept.
+
+A new serde is a new file beside `avro`: a class with `serialize` and `deserialize`, and with `bind` if it needs the
+registry or the name of its topic.
+
+In reading order:
+
+serdes         rule     the protocol Serde; Bytes, String and Json
+registry       rule     the protocol Registry, which keeps writers' schemas by id
+avro           rule     the serde Avro: values in the wire format, by a schema and that of their writer
+schemas        rule     parses and names Avro schemas, and makes their canonical text
+fitting        rule     a quick check whether a value fits a schema
+evolution      rule     whether a new schema reads what an older one wrote
+schema_files   adapter  schemas in files: those that a program names, and those of this package
+file_registry  adapter  schemas in a directory
+http_registry  adapter  schemas in a schema registry over HTTP
+registries     acts     opens the registry that the settings name
+"""

@@ -1,0 +1,79 @@
+"""Parses and names Avro schemas, and makes the canonical text by which they are registered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from hashlib import blake2b
+from typing import Any
+
+from fastavro import parse_schema
+from fastavro.schema import SchemaParseException, UnknownType
+
+from kstreams_py.errors import SchemaError
+
+JsonSchema = str | dict[str, Any] | list[Any]
+"""A schema as parsed JSON."""
+
+Names = dict[str, dict[Any, Any]]
+"""The named types of a schema, as fastavro parses them."""
+
+
+def canonical(schema: JsonSchema) -> str:
+    """The canonical JSON text of a schema: sorted keys, no spaces."""
+    return json.dumps(schema, sort_keys=True, separators=(",", ":"))
+
+
+def content_id(text: str) -> int:
+    """A schema's id where no server assigns one: the first 31 bits of BLAKE2b of its canonical text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest()) >> 1
+
+
+def unparsed(schema: JsonSchema) -> JsonSchema:
+    """A copy without the keys that fastavro's parse_schema adds at the top."""
+    if isinstance(schema, list):
+        return [unparsed(each) for each in schema]
+    if isinstance(schema, dict):
+        return deepcopy({name: value for name, value in schema.items() if not name.startswith("__")})
+    return schema
+
+
+def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
+    """fastavro's form of a schema, and its named types. Raises SchemaError, which names `source` and the error."""
+    names: Names = {}
+    try:
+        parsed = parse_schema(raw, names)
+        for field in fields_of(names):
+            first = field["type"][0] if isinstance(field["type"], list) else field["type"]
+            if isinstance(field.get("default"), str) and kind_of(first, names) in ("bytes", "fixed"):
+                field["default"] = field["default"].encode("iso-8859-1")  # as the specification says; fastavro does not
+    except UnknownType as error:
+        reason = f"unknown type {name_of(error.name)!r}: correct it, or define it in the same schema"
+    except KeyError as error:
+        reason = f"{error} is missing"
+    except (SchemaParseException, ValueError, IndexError) as error:
+        reason = str(error)
+    except (TypeError, AttributeError):
+        reason = "a type in it is neither a name, an object nor a list"
+    else:
+        return parsed, names
+    raise SchemaError(f"{source} is not an Avro schema: {reason}")
+
+
+def fields_of(names: Names) -> Iterator[dict[str, Any]]:
+    """All fields of all records."""
+    return (field for named in names.values() for field in named.get("fields", ()))
+
+
+def kind_of(schema: Any, names: Names) -> str:
+    """The kind of a schema, or of a named one: `int`, `record`, `union` and so on."""
+    schema = names.get(schema, schema) if isinstance(schema, str) else schema
+    return "union" if isinstance(schema, list) else str(schema["type"]) if isinstance(schema, dict) else str(schema)
+
+
+def name_of(schema: Any) -> str:
+    """The name of a schema in messages."""
+    if isinstance(schema, list):
+        return " or ".join(map(name_of, schema))
+    return str(schema.get("name", schema["type"])) if isinstance(schema, dict) else str(schema)

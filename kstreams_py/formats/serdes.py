@@ -1,0 +1,115 @@
+"""The protocol of a serde, and the serdes that need no schema: Bytes, String, Json.
+
+A serde is any object with `serialize` and `deserialize`; tombstones (None) never reach it. If it has `bind`, that is
+called once per topic, and returns the serde of the topic. A value or bytes that do not fit fail one record (ValueError,
+TypeError, DecodeError), which becomes a dead letter; a wrong schema or a registry without an answer stops the worker.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from reprlib import Repr
+from typing import Any, ClassVar, Final, Protocol
+
+from typing_extensions import TypeVar
+
+from kstreams_py.errors import DecodeError, SettingsError
+from kstreams_py.formats.registry import Registry
+
+T = TypeVar("T", default=Any)
+
+
+class Serde(Protocol[T]):
+    """Turns values of one type into bytes and back; called for each record, from one thread at a time."""
+
+    __slots__ = ()
+
+    def serialize(self, value: T, /) -> bytes | None:
+        """The bytes of a value. Any exception fails this record only, except those of kstreams_py, which stop."""
+
+    def deserialize(self, data: bytes, /) -> T:
+        """The value of bytes. Raises DecodeError for bytes that it does not expect."""
+
+
+def bind(serde: Serde, registry: Registry, subject: str) -> Serde:
+    """The serde for one subject: `T-value` or `T-key` of a topic T (TopicNameStrategy)."""
+    bound: Serde = serde.bind(registry, subject) if hasattr(serde, "bind") else serde
+    return bound
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(Serde[bytes]):
+    """Bytes as they are; the default."""
+
+    identity: ClassVar[bool] = True
+    """Both directions return their argument, so a loop may leave out the call."""
+
+    def serialize(self, value: Any, /) -> bytes:
+        """Raises TypeError for anything but bytes."""
+        if isinstance(value, bytes):
+            return value
+        raise TypeError(f"{show(value)} is not bytes: return bytes, or give the topic a serde, such as Json()")
+
+    def deserialize(self, data: bytes, /) -> bytes:
+        """The same bytes."""
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class String(Serde[str]):
+    """Text, in UTF-8 by default."""
+
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        try:
+            "a".encode(self.encoding)
+        except LookupError:
+            raise SettingsError(f"String({self.encoding!r}): there is no such text encoding") from None
+
+    def serialize(self, value: Any, /) -> bytes:
+        """Raises TypeError for anything but str, ValueError for characters that the encoding does not have."""
+        if isinstance(value, str):
+            return value.encode(self.encoding)
+        raise TypeError(f"{show(value)} is not a str: return a str, or give the topic another serde")
+
+    def deserialize(self, data: bytes, /) -> str:
+        """Raises DecodeError for bytes that are not text of the encoding."""
+        try:
+            return data.decode(self.encoding)
+        except ValueError as error:
+            raise DecodeError(f"these bytes are not text in {self.encoding}: {error}") from None
+
+
+def _no_such_number(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+_to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_from_json: Final = json.JSONDecoder(parse_constant=_no_such_number).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Json(Serde[Any]):
+    """JSON (RFC 8259) in UTF-8, without spaces; NaN and infinities are refused, as they are not JSON."""
+
+    def serialize(self, value: Any, /) -> bytes:
+        """Raises TypeError or ValueError, as json.dumps does, for values that JSON cannot represent."""
+        return _to_json(value).encode()
+
+    def deserialize(self, data: bytes, /) -> Any:
+        """Raises DecodeError for bytes that are not JSON in UTF-8."""
+        try:
+            return _from_json(data.decode())
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"these bytes are not JSON in UTF-8: {error}") from None
+
+
+_brief: Final = Repr()
+_brief.maxstring = _brief.maxother = 60
+
+
+def show(value: object) -> str:
+    """A value for a message: short, with its type."""
+    return f"{_brief.repr(value)} ({type(value).__name__})"

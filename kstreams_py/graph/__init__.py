@@ -1,0 +1,13 @@
+"""What to run: topics, the processors between them, and how a graph is found and drawn.
+
+In reading order:
+
+guarantees    rule     the guarantees and durabilities that a graph declares
+declarations  rule     Topic, Processor and their kinds: what is declared
+topology      rule     Graph: takes declarations, and validates the whole
+checks        rule     refuses wrong declarations
+functions     rule     checks the signature of a processor's function
+picture       rule     draws a graph as text, as Mermaid, as SVG
+layout        rule     places the boxes and lines of the SVG
+loading       adapter  imports the user's module, and finds the graph in it
+"""

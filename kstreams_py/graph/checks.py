@@ -1,0 +1,121 @@
+"""Refuses wrong declarations: each check raises GraphError, which names the thing and the remedy.
+
+`what` is the declared thing, as messages name it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Final, TypeVar
+
+from kstreams_py.errors import GraphError
+from kstreams_py.graph.declarations import RESERVED, Classes, Options, Processor, Topic, dead_letters
+from kstreams_py.graph.guarantees import Durability, Guarantee
+
+Choice = TypeVar("Choice", Guarantee, Durability)
+
+_TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}\Z")
+_GRAPH_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,100}\Z")
+_PROCESSOR_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,100}\Z")
+
+
+def check_graph_name(what: str, name: str) -> None:
+    if not _GRAPH_NAME.match(name):
+        raise GraphError(f"{what}: this name is not usable: use 1 to 100 of a-z A-Z 0-9 . _ -")
+
+
+def check_topic_name(name: str) -> None:
+    if not isinstance(name, str) or not _TOPIC_NAME.match(name):
+        raise GraphError(f"topic name {name!r} is not usable: use 1 to 249 of a-z A-Z 0-9 . _ -, not . or .. alone")
+    if name.startswith(RESERVED):
+        raise GraphError(
+            f"topic name {name!r} is reserved: names that start with {RESERVED} are the system's own: "
+            "choose another one"
+        )
+
+
+def check_topic(topic: Topic) -> None:
+    for role, serde in (("key", topic.key), ("value", topic.value)):
+        if isinstance(serde, type):
+            raise GraphError(f"topic {topic.name!r}: {role} is the class {serde.__name__}: write {serde.__name__}()")
+        if not callable(getattr(serde, "serialize", None)) or not callable(getattr(serde, "deserialize", None)):
+            raise GraphError(f"topic {topic.name!r}: {role} {serde!r} has no serialize and deserialize: give a serde")
+    for role, number in (("partitions", topic.partitions), ("replication", topic.replication)):
+        if number is not None and number < 1:
+            raise GraphError(f"topic {topic.name!r}: {role} is {number}: give 1 or more, or leave it out")
+
+
+def check_dead_letters(topic: Topic) -> None:
+    """Refuses a topic for dead letters whose serde is not that of dead letters."""
+    if topic.value is not dead_letters():
+        raise GraphError(
+            f"topic {topic.name!r} takes dead letters, which have a schema of their own: declare it without value=, "
+            "after the errors= that names it, or not at all: graph.topics has it"
+        )
+
+
+def choose(what: str, choices: type[Choice], role: str, choice: str) -> Choice:
+    """The member of `choices` with this name; `role` is the name of the option."""
+    try:
+        return choices(choice)
+    except ValueError:
+        raise GraphError(f"{what}: {role} {choice!r} is not known: choose {', '.join(choices)}") from None
+
+
+def list_exceptions(what: str, stop_on: Classes) -> tuple[type[BaseException], ...]:
+    """The exception classes of the option `stop_on`, which has one or several."""
+    classes = tuple(stop_on) if isinstance(stop_on, Iterable) else (stop_on,)
+    for each in classes:
+        if not isinstance(each, type) or not issubclass(each, BaseException):
+            raise GraphError(f"{what}: stop_on has {each!r}: give exception classes")
+    return classes
+
+
+def name_processor(function: Callable[..., Any], options: Options) -> str:
+    """The id of a processor: the option `id`, or the function's name. Refuses options that do not exist."""
+    name = options.get("id", getattr(function, "__name__", ""))
+    if not _PROCESSOR_ID.match(name):
+        raise GraphError(
+            f"processor {name!r}: this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - "
+            "(a dot would run into the graph's name)"
+        )
+    known = Options.__annotations__
+    if unknown := sorted(options.keys() - known.keys()):
+        raise GraphError(f"processor {name!r} has no option {unknown[0]!r}: choose from {', '.join(known)}")
+    return name
+
+
+def check_ends(what: str, reads: Sequence[Topic], writes: Sequence[Topic] | None, least: int) -> None:
+    """Refuses missing, repeated and circular topics.
+
+    - `writes`: None for a sink.
+    - `least`: how many inputs the kind of processor needs.
+    """
+    if len(reads) < least:
+        few = "one topic, and join and alts need two: use graph.map or graph.sink" if reads else "no topic: name one"
+        raise GraphError(f"{what} reads {few}")
+    if writes is not None and not writes:
+        raise GraphError(f"{what} writes no topic: name one in to=, or declare it with graph.sink")
+    for role, ends in (("reads", reads), ("writes", writes or ())):
+        if twice := [topic for i, topic in enumerate(ends) if topic in ends[:i]]:
+            raise GraphError(f"{what} {role} {twice[0].name!r} twice: name it once")
+    if both := [topic for topic in writes or () if topic in reads]:
+        raise GraphError(f"{what} reads and writes {both[0].name!r}, an endless loop: write to another topic")
+
+
+def check_dead_letter_loops(processors: Iterable[Processor]) -> None:
+    """Refuses dead letters that lead back to a processor that reads them."""
+    errors: dict[str, list[str]] = {}
+    for processor in processors:
+        if processor.errors is not None:
+            for topic in processor.inputs:
+                errors.setdefault(topic.name, []).append(processor.errors)
+    try:
+        TopologicalSorter(errors).prepare()
+    except CycleError as error:
+        raise GraphError(
+            f"dead letters form an endless loop, {' -> '.join(reversed(error.args[1]))}: "
+            "give a processor that reads them errors=None, or another topic"
+        ) from None

@@ -1,0 +1,148 @@
+"""What a graph declares: its topics, its processors, and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict
+
+from typing_extensions import TypeVar
+
+from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.schema_files import shipped_schema
+from kstreams_py.formats.serdes import Serde
+from kstreams_py.graph.guarantees import Durability, Guarantee
+
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
+Value = TypeVar("Value")
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
+Classes = type[BaseException] | Iterable[type[BaseException]]
+
+RESERVED: Final = "__"
+"""Prefix of the internal topics of Kafka and kstreams_py; processors can neither read nor write them."""
+
+
+class Kind(StrEnum):
+    """What a processor reads in one step, and how many topics it writes to."""
+
+    MAP = "map"
+    FORK = "fork"
+    JOIN = "join"
+    JOIN_FORK = "join_fork"
+    ALTS = "alts"
+    ALTS_FORK = "alts_fork"
+    SINK = "sink"
+    ALTS_SINK = "alts_sink"
+
+    @classmethod
+    def of(cls, inputs: int, outputs: int, *, alts: bool) -> Kind:
+        """The kind of a processor with that many inputs and outputs."""
+        if outputs == 0:
+            return cls.ALTS_SINK if alts else cls.SINK
+        if alts:
+            return cls.ALTS if outputs == 1 else cls.ALTS_FORK
+        if inputs == 1:
+            return cls.MAP if outputs == 1 else cls.FORK
+        return cls.JOIN if outputs == 1 else cls.JOIN_FORK
+
+    @property
+    def is_alts(self) -> bool:
+        """A step reads one record of an input that is ready, not one of each input."""
+        return self in (Kind.ALTS, Kind.ALTS_FORK, Kind.ALTS_SINK)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Topic(Generic[K, V]):
+    """A topic of one graph, with keys of type `K` and values of type `V`. Equal only to itself.
+
+    - `key`, `value`: the serdes by which its records are read and written.
+    - `partitions`, `replication`: their numbers; None accepts any number.
+    - `config`: the broker's settings of the topic.
+    """
+
+    name: str
+    key: Serde[K]
+    value: Serde[V]
+    partitions: int | None
+    replication: int | None
+    config: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A function with its input and output topics.
+
+    - `function`: takes a value of each input, or a single value if the kind is an alts.
+    - `wants_step`: the function takes the step as its last argument.
+    - `batch`: the function takes lists of values, and of steps.
+    - `generator`: the function yields its results.
+    - `errors`: the name of the topic of its dead letters; None for none.
+    - `stop_on`: exception classes that stop the worker instead of making a dead letter.
+    - `hash_header`: outputs have the delivery hash as a header.
+    """
+
+    id: str
+    kind: Kind
+    inputs: tuple[Topic, ...]
+    outputs: tuple[Topic, ...]
+    function: Callable[..., Any]
+    wants_step: bool
+    batch: bool
+    generator: bool
+    guarantee: Guarantee
+    durability: Durability
+    errors: str | None
+    stop_on: tuple[type[BaseException], ...]
+    hash_header: bool
+
+    @property
+    def joins(self) -> bool:
+        """A step reads one record of each of several inputs."""
+        return len(self.inputs) > 1 and not self.kind.is_alts
+
+
+End = Topic | str
+Many = Sequence[End]
+
+
+class OptionsOfAll(TypedDict, total=False):
+    """The options of a processor: `id` is by default the name of the function, the others those of the graph."""
+
+    id: str
+    guarantee: Guarantee | str
+    durability: Durability | str
+    errors: End | None
+    stop_on: Classes
+    hash_header: bool
+
+
+class Options(OptionsOfAll, total=False):
+    """The same, and whether the function takes lists."""
+
+    batch: bool
+
+
+class OfOne(Protocol[Value]):
+    """Decorates a function of one value (and the step), and returns it unchanged."""
+
+    def __call__(
+        self, function: Callable[Concatenate[Value, Rest], Result], /
+    ) -> Callable[Concatenate[Value, Rest], Result]: ...
+
+
+@cache
+def dead_letters() -> Avro:
+    """The serde of every dead letter: schemas/dead_letter.avsc."""
+    return Avro(shipped_schema("dead_letter"))
+
+
+def show_serde(serde: Serde) -> str:
+    """A serde's own repr, otherwise the name of its class: the default repr has an address, which differs each run."""
+    return repr(serde) if type(serde).__repr__ is not object.__repr__ else type(serde).__name__

@@ -1,0 +1,47 @@
+"""Checks the signature of a processor's function: the values and the step that it takes, one result or many."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from kstreams_py.errors import GraphError
+
+
+def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: bool) -> bool:
+    """Whether the function takes the step. Raises GraphError if it cannot be called with this number of values."""
+    if not callable(function):
+        raise GraphError(f"{what}: {function!r} is no function: give one that takes a record's value")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return False  # a builtin without a signature takes values alone
+    value, step = ("values", "steps") if batch else ("value", "step")
+    arguments = [value] if values == 1 else [f"{value}_{i}" for i in range(1, values + 1)]
+    wants = step in signature.parameters
+    positional = [p.name for p in signature.parameters.values() if p.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    try:
+        signature.bind(*arguments, *([step] if wants else []))
+        fits = not wants or positional[values : values + 1] == [step]
+    except TypeError:
+        fits = False
+    if not fits:
+        name, listed = getattr(function, "__name__", "function"), ", ".join(arguments)
+        raise GraphError(
+            f"{what}: its function is {name}{signature}: write {name}({listed}) or {name}({listed}, {step})"
+        )
+    return wants
+
+
+def is_generator(what: str, function: Callable[..., Any], *, batch: bool, sink: bool) -> bool:
+    """Whether the function yields its results. Raises GraphError for a function that a processor cannot call."""
+    bodies = (function, type(function).__call__)
+    if any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies):
+        raise GraphError(f"{what}: its function is async, and steps run one after the other: write a plain function")
+    generator = any(inspect.isgeneratorfunction(body) for body in bodies)
+    if generator and batch:
+        raise GraphError(f"{what} is a batch and yields: return a list of one result per record")
+    if generator and sink:
+        raise GraphError(f"{what} is a sink and yields, so that its body would never run: write a plain function")
+    return generator

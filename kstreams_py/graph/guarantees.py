@@ -1,0 +1,79 @@
+"""The guarantees and durabilities that a graph declares.
+
+================  =======================  =======  ==========  ===========================  ==========================
+guarantee         offsets are committed    lost     duplicated  producer                     what it costs
+================  =======================  =======  ==========  ===========================  ==========================
+`exactly_once`    with the outputs, in     never    never       transactional, idempotent,   a transaction every 100 ms;
+                  one transaction                               acks=all                     readers wait for its commit
+`at_least_once`   after the outputs are    never    see below   idempotent where acks=all,   a flush and an offset
+                  acknowledged                                  retries                      commit every 100 ms
+`at_most_once`    before the functions     after a  never       idempotent and retries, or   an offset commit before
+                  run                      crash                acks=0 and no retries        each batch of records
+================  =======================  =======  ==========  ===========================  ==========================
+
+`at_least_once` repeats the steps since the last commit after a crash, after an output that was refused or failed, and
+where partitions are revoked before their outputs are acknowledged.
+
+`Durability` is a separate choice: which failures an acknowledged write survives. Kafka's transactional and idempotent
+producers need acks=all. So `exactly_once` requires `committed`, and `at_most_once` excludes `leader`: without a
+producer id, the client sends a batch again that its broker may have written. With `leader` or `none`, outputs are lost
+if a broker fails before its followers have them; nothing else changes in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+
+class Guarantee(StrEnum):
+    """What a crash can do to a record; the table above."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+
+
+class Durability(StrEnum):
+    """When a write counts as acknowledged: by all in-sync replicas, by the leader alone, or not waited for."""
+
+    COMMITTED = "committed"
+    LEADER = "leader"
+    NONE = "none"
+
+    @property
+    def acks(self) -> int:
+        """The producer's `acks`: -1 (all), 1 or 0."""
+        return {"committed": -1, "leader": 1, "none": 0}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules for declarations with one guarantee.
+
+    - `refused`: durabilities that the guarantee excludes, each with the reason and the remedy.
+    - `journals_choices`: the choices of an alts are saved in a topic of its own before the functions run.
+    """
+
+    refused: Mapping[Durability, str] = field(default_factory=dict)
+    journals_choices: bool = False
+
+
+_NO_TRANSACTIONS = (
+    "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
+)
+
+RULES: Final[Mapping[Guarantee, Rules]] = {
+    Guarantee.EXACTLY_ONCE: Rules(
+        refused={Durability.LEADER: _NO_TRANSACTIONS, Durability.NONE: _NO_TRANSACTIONS}, journals_choices=True
+    ),
+    Guarantee.AT_LEAST_ONCE: Rules(),
+    Guarantee.AT_MOST_ONCE: Rules(
+        refused={
+            Durability.LEADER: "a batch is sent again after its broker fails, though it may be written, and the copy "
+            "is dropped only with acks=all: choose durability committed or none, or another guarantee"
+        }
+    ),
+}

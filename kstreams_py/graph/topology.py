@@ -1,0 +1,360 @@
+"""Graph: topics and the processors between them.
+
+Each declaration is checked at once, and refused with a GraphError that names the thing and the remedy.
+`Graph.validate` checks what only the whole graph shows. A declaration never changes afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Literal, Unpack, overload
+
+from typing_extensions import TypeVar
+
+from kstreams_py.errors import GraphError
+from kstreams_py.formats.serdes import Bytes, Serde
+from kstreams_py.graph.checks import (
+    check_dead_letter_loops,
+    check_dead_letters,
+    check_ends,
+    check_graph_name,
+    check_topic,
+    check_topic_name,
+    choose,
+    list_exceptions,
+    name_processor,
+)
+from kstreams_py.graph.declarations import (
+    RESERVED,
+    Classes,
+    End,
+    Kind,
+    Many,
+    OfOne,
+    Options,
+    OptionsOfAll,
+    Processor,
+    Topic,
+    Value,
+    dead_letters,
+    show_serde,
+)
+from kstreams_py.graph.functions import is_generator, wants_step
+from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
+
+OwnKey = TypeVar("OwnKey", default=bytes)
+OwnValue = TypeVar("OwnValue", default=bytes)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Graph:
+    """Topics and the processors between them. Raises GraphError.
+
+    Defaults for processors that have no such option of their own:
+
+    - `errors`: the topic of dead letters, or its name; None for none.
+    - `guarantee`, `durability`: see guarantees.py.
+    - `stop_on`: exception classes that stop the worker instead of making a dead letter.
+    - `hash_header`: outputs have the delivery hash as a header; dead letters always do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        errors: End | None = None,
+        guarantee: Guarantee | str = Guarantee.EXACTLY_ONCE,
+        durability: Durability | str = Durability.COMMITTED,
+        stop_on: Classes = (),
+        hash_header: bool = True,
+    ) -> None:
+        self.name = name
+        self._topics: dict[str, Topic] = {}
+        self._dead_letters: dict[str, Topic | None] = {}
+        self._processors: dict[str, Processor] = {}
+        self._options = Options(
+            guarantee=guarantee,
+            durability=durability,
+            errors=None if errors is None else str(errors),
+            stop_on=stop_on,
+            hash_header=hash_header,
+        )
+        what = f"graph {name!r}"
+        check_graph_name(what, name)
+        choose(what, Guarantee, "guarantee", guarantee)
+        choose(what, Durability, "durability", durability)
+        list_exceptions(what, stop_on)
+        if isinstance(errors, Topic):  # another graph's: it gets the dead letters of both
+            check_dead_letters(errors)
+            self._dead_letters[errors.name] = errors
+        else:
+            self._reserve_for_dead_letters(errors)
+
+    def topic(
+        self,
+        name: str,
+        *,
+        key: Serde[OwnKey] | None = None,
+        value: Serde[OwnValue] | None = None,
+        partitions: int | None = None,
+        replication: int | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> Topic[OwnKey, OwnValue]:
+        """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
+
+        - `key`, `value`: serdes; None for Bytes(), or for that of dead letters.
+        - `partitions`: None for any number; a topic is created with as many as the topics that are read with it.
+        - `replication`: for the topic's creation; None for the broker's default.
+        - `config`: the broker's settings of the topic.
+
+        Partitions and settings of an existing topic are checked before a worker starts.
+        """
+        check_topic_name(name)
+        of_dead_letters = name in self._dead_letters
+        topic: Topic = Topic(
+            name,
+            key=Bytes() if key is None else key,
+            value=value if value is not None else dead_letters() if of_dead_letters else Bytes(),
+            partitions=partitions,
+            replication=replication,
+            config={k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in (config or {}).items()},
+        )
+        check_topic(topic)
+        if of_dead_letters:
+            check_dead_letters(topic)
+        known = self._topics.get(name) or self._dead_letters.get(name)
+        if known is None:
+            self._topics[name] = topic
+            return topic
+        if differing := [f.name for f in fields(Topic) if getattr(known, f.name) != getattr(topic, f.name)]:
+            raise GraphError(
+                f"topic {name!r} is declared twice with another {differing[0]}: declare it once, "
+                "and use the Topic that graph.topic returned"
+            )
+        return known
+
+    # For type checkers: a function takes the values of its topic, in lists with batch=True. No two overloads match the
+    # same topic, or mypy makes the function Any where the value is Any, as with Json() and Avro().
+
+    @overload
+    def map(
+        self,
+        topic: Topic[Any, Value],
+        *,
+        to: End | Many,
+        batch: Literal[False] = ...,
+        **options: Unpack[OptionsOfAll],
+    ) -> OfOne[Value]: ...
+    @overload
+    def map(
+        self, topic: Topic[Any, Value], *, to: End | Many, batch: Literal[True], **options: Unpack[OptionsOfAll]
+    ) -> OfOne[list[Value]]: ...
+    @overload
+    def map(self, topic: str, *, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]: ...
+    def map(self, topic: End, *, to: End | Many, **options: Unpack[Options]) -> Callable[[Any], Any]:
+        """Declares a processor that reads one record and writes the function's result.
+
+        With several topics in `to`, it is a fork: the function returns a dict of topic to value. Raises GraphError.
+        """
+        return self._declare((topic,), _listed(to), options)
+
+    def join(self, *topics: End, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]:
+        """Declares a processor that reads one record of each input in step, and writes the function's result."""
+        return self._declare(topics, _listed(to), options, least=2)
+
+    def alts(self, *topics: End, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]:
+        """Declares a processor that reads one record of an input that is ready, and writes the function's result."""
+        return self._declare(topics, _listed(to), options, least=2, alts=True)
+
+    @overload
+    def sink(
+        self, topic: Topic[Any, Value], /, *, batch: Literal[False] = ..., **options: Unpack[OptionsOfAll]
+    ) -> OfOne[Value]: ...
+    @overload
+    def sink(
+        self, topic: Topic[Any, Value], /, *, batch: Literal[True], **options: Unpack[OptionsOfAll]
+    ) -> OfOne[list[Value]]: ...
+    @overload
+    def sink(
+        self, topic: Topic, second: End, /, *more: End, alts: bool = ..., **options: Unpack[Options]
+    ) -> Callable[[Function], Function]: ...
+    @overload
+    def sink(
+        self, topic: str, /, *more: End, alts: bool = ..., **options: Unpack[Options]
+    ) -> Callable[[Function], Function]: ...
+    def sink(self, *topics: End, alts: bool = False, **options: Unpack[Options]) -> Callable[[Any], Any]:
+        """Declares a processor that reads one record of each input in step, and ignores the function's result.
+
+        With `alts`, it reads one record of an input that is ready.
+        """
+        return self._declare(topics, None, options, least=2 if alts else 1, alts=alts)
+
+    def _declare(
+        self, inputs: Many, outputs: Many | None, options: Options, *, least: int = 1, alts: bool = False
+    ) -> Callable[[Function], Function]:
+        """A decorator that declares a processor of a function, and returns the function unchanged."""
+
+        def declare(function: Function) -> Function:
+            chosen = Options(**{**self._options, **options})
+            what = f"processor {(name := name_processor(function, options))!r}"
+            if name in self._processors:
+                raise GraphError(f"{what} is declared twice: give one of the two another id=")
+            reads, writes = self._resolve(what, inputs), self._resolve(what, outputs or ())
+            check_ends(what, reads, None if outputs is None else writes, least)
+            kind = Kind.of(len(reads), len(writes), alts=alts)
+            batch = chosen.get("batch", False)
+            processor = Processor(
+                id=name,
+                kind=kind,
+                inputs=reads,
+                outputs=writes,
+                function=function,
+                wants_step=wants_step(what, function, 1 if kind.is_alts else len(reads), batch=batch),
+                batch=batch,
+                generator=is_generator(what, function, batch=batch, sink=not writes),
+                guarantee=choose(what, Guarantee, "guarantee", chosen["guarantee"]),
+                durability=choose(what, Durability, "durability", chosen["durability"]),
+                errors=self._resolve_errors(what, chosen["errors"]),
+                stop_on=list_exceptions(what, chosen["stop_on"]),
+                hash_header=chosen["hash_header"],
+            )
+            self._add(what, processor)
+            return function
+
+        return declare
+
+    def _add(self, what: str, processor: Processor) -> None:
+        if (why := RULES[processor.guarantee].refused.get(processor.durability)) is not None:
+            raise GraphError(f"{what} is {processor.guarantee} with durability {processor.durability}: {why}")
+        check_dead_letter_loops((*self._processors.values(), processor))
+        self._reserve_for_dead_letters(processor.errors)
+        self._processors[processor.id] = processor
+
+    def _reserve_for_dead_letters(self, name: str | None) -> None:
+        """Reserves a topic for dead letters."""
+        if name is None:
+            return
+        check_topic_name(name)
+        if name in self._topics:
+            check_dead_letters(self._topics[name])
+        self._dead_letters.setdefault(name, None)
+
+    def _resolve(self, what: str, ends: Many) -> tuple[Topic, ...]:
+        """This graph's topics for topics or their names."""
+        known = self.topics
+        for topic in ends:
+            if not isinstance(topic, Topic | str):
+                raise GraphError(f"{what}: {topic!r} is no topic: give what graph.topic returned, or a topic's name")
+            if str(topic) not in known:
+                raise GraphError(f"{what}: there is no topic {str(topic)!r}: declare it before, with graph.topic")
+            if isinstance(topic, Topic) and known[topic.name] is not topic:
+                raise GraphError(f"{what}: topic {topic.name!r} is of another graph: declare it in this one too")
+        return tuple(known[str(topic)] for topic in ends)
+
+    def _resolve_errors(self, what: str, errors: End | None) -> str | None:
+        """The name of a topic for dead letters; a name need not be declared before, a Topic must be this graph's."""
+        return self._resolve(what, (errors,))[0].name if isinstance(errors, Topic) else errors
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """All topics by name, with those of dead letters, without journals."""
+        for name, topic in self._dead_letters.items():
+            if topic is None and name not in self._topics:
+                self._dead_letters[name] = Topic(name, Bytes(), dead_letters(), None, None, {})
+        return self._topics | {name: topic for name, topic in self._dead_letters.items() if topic is not None}
+
+    @property
+    def processors(self) -> tuple[Processor, ...]:
+        """All processors, in the order of their declaration."""
+        return tuple(self._processors.values())
+
+    @property
+    def beginnings(self) -> str:
+        """The topic that records which partitions the processors have begun to read."""
+        return f"{RESERVED}ks.{self.name}.beginnings"
+
+    def journal(self, processor: Processor) -> str | None:
+        """The topic where an alts saves its choices before its functions run; None if the processor needs none."""
+        if processor.kind.is_alts and RULES[processor.guarantee].journals_choices:
+            return f"{RESERVED}ks.{self.name}.{processor.id}.journal"
+        return None
+
+    def validate(self) -> None:
+        """Checks what no single declaration shows, before anything starts. Raises GraphError."""
+        if not self._processors:
+            raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
+        self.check_partitions(_declared_partitions(self.topics))
+
+    def check_partitions(self, counts: Mapping[str, int]) -> None:
+        """Raises GraphError if the inputs of a processor differ in their number of partitions.
+
+        A task is one processor on one partition number, and reads that partition of each input. `counts` has the
+        numbers by topic; a topic without one is not checked.
+        """
+        for processor in self.processors:
+            known = [topic.name for topic in processor.inputs if topic.name in counts]
+            for name in known[1:]:
+                if counts[name] != counts[known[0]]:
+                    raise GraphError(
+                        f"processor {processor.id!r} ({processor.kind}) reads {known[0]!r} with {counts[known[0]]} "
+                        f"partitions and {name!r} with {counts[name]}: give both the same number of partitions"
+                    )
+
+    def partitions_like(self, name: str, counts: Mapping[str, int]) -> int:
+        """The number of partitions for a new topic that declares none; `counts` has those of existing topics, by name.
+
+        It is that of the topics read together with it; otherwise that of the inputs of their writers; otherwise 1.
+        """
+        known = _declared_partitions(self.topics) | dict(counts)
+        seen, wave = set[str](), {name}
+        while wave:
+            wave = self._read_together(wave)
+            if found := [known[topic] for topic in wave if topic in known]:
+                return max(found)
+            seen |= wave
+            writers = [p for p in self.processors if wave & {p.errors, *map(str, p.outputs)}]
+            wave = {topic.name for writer in writers for topic in writer.inputs} - seen
+        return 1
+
+    def _read_together(self, names: set[str]) -> set[str]:
+        """These topics and all that must have as many partitions as one of them."""
+        inputs = [set(map(str, processor.inputs)) for processor in self.processors]
+        while larger := set().union(*(topics for topics in inputs if topics & names)) - names:
+            names = names | larger
+        return names
+
+    def describe(self) -> str:
+        """The graph as text: all topics, then all processors, in the order of their declaration."""
+        guarantee, durability, errors = (self._options[each] for each in ("guarantee", "durability", "errors"))
+        lines = [f"graph {self.name}: {guarantee}, {durability}, dead letters {errors or 'none'}", "", "topics"]
+        width = max(map(len, self.topics), default=0)
+        for topic in self.topics.values():
+            words = [f"key {show_serde(topic.key)}", f"value {show_serde(topic.value)}"]
+            words += [f"{topic.partitions} partitions"] if topic.partitions else []
+            words += [f"replication {topic.replication}"] if topic.replication else []
+            words += [f"{setting}={wanted}" for setting, wanted in topic.config.items()]
+            lines.append(f"  {topic.name:{width}}  {', '.join(words)}")
+        lines += ["", "processors"]
+        for processor in self.processors:
+            words = [processor.kind, processor.guarantee, processor.durability]
+            words += [name for name in ("batch", "generator", "wants_step") if getattr(processor, name)]
+            words += [] if processor.hash_header else ["no hash header"]
+            rows = {
+                "reads": ", ".join(map(str, processor.inputs)),
+                "writes": ", ".join(map(str, processor.outputs)),
+                "dead letters": processor.errors or "none",
+                "stops on": ", ".join(each.__name__ for each in processor.stop_on),
+                "journal": self.journal(processor),
+            }
+            lines.append(f"  {processor.id}: {', '.join(words)}")
+            lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
+        return "\n".join(lines)
+
+
+def _declared_partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
+    return {topic.name: topic.partitions for topic in topics.values() if topic.partitions is not None}
+
+
+def _listed(to: End | Many) -> Many:
+    return (to,) if isinstance(to, Topic | str) else to

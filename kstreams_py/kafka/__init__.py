@@ -1,0 +1,20 @@
+"""A Kafka cluster: its protocols, confluent-kafka behind them, and its administration.
+
+In reading order:
+
+membership         rule     who holds a static membership
+contracts          rule     the protocols of a cluster, its consumers and its producers
+groups             rule     consumer groups as an operator sees them
+partitioner        rule     the partition of a key, as Java's clients compute it
+errors             adapter  maps librdkafka's error codes to the exceptions of errors.py, and watches its log
+clients            adapter  makes clients, and ends them
+topics             adapter  looks topics up through a client
+silence            adapter  warns of a member that reads nothing, with the reason
+group_description  adapter  describes groups, even while a coordinator moves or is down
+consumer           adapter  a static member of a group
+producer           adapter  writes records, in transactions or without
+administration     adapter  requests that only kafka-python can make: static members, open transactions
+topic_admin        adapter  describes and changes topics, and explains failed calls
+reader             adapter  reads partitions without a group: their offsets, their records
+cluster            adapter  makes consumers and producers, and passes requests on
+"""

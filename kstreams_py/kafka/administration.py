@@ -1,0 +1,340 @@
+"""Requests that confluent-kafka cannot make: static members, listed and removed; the transactions open on a partition.
+
+kafka-python makes them. The first request imports it: that takes 0.3 s, and a worker that starts does not need it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, TypeVar
+
+from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError, SettingsError
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, Member, OpenTransaction, Pending, positions_partition
+from kstreams_py.records import TopicPartition
+from kstreams_py.settings import Settings
+
+T = TypeVar("T")
+
+ATTEMPTS: Final = 3
+"""Attempts at a request, each with a new client: an address that does not answer takes only its share of the limit."""
+
+PAUSE_SECONDS: Final = 0.1
+"""Seconds between two attempts: a coordinator that moves or loads answers a moment later."""
+
+_NAMES: Final[Mapping[str, str]] = {
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.mechanisms": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+    "ssl.crl.location": "ssl_crlfile",
+}
+"""The settings whose values librdkafka and kafka-python share: librdkafka's name to kafka-python's."""
+
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI")
+_SECURITY: Final = re.compile(r"(sasl|ssl|security|https|enable\.ssl|enable\.sasl)\b")
+
+
+def connection(settings: Settings) -> dict[str, Any]:
+    """kafka-python's settings for the same brokers and credentials as librdkafka's.
+
+    Raises SettingsError for a security setting that has no counterpart: it must not be left out silently.
+    """
+    found: dict[str, Any] = {"bootstrap_servers": [part.strip() for part in settings.bootstrap_servers.split(",")]}
+    for name, value in settings.kafka.items():
+        if name in _NAMES:
+            found[_NAMES[name]] = value
+        elif name == "security.protocol":
+            found["security_protocol"] = value.upper()
+        elif name == "ssl.endpoint.identification.algorithm":
+            found["ssl_check_hostname"] = value.lower() != "none"
+        elif _SECURITY.match(name):
+            raise _no_counterpart(name)
+    if found.get("sasl_mechanism", _MECHANISMS[0]) not in _MECHANISMS:
+        raise _no_counterpart(f"sasl.mechanism={found['sasl_mechanism']}")
+    return found
+
+
+def import_kafka() -> None:
+    """Imports kafka-python without its warnings: it uses deprecated parts of Python."""
+    if "kafka.admin" not in sys.modules:
+        with warnings.catch_warnings(action="ignore"):
+            import kafka.admin  # noqa: F401, PLC0415
+
+
+def _no_counterpart(name: str) -> SettingsError:
+    return SettingsError(
+        f"{name} has no counterpart in kafka-python, which removes members from groups (`--leave`, leave_on_stop, "
+        f"`kstreams slots`): use security.protocol, ssl.endpoint.identification.algorithm, sasl.mechanism "
+        f"({', '.join(_MECHANISMS)}) and {', '.join(sorted(_NAMES))}, or do without"
+    )
+
+
+class GroupAdmin:
+    """Makes requests about groups and transactions.
+
+    Each raises BrokerUnavailable if no broker answers in time or one refuses it, Fatal for other errors.
+    """
+
+    def __init__(self, settings: Settings, limit: float | None = None) -> None:
+        """`limit` is how many seconds a request may take; None for request_timeout_ms."""
+        self._connection = connection(settings)
+        self._address = settings.bootstrap_servers
+        self._limit = limit or settings.request_timeout_ms / 1000
+
+    def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
+        """The groups with their members; a group that does not exist is "Dead" and has none."""
+
+        def ask(client: Any) -> dict[str, GroupInfo]:
+            found = client.describe_groups(list(groups))
+            return {group: _group_info(found[group]) for group in groups}
+
+        return self._ask(f"describing groups {', '.join(map(repr, groups))}", "DESCRIBE on the groups", ask)
+
+    def members(self, group: str) -> tuple[Member, ...]:
+        """The members of one group."""
+        return self.describe([group])[group].members
+
+    def remove(self, group: str, members: Mapping[str, str]) -> dict[str, bool]:
+        """Removes static members (group.instance.id to member id), and returns whether each was there.
+
+        The coordinator removes a member only if its member id is the one that holds the instance id now. With an empty
+        member id, it removes any member that holds the instance id.
+        """
+
+        def ask(client: Any) -> dict[str, bool]:
+            from kafka import errors  # noqa: PLC0415
+            from kafka.admin import MemberToRemove  # noqa: PLC0415
+
+            asked = [
+                MemberToRemove(member_id=member_id or None, group_instance_id=instance)
+                for instance, member_id in members.items()
+            ]
+            answers = client.remove_group_members(group, asked)
+            found = {instance: answers[member_id or instance] for instance, member_id in members.items()}
+            for error in found.values():
+                if error not in (errors.NoError, errors.UnknownMemberIdError, errors.FencedInstanceIdError):
+                    raise error
+            return {instance: error is errors.NoError for instance, error in found.items()}
+
+        return self._ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        """See contracts.Cluster; if the transactions cannot be listed, `unknown` has the reason."""
+        pinned = self.unstable(group, partitions)
+        if not pinned:
+            return Pending(group, ())
+        kept_in = None
+        try:
+            kept_in = self.positions_partition(group)
+            return Pending(group, pinned, kept_in, self.open_transactions(kept_in))
+        except KStreamsError as error:
+            return Pending(group, pinned, kept_in, unknown=str(error))
+
+    def unstable(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
+        """The partitions whose offset is pending in a transaction.
+
+        confluent-kafka 2.16 is not used: its list_consumer_group_offsets ends the process (SIGSEGV) if the coordinator
+        answers with an error, which it passes to a consumer that an admin client does not have.
+        """
+
+        def ask(client: Any) -> tuple[TopicPartition, ...]:
+            from kafka import errors  # noqa: PLC0415
+            from kafka.protocol.consumer import OffsetFetchRequest  # noqa: PLC0415
+
+            of_group = OffsetFetchRequest.OffsetFetchRequestGroup
+            numbers: dict[str, list[int]] = {}
+            for topic, number in sorted(partitions):
+                numbers.setdefault(topic, []).append(number)
+            topics = [of_group.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in numbers.items()]
+            request = OffsetFetchRequest(
+                groups=[of_group(group_id=group, topics=topics)], require_stable=True, min_version=8, max_version=8
+            )
+
+            async def send() -> Any:
+                return await client._manager.send(request, node_id=await client._find_coordinator_id(group))
+
+            (answer,) = client._manager.run(send).groups
+            found = {
+                TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions
+            }
+            for code in (answer.error_code, *found.values()):
+                if code not in (errors.NoError.errno, errors.UnstableOffsetCommitError.errno):
+                    raise errors.for_code(code)(f"offsets of group {group!r}")
+            return tuple(tp for tp, code in sorted(found.items()) if code == errors.UnstableOffsetCommitError.errno)
+
+        return self._ask(f"reading the offsets of group {group!r}", "DESCRIBE on the group and its topics", ask)
+
+    def positions_partition(self, group: str) -> TopicPartition:
+        """The partition that keeps the committed offsets of a group."""
+
+        def ask(client: Any) -> TopicPartition:
+            (topic,) = client.describe_topics([POSITIONS_TOPIC])
+            return TopicPartition(POSITIONS_TOPIC, positions_partition(group, len(topic["partitions"])))
+
+        return self._ask(f"looking {POSITIONS_TOPIC} up", f"DESCRIBE on topic {POSITIONS_TOPIC}", ask)
+
+    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
+        """The transactions that are open on a partition according to its leader, in order of their producer ids."""
+
+        def ask(client: Any) -> tuple[OpenTransaction, ...]:
+            before = _producers(client, partition)
+            known = _coordinated(client, {producer_id for producer_id, _, _ in before})
+            # a transaction that ends between the two requests is unknown to its coordinator, and does not hang
+            still = _producers(client, partition)
+            return tuple(
+                _open_transaction(producer, partition, known.get(producer.producer_id, ("", None)))
+                for which, producer in sorted(still.items())
+                if which in before
+            )
+
+        return self._ask(
+            f"listing the transactions that are open on {partition}", f"READ on topic {partition.topic}", ask
+        )
+
+    def _ask(self, doing: str, needs: str, call: Callable[[Any], T]) -> T:
+        """Makes a request in a thread of its own, which is left behind if it exceeds the limit; returns the answer.
+
+        - `doing`: describes the request in messages.
+        - `needs`: the right that the request takes.
+        """
+        import_kafka()
+        from kafka import errors  # noqa: PLC0415
+
+        answers: list[T] = []
+        failures: list[Exception] = []
+        deadline = time.monotonic() + self._limit
+
+        def run() -> None:
+            try:
+                answers.append(self._attempt(call, deadline))
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run, name=doing, daemon=True)
+        thread.start()
+        thread.join(self._limit)
+        for error in failures:
+            raise self._explain(error, doing, needs) if isinstance(error, errors.KafkaError) else error from None
+        if not answers:
+            raise self._unanswered(doing)
+        return answers[0]
+
+    def _attempt(self, call: Callable[[Any], T], deadline: float) -> T:
+        """Makes a request with a new client, and repeats it while it fails with a retriable error."""
+        from kafka import errors  # noqa: PLC0415
+        from kafka.admin import KafkaAdminClient  # noqa: PLC0415
+
+        share = self._limit / ATTEMPTS
+        while True:
+            limit = max(1, int(min(share, deadline - time.monotonic() - PAUSE_SECONDS) * 1000))
+            # in two steps: a client whose __init__ fails has a thread as well, and has to be closed
+            client: Any = KafkaAdminClient.__new__(KafkaAdminClient)
+            try:
+                client.__init__(**self._connection, bootstrap_timeout_ms=limit, request_timeout_ms=limit)
+                return call(client)
+            except errors.KafkaError as error:
+                if not error.retriable or time.monotonic() + 2 * PAUSE_SECONDS > deadline:
+                    raise
+            finally:
+                client._closed = False  # a client that found no broker counts as closed, but its thread runs
+                client.close()
+            time.sleep(PAUSE_SECONDS)
+
+    def _explain(self, error: Any, doing: str, needs: str) -> Exception:
+        """Maps an error of kafka-python to an exception with a remedy."""
+        from kafka import errors  # noqa: PLC0415
+
+        if isinstance(error, errors.AuthorizationError):
+            return BrokerUnavailable(
+                f"{doing}: the broker at {self._address} does not allow it ({error}): grant this user {needs}"
+            )
+        return self._unanswered(f"{doing} ({error})") if error.retriable else Fatal(f"{doing}: {error}")
+
+    def _unanswered(self, doing: str) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"{doing}: no broker at {self._address} answers within {self._limit:g} s: start one, correct "
+            "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or correct the credentials (sasl.*, ssl.*)"
+        )
+
+
+def _group_info(found: Mapping[str, Any]) -> GroupInfo:
+    """Maps a group as kafka-python describes it. Raises kafka-python's error if it could not describe the group."""
+    from kafka import errors  # noqa: PLC0415
+
+    if found["error"] is not None:
+        code = re.match(r"\[Error (-?\d+)\]", found["error"])
+        kind = errors.for_code(int(code[1])) if code else errors.UnknownError
+        if kind is not errors.GroupIdNotFoundError:
+            raise kind(found["error"])
+    members = (
+        Member(
+            instance=member["group_instance_id"] or "",
+            member_id=member["member_id"],
+            client_id=member["client_id"],
+            host=member["client_host"].removeprefix("/"),
+            partitions=_partitions(member["member_assignment"]),
+        )
+        for member in found["members"]
+    )
+    return GroupInfo(
+        found["group_state"], tuple(sorted(members, key=lambda member: (member.instance, member.member_id)))
+    )
+
+
+def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
+    """A member's partitions; none while its group rebalances."""
+    assigned = assignment["assigned_partitions"] if isinstance(assignment, Mapping) else ()
+    return tuple(sorted(TopicPartition(each["topic"], number) for each in assigned for number in each["partitions"]))
+
+
+def _producers(client: Any, partition: TopicPartition) -> dict[tuple[int, int, int], Any]:
+    """The producers that have a transaction open on a partition, by producer id, epoch and first offset."""
+    (state,) = client.describe_producers([partition]).values()
+    return {
+        (p.producer_id, p.producer_epoch, p.current_transaction_start_offset): p
+        for p in state.active_producers
+        if p.current_transaction_start_offset >= 0
+    }
+
+
+def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, tuple[str, Any]]:
+    """The transactional id of each producer id, and its newest transaction according to its coordinator."""
+    from kafka import errors  # noqa: PLC0415
+
+    found: dict[int, tuple[str, Any]] = {}
+    if producer_ids:
+        for listed in client.list_transactions(producer_id_filters=sorted(producer_ids)).values():
+            for each in listed:
+                try:
+                    described = client.describe_transactions([each.transactional_id])[each.transactional_id]
+                except errors.TransactionalIdNotFoundError:
+                    continue
+                found[each.producer_id] = each.transactional_id, described
+    return found
+
+
+def _open_transaction(producer: Any, partition: TopicPartition, known: tuple[str, Any]) -> OpenTransaction:
+    """A producer's open transaction; it hangs unless its coordinator is going to end it on this partition."""
+    transactional_id, described = known
+    ends = described is not None and tuple(partition) in set(map(tuple, described.topic_partitions))
+    if ends and described.state.value == "Ongoing":
+        ends = described.producer_epoch == producer.producer_epoch
+    return OpenTransaction(
+        producer_id=producer.producer_id,
+        epoch=producer.producer_epoch,
+        coordinator_epoch=producer.coordinator_epoch,
+        start=producer.current_transaction_start_offset,
+        written_at=producer.last_timestamp / 1000,
+        transactional_id=transactional_id,
+        hangs=not ends,
+    )

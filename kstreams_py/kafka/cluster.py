@@ -1,0 +1,226 @@
+"""A real cluster through confluent-kafka: the settings of its clients, and which client makes which request."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import Retriable
+from kstreams_py.kafka.administration import GroupAdmin, connection
+from kstreams_py.kafka.consumer import KafkaConsumer
+from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
+from kstreams_py.kafka.errors import ClientLog, warn_if_untested
+from kstreams_py.kafka.group_description import GroupReader
+from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.membership import Holder
+from kstreams_py.kafka.producer import KafkaProducer
+from kstreams_py.kafka.reader import Reader
+from kstreams_py.kafka.topic_admin import TopicAdmin
+from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+BATCH_BYTES = 1_000_000
+"""The client's default limit of a batch; a topic with a lower max.message.bytes refuses batches larger than that."""
+
+
+ASSIGNMENT_SECONDS: Final = 3.0
+"""Seconds that a start waits for its group's assignments: a cluster without groups first creates a topic for them."""
+
+LEAVE_SECONDS: Final = 4.0
+"""Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
+
+
+class KafkaCluster:
+    """kafka.contracts.Cluster on a real cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.leave_on_stop:
+            connection(settings)  # raises now, not at the stop, for settings with which no worker can leave
+        self._settings = settings
+        self._limit = settings.request_timeout_ms / 1000
+        self._common = {
+            "bootstrap.servers": settings.bootstrap_servers,
+            "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
+            "log_level": 6,
+            # measured: a transaction right after another is refused until the markers of the first are written, and the
+            # client asks again after this time, doubled at each attempt; with the default of 100 each took 120 ms
+            "retry.backoff.ms": 2,
+            # reconnects within a second to a broker that returns, as Java's clients do; the default is ten
+            "reconnect.backoff.max.ms": 1_000,
+            # topics are checked at the start: a topic that was deleted is reported before a call times out
+            "topic.metadata.propagation.max.ms": min(3_000, settings.transaction_timeout_ms // 3),
+            "log.connection.close": True,
+            **settings.kafka,
+        }
+        log = ClientLog("admin")
+        self._groups = GroupReader(self._common, log)
+        self._topics = TopicAdmin(self._common, self._limit, log)
+        self._reader = Reader(self._of_consumers, self._limit, self._topics.explain)
+
+    def close(self) -> None:
+        """Ends the clients of the cluster's own requests; callers end their consumers and producers."""
+        self._topics.close()
+        self._reader.close()
+
+    def consumer(self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False) -> KafkaConsumer:
+        warn_if_untested()
+        return KafkaConsumer(
+            {
+                # measured: the client's default back-off of 1 s throttles a reader sevenfold
+                "fetch.queue.backoff.ms": 5,
+                # a fetch from idle partitions holds up the records of those that were assigned after it was sent
+                "fetch.wait.max.ms": 100,
+                # a join needs a little of each partition; records that it reads ahead of other inputs have to wait
+                "fetch.message.max.bytes": (1 if joins else 4) << 20,
+                # of all partitions together: the client queues a whole answer, however much is queued already
+                "fetch.max.bytes": (8 if joins else 16) << 20,
+                "queued.min.messages": 500_000,
+                "queued.max.messages.kbytes": (24 if joins else 48) << 10,
+                # within this time a topic that was deleted or has grown is noticed; other clients keep the default of
+                # five minutes: with auto.create.topics.enable their requests would create the deleted topic again
+                "topic.metadata.refresh.interval.ms": 10_000,
+                # members learn of a rebalance by a heartbeat; measured when a static member left: with 3 s between two
+                # its partitions moved after 2.9 s, with 1 s after 0.9
+                "heartbeat.interval.ms": min(1_000, self._settings.session_timeout_ms // 3),
+                **self._of_consumers(),
+                # measured: a commit outside of transactions is sent to a coordinator that has moved every 500 ms, for
+                # up to 30 s and without a heartbeat, before the client looks for the new one
+                **({"retry.backoff.ms": 750} if commits else {}),
+                "group.id": group,
+                "group.instance.id": instance_id,
+                "client.id": f"{instance_id}@{platform.node()}-{os.getpid()}",
+                "partition.assignment.strategy": "range",
+            },
+            self._limit,
+            self._holder,
+            self._forget_old_assignment,
+        )
+
+    def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:
+        """Removes the static member that a new one would replace, if the group's assignments are not of these topics.
+
+        A static member that returns gets its old assignment without a rebalance (KIP-345), and librdkafka as the
+        group's leader does not compare it with the topics: partitions added meanwhile would be assigned to no member.
+        """
+        described = self._describe(group, ASSIGNMENT_SECONDS)
+        members = described.members
+        mine = next((m.member_id for m in members if m.group_instance_id == instance_id), None)
+        if mine is None or described.state is not ck.ConsumerGroupState.STABLE:
+            return  # a rebalance assigns all partitions
+        assigned = {(p.topic, p.partition) for m in members if m.assignment for p in m.assignment.topic_partitions}
+        if assigned != {(t.name, p) for t in self.topics(topics).values() for p in range(t.partitions)}:
+            logger.info("%s: the inputs have changed: its old membership is removed", instance_id)
+            GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS)).remove(group, {instance_id: mine})
+
+    def _holder(self, group: str, instance_id: str) -> Holder | None:
+        """The member that holds a static membership of a group."""
+        members = self._describe(group, self._limit).members
+        return next(
+            (
+                Holder(m.member_id, m.client_id, m.host.lstrip("/"))
+                for m in members
+                if m.group_instance_id == instance_id
+            ),
+            None,
+        )
+
+    def _describe(self, group: str, limit: float) -> Any:
+        try:
+            return self._groups.describe(group, limit)
+        except ck.KafkaException as error:
+            raise self._topics.explain(error.args[0], group=group) from None
+        except TimeoutError:
+            raise Retriable(f"the coordinator of group {group!r} gives no answer within {limit:g} s") from None
+
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, KafkaConsumer)
+        member, instance = consumer.member_id, consumer.instance_id
+        if not member:
+            # a static member learns its member id with its first assignment; without the id, the request could remove
+            # a replacement
+            logger.warning(
+                "%s: it never had an assignment: its membership, if it has one, stays until its session times out, or "
+                "until `kstreams slots release`",
+                instance,
+            )
+            return False
+        admin = GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS))
+        return admin.remove(consumer.group, {instance: member})[instance]
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        return GroupAdmin(self._settings).pending(group, partitions)
+
+    def _of_consumers(self) -> dict[str, Any]:
+        return {
+            **self._common,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            # also for the reader, which joins no group: librdkafka refuses a max.poll.interval.ms below it
+            "session.timeout.ms": self._settings.session_timeout_ms,
+        }
+
+    def producer(self, mode: ProducerMode, transactional_id: str, batch_bytes: int | None = None) -> KafkaProducer:
+        settings: dict[str, Any] = {
+            "batch.size": min(batch_bytes or BATCH_BYTES, BATCH_BYTES),
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 500_000,
+            "queue.buffering.max.kbytes": 256 << 10,
+            **self._common,
+            "client.id": transactional_id,
+            "partitioner": "murmur2_random",
+            "delivery.report.only.error": True,
+            "acks": mode.acks,
+            "enable.idempotence": mode.idempotent,
+            # librdkafka #4953: a batch that is refused because the one before it was makes an idempotent producer begin
+            # a new epoch, in which batches of others are doubled if they were written and wait to be sent again.
+            # A broker accepts any sequence number from a producer that is new to a partition: if the first batch fails
+            # and a second in flight is accepted, librdkafka reports both as written (measured: the first is lost).
+            "max.in.flight": 1,
+        }
+        if mode.transactional:
+            settings["transactional.id"] = transactional_id
+            settings["transaction.timeout.ms"] = self._settings.transaction_timeout_ms
+        else:
+            # a record that expires would be lost, or written again behind later records
+            settings["message.timeout.ms"] = 0
+            if not (mode.idempotent or mode.may_repeat):
+                settings["retries"] = 0
+        return KafkaProducer(settings, self._limit, keeps_failed=not mode.may_repeat)
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        return self._topics.topics(names)
+
+    def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
+        self._topics.create_topics(topics)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self._topics.grow(topic, partitions)
+
+    def truncate(self, partition: TopicPartition, before: int) -> None:
+        self._topics.truncate(partition, before)
+
+    def offsets_retention_minutes(self) -> int | None:
+        return self._topics.offsets_retention_minutes()
+
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._reader.starts(partitions)
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._reader.ends(partitions)
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        return self._reader.newest(partition)
+
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        return self._reader.read(partition)

@@ -1,0 +1,311 @@
+"""confluent-kafka's consumer as contracts.Consumer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import (
+    Abortable,
+    BrokerUnavailable,
+    ClientError,
+    InputLost,
+    NotAuthorized,
+    Retriable,
+    SettingsError,
+    TopicError,
+    Unavailable,
+)
+from kstreams_py.kafka.clients import end, new_client
+from kstreams_py.kafka.errors import (
+    FENCED,
+    JOIN_REFUSED,
+    MEMBERSHIP_LOST,
+    UNAUTHENTICATED,
+    ClientLog,
+    E,
+    classify,
+    name_object,
+)
+from kstreams_py.kafka.membership import Holder, Membership, Owner, StaticMembership, replaced
+from kstreams_py.kafka.silence import Silence
+from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
+from kstreams_py.records import Message, Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+JOIN_AGAIN_SECONDS: Final = 1.0
+"""Seconds between two requests to a group that does not answer who holds a lost membership."""
+
+PATIENCE_SECONDS: Final = 2.0
+"""The least limit, in seconds, of the call that adds offsets to a transaction."""
+
+JOIN_TURN_SECONDS: Final = 0.02
+"""Limit of a call, in seconds, while there is no assignment: a call serves the rebalance, then waits for a record."""
+
+
+def partitions_of(positions: Positions) -> list[ck.TopicPartition]:
+    return [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in positions.items()]
+
+
+class KafkaConsumer:
+    """Consumer on a real cluster: a static member of a classic group."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        limit: float,
+        holder: Callable[[str, str], Holder | None],
+        prepare: Callable[[str, str, Collection[str]], None] = lambda *_: None,
+    ) -> None:
+        """Makes a client that joins with `subscribe`.
+
+        - `settings`: the client's.
+        - `limit`: seconds that a request may take.
+        - `holder`: asks a group who holds a static membership (its group.instance.id); None if no member does.
+        - `prepare`: called with group, instance id and topics before the first join.
+        """
+        self.ends: Positions = {}
+        self.tainted = False
+        self.patience = PATIENCE_SECONDS
+        """Limit, in seconds, of the next call that adds offsets to a transaction; it follows the duration of calls.
+
+        Kept here, as producers are replaced; only KafkaProducer.send_offsets uses it.
+        """
+        self._settings = settings
+        self._limit = limit
+        self._prepare = prepare
+        self.group = settings["group.id"]
+        self.instance_id = settings["group.instance.id"]
+        self._membership = StaticMembership(self.group, self.instance_id, settings["client.id"], holder)
+        self._topics: list[str] = []
+        self._assigned: Callable[[set[TopicPartition]], None]
+        self._revoked: Callable[[], None]
+        self._on_lost: Callable[[], None] = lambda: None
+        self._connect()
+
+    @property
+    def member_id(self) -> str:
+        """The member id at the last assignment; "" before the first."""
+        return self._membership.member
+
+    def _connect(self) -> None:
+        self._log = ClientLog("consumer")
+        self._paused: frozenset[TopicPartition] = frozenset()
+        self._committed_since = False
+        self._rebalances = 0
+        self._silence = Silence(self.instance_id, self.group, self._limit)
+        self._consumer = new_client(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
+
+    def subscribe(
+        self,
+        topics: Collection[str],
+        assigned: Callable[[set[TopicPartition]], None],
+        revoked: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._topics, self._assigned, self._revoked, self._on_lost = sorted(topics), assigned, revoked, lost
+        try:
+            self._prepare(self.group, self.instance_id, self._topics)
+        except (ClientError, SettingsError, Unavailable) as error:
+            if isinstance(error, NotAuthorized):
+                raise
+            logger.info(
+                "%s: it is not known whether its inputs have changed since it last ran: %s", self.instance_id, error
+            )
+        self._join()
+
+    # No callback may raise a KafkaException: `consume` would then raise a KafkaError, which is no exception class
+    # (measured: it ends the thread past `except BaseException`).
+
+    def _join(self) -> None:
+        self._consumer.subscribe(
+            self._topics, on_assign=self._assign_none, on_revoke=self._revoke, on_lost=self._leave_after_loss
+        )
+
+    def rejoin(self) -> None:
+        self.tainted = self._membership.lost = False
+        self.close()
+        self._connect()
+        if self._topics:
+            self._join()
+
+    def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        self._membership.member = client.memberid()
+        try:
+            client.assign([])  # or it fetches from offsets of its own until the caller has read the committed ones
+        except ck.KafkaException:
+            self._lose()
+            return
+        self._rebalances += 1
+        self._silence.assigned()
+        self._assigned({TopicPartition(p.topic, p.partition) for p in partitions})
+
+    def _revoke(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        if not client.memberid():  # the session timed out while this process was frozen, before it served the callback
+            self._leave_after_loss(client, partitions)
+            return
+        self._rebalances += 1
+        self._silence.revoked()
+        self._revoked()
+
+    def _leave_after_loss(self, client: ck.Consumer, _: list[ck.TopicPartition]) -> None:
+        # librdkafka joins again as soon as this returns, without its member id: a process that was frozen would take
+        # the membership back from its replacement
+        with suppress(ck.KafkaException):  # a client that is fenced by now refuses, and never joins again
+            client.unsubscribe()
+        self._lose()
+
+    def _lose(self) -> None:
+        self._rebalances += 1
+        self._silence.revoked()
+        self._membership.lost = True
+        self._on_lost()
+
+    def assign(self, positions: Positions) -> None:
+        self.ends.clear()
+        self._silence.start_offsets = dict(positions)
+        self._consumer.assign(partitions_of(positions))
+        # a pause outlives assignments, and a partition's time with another member (librdkafka #5113; 2.16 measured)
+        self.pause(())
+
+    def consume(self, limit: int, timeout: float) -> Sequence[Message]:
+        if self._membership.lost and not self._join_again():
+            time.sleep(JOIN_AGAIN_SECONDS)
+            return []
+        rebalances = self._rebalances
+        committed, self._committed_since = self._committed_since, False  # a callback's commit counts next time, too
+        timeout = timeout if self._silence.has_assignment else min(timeout, JOIN_TURN_SECONDS)
+        try:
+            found = self._consumer.consume(1, timeout) if timeout else []
+            if (found or not timeout) and len(found) < limit:
+                found += self._consumer.consume(limit - len(found), 0)
+        except ck.KafkaException as error:
+            raise self._classify(error.args[0], "reading") from None
+        if self._log.coordinator_lost:
+            self._log.coordinator_lost = False
+            # a late commit would set the group back, as a late EndTxn ends a later transaction; the broker refuses it
+            # once the membership has a new member id (test_at_most_once_late_offset_commit_does_not_set_the_group_back)
+            self.tainted |= committed or self._committed_since
+        if (seen := self._log.error) is not None:
+            self._log.error = None
+            self._raise_if_serious(seen, "reading")
+        messages: list[Any] = [m for m in found if m.error() is None]
+        if len(messages) < len(found):
+            for m in found:
+                if m.error() is not None:
+                    self._handle_event(m)
+        if messages:
+            self._silence.heard()
+        else:
+            self._silence.look(self._consumer, self.ends, self._paused)
+        # records from before a rebalance are of revoked partitions, or are read again from the committed offset
+        return messages if self._rebalances == rebalances else []
+
+    def _handle_event(self, m: Any) -> None:
+        error: ck.KafkaError = m.error()
+        if error.code() == E._PARTITION_EOF:
+            self.ends[TopicPartition(m.topic(), m.partition())] = m.offset()
+            self._silence.heard()
+        elif error.code() in (E._AUTO_OFFSET_RESET, E.OFFSET_OUT_OF_RANGE):
+            raise InputLost(
+                f"{m.topic()}[{m.partition()}]: the records at the committed offset were deleted before they were "
+                f"read ({error.str()}): once the group has no members, set its offset on purpose "
+                "(kafka-consumer-groups --reset-offsets)"
+            )
+        else:
+            self._raise_if_serious(error, f"reading topic {m.topic()!r}" if m.topic() else "reading")
+
+    def _raise_if_serious(self, error: ck.KafkaError, doing: str) -> None:
+        if error.code() in UNAUTHENTICATED:
+            raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}")
+        if error.code() == E.GROUP_AUTHORIZATION_FAILED:
+            doing = f"joining the group {self.group!r}"
+        failure = classify(error, doing)
+        if error.fatal() or error.code() in FENCED | {E._FATAL}:
+            raise self._classify(error, doing)
+        if isinstance(failure, NotAuthorized):
+            raise failure
+        if (remedy := JOIN_REFUSED.get(error.code())) is not None:
+            raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
+        if error.code() in MISSING and (missing := self._missing_topic()) is not None:
+            raise missing
+        self._silence.last_error = f": {error.str()} ({error.name()})"
+        logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
+
+    def committed(self, partitions: Collection[TopicPartition]) -> Positions:
+        try:
+            found = self._consumer.committed([ck.TopicPartition(*tp) for tp in partitions], self._limit)
+            for p in found:
+                if p.error is not None:
+                    raise self._classify(
+                        p.error, f"reading the committed offset of {p.topic}[{p.partition}]", [p.topic]
+                    )
+        except ck.KafkaException as error:
+            raise self._classify(error.args[0], "reading committed offsets") from None
+        return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+
+    def commit(self, positions: Positions) -> None:
+        self._committed_since = True
+        try:
+            for p in self._consumer.commit(offsets=partitions_of(positions), asynchronous=False) or []:
+                if p.error is not None:
+                    raise self._classify(p.error, f"committing the offset of {p.topic}[{p.partition}]", [p.topic])
+        except ck.KafkaException as error:
+            raise self._classify(error.args[0], "committing offsets", [tp.topic for tp in positions]) from None
+
+    def membership(self) -> Membership:
+        return self._membership.ask(self._consumer.memberid(), fenced=self._log.fenced)
+
+    def _classify(self, error: ck.KafkaError, doing: str, topics: Collection[str] = ()) -> Exception:
+        """Maps an error as classify() does, but a fenced member is only Abortable: `consume` first asks the group.
+
+        A consumer's only fatal error is that it is fenced; librdkafka reports the reason only in its text and its log.
+        """
+        if error.fatal() or error.code() in FENCED | {E._FATAL} or MEMBERSHIP_LOST in error.str() or self._log.fenced:
+            self._lose()
+            return Abortable(f"{doing}: this client is no longer a member of its group")
+        if error.code() in MISSING:
+            return self._missing_topic() or Retriable(f"{doing}: {error.str()} ({error.name()})")
+        return classify(error, name_object(doing, error, topics=topics or self._topics, group=self.group))
+
+    def _missing_topic(self) -> TopicError | None:
+        for topic in self._topics:
+            if is_missing(describe_topic(self._consumer, topic, self._limit)):
+                return no_such_topic(topic)
+        return None
+
+    def _join_again(self) -> bool:
+        """Joins again unless another member has taken the membership (raises Replaced); False without an answer."""
+        try:
+            owner, holder = self._membership.ask_before_joining_again(self._consumer.memberid())
+        except (ClientError, Unavailable) as error:
+            logger.warning(
+                "%s: the membership is lost, and the group does not say who holds it: %s", self.instance_id, error
+            )
+            return False
+        if owner is Owner.ANOTHERS:
+            raise replaced(self.instance_id, holder)
+        logger.warning("%s: the membership was lost, and no other worker has taken it: joining again", self.instance_id)
+        self.rejoin()
+        return True
+
+    def group_metadata(self) -> object:
+        return self._consumer.consumer_group_metadata()
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        wanted = frozenset(partitions)
+        if wanted != self._paused:
+            self._consumer.pause([ck.TopicPartition(*tp) for tp in wanted - self._paused])
+            self._consumer.resume([ck.TopicPartition(*tp) for tp in self._paused - wanted])
+            self._paused = wanted
+
+    def close(self) -> None:
+        # the client's own close() makes callbacks, and deadlocks in the middle of a rebalance; this does neither
+        # (see test_close_during_a_rebalance_returns_and_calls_no_callback)
+        end([self.__dict__.pop("_consumer")])

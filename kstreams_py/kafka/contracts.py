@@ -1,0 +1,199 @@
+"""The protocols of a cluster, its consumers and its producers.
+
+Implementations: cluster.py on a real cluster, testing/ in memory. Every call ends within a limit of the settings. It
+raises the ClientError that names what its caller must do, or, where a person has to act, UserMistake, Unavailable,
+Replaced or InputLost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.membership import Membership
+from kstreams_py.records import Headers, Message, Positions, TopicPartition
+
+
+class Consumer(Protocol):
+    """A static member of a group, which reads committed records; its caller decides from which offsets."""
+
+    ends: Positions
+    """The end offset of each partition whose records `consume` has all returned."""
+
+    @property
+    def tainted(self) -> bool:
+        """A commit outside of transactions may reach the group late: commit what is processed, then `rejoin`."""
+
+    def subscribe(
+        self,
+        topics: Collection[str],
+        assigned: Callable[[set[TopicPartition]], None],
+        revoked: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
+        """Joins the group. `consume` calls the callbacks, which must not raise.
+
+        - `assigned`: gets the whole new assignment; nothing of it is fetched until `assign`.
+        - `revoked`: the assignment ends; no other member gets a partition until this returns.
+        - `lost`: the membership is over; other members may have the partitions already.
+        """
+
+    def rejoin(self) -> None:
+        """Takes the membership with a new member id; the broker then refuses late requests of the old one."""
+
+    def assign(self, positions: Positions) -> None:
+        """Fetches from exactly these offsets, none paused; records that were fetched before are dropped."""
+
+    def consume(self, limit: int, timeout: float) -> Sequence[Message]:
+        """Waits up to `timeout` seconds for a first record, then returns fetched records, `limit` at most.
+
+        Returns nothing if a callback was called: every partition then starts at the next `assign`. Raises Replaced if
+        another member holds this membership, InputLost if the records at the next offset were deleted.
+        """
+
+    def committed(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The committed offsets of the group, without partitions that have none.
+
+        Raises Retriable while one of them is pending in a transaction.
+        """
+
+    def commit(self, positions: Positions) -> None:
+        """Commits offsets outside of a transaction, and waits for the answer.
+
+        Raises Retriable without an answer (they may be committed), Abortable if the partitions may be another's.
+        """
+
+    def membership(self) -> Membership:
+        """Asks the group who holds the membership of this consumer (its group.instance.id).
+
+        A commit outside of transactions would tell as well, but it may come late, and would set the group back.
+        """
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Stops fetching these partitions, and resumes all others."""
+
+    def close(self) -> None:
+        """Stops without leaving: the membership lasts until the session times out, or until `Cluster.leave`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerMode:
+    """How a producer writes.
+
+    - `acks`: -1 (all in-sync replicas), 1 (the leader) or 0 (no acknowledgement). With -1 the producer is idempotent:
+      the broker recognizes a repeated record by its sequence number, and drops it.
+    - `may_repeat`: a record may be written again though it may have arrived.
+    """
+
+    transactional: bool
+    acks: int
+    may_repeat: bool
+
+    @property
+    def idempotent(self) -> bool:
+        return self.acks == -1
+
+
+class Producer(Protocol):
+    """Writes records; with a transactional id, in transactions."""
+
+    @property
+    def tainted(self) -> bool:
+        """A request of this producer timed out or lost its connection, and may yet reach the broker (KAFKA-17754)."""
+
+    def write(self, outputs: list[Output]) -> None:
+        """Queues outputs in order and removes them from the list; waits while the queue is full."""
+
+    def init_transactions(self) -> None:
+        """Fences all producers of the same id; waits until their transactions are completed or aborted."""
+
+    def begin_transaction(self) -> None: ...
+
+    def send_offsets(self, positions: Positions, consumer: Consumer) -> None:
+        """Adds offsets to the transaction, with the current metadata of the consumer's group."""
+
+    def commit_transaction(self) -> None:
+        """Raises Abortable if a delivery failed, OutcomeUnknown if no answer came in time."""
+
+    def abort_transaction(self) -> None: ...
+
+    def flush(self) -> None:
+        """Waits until all records are acknowledged.
+
+        Raises Retriable if the broker makes no progress (nothing is lost), Refused or Abortable for failed records.
+        """
+
+    def drop(self) -> None:
+        """Ends the client at once: nothing is flushed, committed or aborted."""
+
+
+Output = tuple[str, bytes | None, bytes | None, int, None, None, int, Headers | None]
+"""Topic, value, key, partition (-1: by key), two unused callbacks, timestamp (0: now), headers: the client's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the broker describes it; `topic_id` is "" if it has none."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication: int
+    settings: Mapping[str, str]
+
+
+class Cluster(Protocol):
+    """A Kafka cluster."""
+
+    def consumer(self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False) -> Consumer:
+        """Makes a static member of a group.
+
+        - `instance_id`: its group.instance.id.
+        - `commits`: it commits offsets itself, outside of transactions.
+        - `joins`: the records of its inputs wait for each other, so the client fetches fewer of them ahead.
+        """
+
+    def producer(self, mode: ProducerMode, transactional_id: str, batch_bytes: int | None = None) -> Producer:
+        """Makes a producer.
+
+        - `transactional_id`: its transactional.id if the mode is transactional; otherwise only its name.
+        - `batch_bytes`: no batch is larger, unless a single record is; None for the client's default.
+        """
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        """The topics that exist, by name."""
+
+    def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
+        """Creates topics of (name, partitions, replication (-1: the broker's default), settings); waits for them."""
+
+    def leave(self, consumer: Consumer) -> bool:
+        """Removes the static member of a closed consumer, so that its partitions move at once.
+
+        Returns whether it was removed: a membership that this consumer does not hold (any more) is left alone.
+        """
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        """Which of these partitions have an offset that is pending in a transaction, and the open transactions."""
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Adds partitions to a topic, which then has `partitions` in all."""
+
+    def offsets_retention_minutes(self) -> int | None:
+        """Minutes for which the cluster keeps the committed offsets of a group without members; None if unknown."""
+
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The first offset of each partition."""
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The last stable offset of each partition."""
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        """The newest committed record of a partition; None if it has none."""
+
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        """All committed records of a partition, in order."""
+
+    def truncate(self, partition: TopicPartition, before: int) -> None:
+        """Deletes the records before the offset `before`."""

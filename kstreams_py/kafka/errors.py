@@ -1,0 +1,209 @@
+"""Maps librdkafka's error codes to the exceptions of errors.py, and watches its log for what they omit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import cache
+from typing import Final
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import (
+    Abortable,
+    Fatal,
+    Fenced,
+    KStreamsError,
+    NotAuthorized,
+    OutcomeUnknown,
+    RecordRefused,
+    RecordTooLarge,
+    Retriable,
+    SettingsError,
+)
+
+logger = logging.getLogger(__name__)
+E = ck.KafkaError  # codes that begin with an underscore are the client's own
+
+FENCED: Final = {
+    E._FENCED,
+    E.FENCED_INSTANCE_ID,
+    E.PRODUCER_FENCED,
+    E.INVALID_PRODUCER_EPOCH,
+}
+_UNKNOWN_PRODUCER: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE, E.INVALID_TXN_STATE}
+"""The broker has forgotten this producer (idle beyond transactional.id.expiration.ms), or the client its state."""
+
+_MUST_ABORT: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS, E.TRANSACTION_ABORTABLE}
+"""The group has rebalanced, or the broker asks for an abort."""
+
+UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
+_TRANSIENT: Final = {
+    E._TIMED_OUT_QUEUE,
+    E._WAIT_COORD,
+    E._DESTROY_BROKER,
+    E.COORDINATOR_LOAD_IN_PROGRESS,
+    E.COORDINATOR_NOT_AVAILABLE,
+    E.NOT_COORDINATOR,
+    E.CONCURRENT_TRANSACTIONS,
+    E.UNSTABLE_OFFSET_COMMIT,
+    E.REQUEST_TIMED_OUT,
+    E.NETWORK_EXCEPTION,
+    E.LEADER_NOT_AVAILABLE,
+    E.NOT_LEADER_FOR_PARTITION,
+    E.BROKER_NOT_AVAILABLE,
+    E.REPLICA_NOT_AVAILABLE,
+    E.LISTENER_NOT_FOUND,
+    E.FENCED_LEADER_EPOCH,
+    E.UNKNOWN_LEADER_EPOCH,
+    E.OFFSET_NOT_AVAILABLE,
+    E.NOT_CONTROLLER,
+    E.KAFKA_STORAGE_ERROR,
+    E.NOT_ENOUGH_REPLICAS,
+    E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    E.THROTTLING_QUOTA_EXCEEDED,
+}
+STALE: Final = {E.FENCED_LEADER_EPOCH, E.UNKNOWN_LEADER_EPOCH, E.NOT_LEADER_FOR_PARTITION}
+UNAUTHENTICATED: Final = {E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E._SSL}
+
+RIGHTS: Final = {
+    E.TOPIC_AUTHORIZATION_FAILED: "READ on the topic if it is read, WRITE if it is written, DESCRIBE and "
+    "DESCRIBE_CONFIGS, and CREATE, ALTER and DELETE if its name begins with __ks",
+    E.GROUP_AUTHORIZATION_FAILED: "READ and DESCRIBE on the consumer group",
+    E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
+    E.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
+}
+
+TESTED_CLIENTS: Final = frozenset({"2.16.0"})
+"""Versions of librdkafka whose log messages `ClientLog` recognizes (tests/mock/test_client_log.py)."""
+
+JOIN_REFUSED: Final = {
+    E.INCONSISTENT_GROUP_PROTOCOL: "another program is a member of this group: stop it, or rename the graph",
+    E.INVALID_GROUP_ID: "correct the names of the graph and the processor",
+    E.INVALID_SESSION_TIMEOUT: "keep session_timeout_ms between the broker's group.min.session.timeout.ms and "
+    "group.max.session.timeout.ms",
+    E.GROUP_MAX_SIZE_REACHED: "run fewer slots, or raise the broker's group.max.size",
+}
+"""Errors that keep a member from joining, with the reason and the remedy; the client only reports and retries them."""
+
+MEMBERSHIP_LOST: Final = "fenced by other consumer"
+"""librdkafka's text for FENCED_INSTANCE_ID: the fatal error that it reports does not have this code."""
+
+TOO_LARGE: Final = {E.MSG_SIZE_TOO_LARGE, E.INVALID_MSG_SIZE, E.RECORD_LIST_TOO_LARGE}
+
+REFUSED: Final = TOO_LARGE | {
+    E.INVALID_RECORD,
+    E.INVALID_TIMESTAMP,
+    E.POLICY_VIOLATION,
+    E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    E._INVALID_DIFFERENT_RECORD,
+}
+"""Errors of every attempt at the same batch; the last one is reported for the other records of a refused batch."""
+
+
+def name_object(
+    doing: str, error: ck.KafkaError, *, topics: Iterable[str] = (), group: str = "", transactional_id: str = ""
+) -> str:
+    """Adds the object of a missing right to `doing`: the topic, group or transactional id, which the error omits."""
+    objects = {
+        E.TOPIC_AUTHORIZATION_FAILED: " or ".join(f"topic {topic!r}" for topic in sorted(set(topics))),
+        E.GROUP_AUTHORIZATION_FAILED: f"group {group!r}" if group else "",
+        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"transactional id {transactional_id!r}" if transactional_id else "",
+    }
+    return f"{doing} ({found})" if (found := objects.get(error.code())) else doing
+
+
+def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
+    """The exception for a missing right, with its name; `doing` describes the failed call."""
+    return NotAuthorized(
+        f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add)"
+    )
+
+
+def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
+    """The exception for a record that a topic refuses, with the reason and the remedy."""
+    if error.code() in TOO_LARGE:
+        return RecordTooLarge(
+            f"a record for topic {topic!r} is larger than it takes: raise the topic's max.message.bytes and "
+            "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record (or KSTREAMS_KAFKA__BATCH_SIZE) smaller"
+        )
+    return RecordRefused(
+        f"topic {topic!r} refuses a record ({error.name()}: {error.str()}): correct what the function returns, or the "
+        "topic's settings"
+    )
+
+
+def may_be_written(error: ck.KafkaError) -> bool:
+    """Whether a record may be in its topic though its delivery failed; a code below 0 is the client's own."""
+    return error.code() < 0 or error.code() in {E.UNKNOWN, E.NETWORK_EXCEPTION, E.REQUEST_TIMED_OUT} or error.fatal()
+
+
+def classify(error: ck.KafkaError, doing: str) -> KStreamsError:
+    """Maps an error of librdkafka to a ClientError, NotAuthorized or SettingsError; `doing` describes the failed call.
+
+    A refused record is not among them: its delivery report has the error, see record_refused().
+    """
+    text = f"{doing}: {error.str()} ({error.name()})"
+    if error.code() in RIGHTS:
+        return not_authorized(error, doing)
+    if error.code() == E.INVALID_TRANSACTION_TIMEOUT:
+        return SettingsError(
+            f"{doing}: transaction_timeout_ms is above what the broker takes: lower it, or raise the broker's "
+            "transaction.max.timeout.ms"
+        )
+    if error.code() in FENCED:
+        return Fenced(text)
+    if error.code() in _UNKNOWN_PRODUCER:
+        return OutcomeUnknown(text)
+    if error.fatal():
+        return Fatal(text)
+    if error.txn_requires_abort() or error.code() in _MUST_ABORT:
+        return Abortable(text)
+    if error.retriable() or error.code() in UNREACHABLE | _TRANSIENT:
+        return Retriable(text)
+    return Fatal(text)
+
+
+class ClientLog(logging.Handler):
+    """Watches a client's log and errors for failures that its calls do not report.
+
+    - `tainted`: a request timed out or lost its connection, and may still reach the broker.
+    - `coordinator_lost`: one of these requests went to the group's coordinator.
+    - `fenced`: another member has taken the membership.
+    - `error`: the last error; a fatal one and refused credentials are not replaced by later ones.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.DEBUG)
+        self.tainted = False
+        self.coordinator_lost = False
+        self.fenced = False
+        self.error: ck.KafkaError | None = None
+        self.logger = logging.Logger(name, logging.DEBUG)
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "REQTMOUT" in text or ("FAIL" in text and ("in state UP" in text or "in state REAUTH" in text)):
+            self.tainted = True
+            self.coordinator_lost |= "GroupCoordinator" in text
+        if MEMBERSHIP_LOST in text:
+            self.fenced = True
+        logger.debug("%s", text)
+
+    def on_error(self, error: ck.KafkaError) -> None:
+        if self.error is None or not (self.error.fatal() or self.error.code() in UNAUTHENTICATED | {E._FATAL}):
+            self.error = error
+
+
+@cache
+def warn_if_untested() -> None:
+    """Logs a warning, once in a process, if the version of librdkafka is not among TESTED_CLIENTS."""
+    version = ck.libversion()[0]
+    if version not in TESTED_CLIENTS:
+        logger.warning(
+            "librdkafka %s is not among the versions tested with kstreams_py (%s): late requests are recognized by the "
+            "wording of its log; install confluent-kafka of a tested version",
+            version,
+            ", ".join(sorted(TESTED_CLIENTS)),
+        )

@@ -1,0 +1,155 @@
+"""Consumer groups as an operator sees them: static members by slot, and offsets that are pending in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.records import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a consumer group; `instance` is its group.instance.id, "" for one that has none."""
+
+    instance: str
+    member_id: str
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A consumer group: Kafka's name of its state ("Dead": there is no such group), and its members by instance."""
+
+    state: str
+    members: tuple[Member, ...]
+
+
+def slot_of(group: str, instance: str) -> int | None:
+    """The slot whose static member has this group.instance.id; None if it belongs to no slot."""
+    name, _, number = instance.rpartition(".")
+    return int(number) if name == group and number.isdecimal() else None
+
+
+def describe_slots(groups: Mapping[str, GroupInfo]) -> str:
+    """The output of `kstreams slots list`: groups with their states, members with their slots, hosts and partitions."""
+    return "\n".join(line for group, info in groups.items() for line in _describe(group, info))
+
+
+def _describe(group: str, info: GroupInfo) -> Iterator[str]:
+    yield f"{group}: " + ("there is no such group yet" if info.state == "Dead" else info.state)
+    by_slot = sorted(((slot_of(group, member.instance), member) for member in info.members), key=_order)
+    for slot, member in by_slot:
+        who = f"not a slot ({member.instance or member.client_id})" if slot is None else f"slot {slot}"
+        held = ", ".join(map(str, member.partitions)) or "no partition"
+        yield f"  {who} on {member.host}: {held}; member {member.member_id}"
+
+
+def _order(row: tuple[int | None, Member]) -> tuple[bool, int, str]:
+    slot, member = row
+    return slot is None, slot or 0, member.member_id
+
+
+def members_of(graph: str, groups: Mapping[str, GroupInfo], slots: Collection[int]) -> dict[str, list[Member]]:
+    """The static members of these slots, by group. Raises SettingsError for a slot that has no member in any group."""
+    found: dict[str, list[Member]] = {}
+    known: set[int] = set()
+    for group, info in groups.items():
+        for member in info.members:
+            if (slot := slot_of(group, member.instance)) is not None:
+                known.add(slot)
+                if slot in slots:
+                    found.setdefault(group, []).append(member)
+    if missing := sorted(set(slots) - known):
+        held = ", ".join(map(str, sorted(known))) or "none"
+        raise SettingsError(
+            f"slot {', '.join(map(str, missing))} has no member in any group of graph {graph!r} (slots that have: "
+            f"{held}): nothing was released; see `kstreams slots list`"
+        )
+    return found
+
+
+# Offsets that are pending in a transaction: they cannot be read until it ends, and some transactions never end.
+
+POSITIONS_TOPIC: Final = "__consumer_offsets"
+"""The topic in which brokers keep the committed offsets of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open on a partition.
+
+    - `coordinator_epoch`: that of the producer's last marker on the partition; -1 for none.
+    - `start`: the offset of its first record.
+    - `written_at`: the time of its last record, in seconds since 1970.
+    - `transactional_id`: "" if no coordinator names it.
+    - `hangs`: no coordinator knows the transaction, so it never ends by itself.
+    """
+
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    start: int
+    written_at: float
+    transactional_id: str
+    hangs: bool
+
+    def describe(self, now: float) -> str:
+        """This transaction in one line; `now` is in seconds since 1970."""
+        name = f" ({self.transactional_id})" if self.transactional_id else ""
+        ends = "no coordinator knows of it: it never ends by itself" if self.hangs else "its coordinator will end it"
+        age = max(0.0, now - self.written_at)
+        return f"producer {self.producer_id} epoch {self.epoch}{name} from offset {self.start}, {age:.0f} s old: {ends}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The partitions whose offsets are pending in a transaction.
+
+    - `kept_in`: the partition of POSITIONS_TOPIC that keeps the offsets of this group, and of others.
+    - `transactions`: those that are open on `kept_in`; some of them may be of other groups.
+    - `unknown`: why the transactions could not be listed; "" if they could.
+    """
+
+    group: str
+    partitions: tuple[TopicPartition, ...]
+    kept_in: TopicPartition | None = None
+    transactions: tuple[OpenTransaction, ...] = ()
+    unknown: str = ""
+
+    def describe(self, now: float) -> str:
+        """The message of a worker that waits for these offsets, with the remedy; `now` is in seconds since 1970."""
+        if not self.partitions:
+            return f"group {self.group!r}: no offset is pending in a transaction"
+        partitions = ", ".join(map(str, self.partitions))
+        pinned = f"group {self.group!r}: the offsets of {partitions} are pending in a transaction"
+        if self.unknown:
+            return f"{pinned}, and the transactions cannot be listed: {self.unknown}; {_REMEDY}"
+        if not self.transactions:
+            return f"{pinned}, which has ended on {self.kept_in} just now"
+        found = "; ".join(transaction.describe(now) for transaction in self.transactions)
+        remedy = _REMEDY if any(transaction.hangs for transaction in self.transactions) else "wait for it"
+        return f"{pinned}; open on {self.kept_in}: {found}; {remedy}"
+
+
+_REMEDY: Final = (
+    "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
+    f"outputs first and {POSITIONS_TOPIC} last: docs/exactly-once.md, 'Positions that a transaction pins'"
+)
+
+
+def positions_partition(group: str, partitions: int) -> int:
+    """The partition of POSITIONS_TOPIC that keeps a group: |hash| modulo `partitions`, by Java's String.hashCode.
+
+    As in Kafka's Utils.abs, the smallest integer counts as 0.
+    """
+    units = group.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for i in range(0, len(units), 2):
+        value = (31 * value + int.from_bytes(units[i : i + 2], "big")) & 0xFFFFFFFF
+    signed = value - (1 << 32) if value >= 1 << 31 else value
+    return 0 if signed == -(1 << 31) else abs(signed) % partitions

@@ -1,0 +1,360 @@
+"""confluent-kafka's producer as contracts.Producer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import (
+    Abortable,
+    ClientError,
+    Fenced,
+    KStreamsError,
+    NotAuthorized,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+)
+from kstreams_py.kafka import contracts
+from kstreams_py.kafka.clients import end, new_client
+from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
+from kstreams_py.kafka.errors import REFUSED, ClientLog, E, classify, may_be_written, name_object, record_refused
+from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
+from kstreams_py.records import Positions
+
+ABORT_FLUSH_SECONDS: Final = 5.0
+"""Seconds that an abort waits for queued records; if some are left, the producer is replaced instead."""
+
+FAILED_FLUSH_SECONDS: Final = 0.1
+"""The same after a failed delivery: librdkafka sends the records behind it again and again, until they time out."""
+
+FLUSH_SECONDS: Final = 0.001
+"""Limit of one flush, in seconds, after which the producer checks whether all records are acknowledged."""
+
+PATIENCE_KEPT: Final = 0.9
+"""The share of KafkaConsumer.patience that is left after a quick answer."""
+
+CALL_GRACE_SECONDS: Final = 1.0
+"""Seconds by which a call may exceed its limit."""
+
+FAILURES_KEPT: Final = 100
+"""Failed deliveries that are kept of a transaction; it is aborted whatever the others are."""
+
+CHUNK_RECORDS: Final = 1_000
+CHUNK_BYTES: Final = 500_000
+"""Limits of what a producer without idempotence has in flight: no more than one batch of a partition."""
+
+CONNECT_SECONDS: Final = 1.0
+"""Seconds that a new producer waits for its first connection, before it continues without one."""
+
+SETTLING_SECONDS: Final = (0.05, 0.1, 0.2)
+"""Seconds of each attempt to start while the coordinator ends the transaction of a fenced producer."""
+
+
+class KafkaProducer:
+    """contracts.Producer on a real cluster."""
+
+    def __init__(self, settings: Mapping[str, Any], limit: float, *, keeps_failed: bool = False) -> None:
+        """Makes a client.
+
+        - `settings`: the client's.
+        - `limit`: seconds that a request may take, and that the broker may make no progress.
+        - `keeps_failed`: Refused and Abortable have the outputs that may be written again.
+        """
+        self._log = ClientLog("producer")
+        self._failed: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
+        self._has_failed = False
+        """A delivery of this transaction has failed."""
+        self._transactional = "transactional.id" in settings
+        self._id = settings.get("transactional.id", "")
+        self._written = set[str]()
+        """The topics that this transaction has written to."""
+        self._idempotent = settings["enable.idempotence"]
+        self._keeps_failed = keeps_failed
+        self._limit = limit
+        self._configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
+        self._connect()
+
+    def _connect(self) -> None:
+        self._producer = new_client(ck.Producer, self._configuration, self._log)
+
+    def _delivered(self, error: ck.KafkaError | None, message: Any) -> None:
+        self._has_failed |= error is not None
+        if error is not None and not (self._transactional and len(self._failed) >= FAILURES_KEPT):
+            self._failed.append((error, message.topic(), None))
+
+    def _output_delivered(self, output: contracts.Output, error: ck.KafkaError | None, _: Any) -> None:
+        # the message of a delivery report has neither headers nor timestamp (measured)
+        if error is not None:
+            self._failed.append((error, output[0], output))
+
+    @property
+    def tainted(self) -> bool:
+        try:
+            self._poll(0)  # serves the log
+        except ClientError:
+            return True
+        return self._log.tainted
+
+    def write(self, outputs: list[contracts.Output]) -> None:
+        self._written |= {output[0] for output in outputs}
+        if self._idempotent:
+            self._queue(outputs)
+            return
+        while outputs:
+            # without idempotence, librdkafka sends a second batch of a partition while the first may still fail and be
+            # sent again (measured, also with max.in.flight=1, and when the leader moves): only one batch is queued
+            self._acknowledge()
+            size, chunk = 0, list[contracts.Output]()
+            for output in outputs[:CHUNK_RECORDS]:
+                size += len(output[1] or b"") + len(output[2] or b"") + 100
+                if chunk and size > CHUNK_BYTES:
+                    break
+                chunk.append(output)
+            del outputs[: len(chunk)]
+            try:
+                self._queue(chunk)
+            finally:
+                outputs[:0] = chunk
+
+    def _acknowledge(self) -> None:
+        """Waits until all queued records are acknowledged. Raises the error of those that are not."""
+        if left := self._await_acknowledgements():
+            raise self._take_failure() or Retriable(f"{left} records were not acknowledged within {self._limit:g} s")
+        if self._failed and (failure := self._take_failure()) is not None:
+            raise failure
+
+    def _queue(self, outputs: list[contracts.Output]) -> None:
+        produce: Callable[..., None] = self._produce_traced if self._keeps_failed else self._producer.produce
+        done = 0
+        try:
+            while done < len(outputs):
+                try:
+                    for output in outputs[done:] if done else outputs:
+                        produce(*output)
+                        done += 1
+                except BufferError:
+                    self._await_space()
+                except ck.KafkaException as error:
+                    self._poll(0)  # serves the reports: an earlier delivery that failed may be the reason
+                    if (failure := self._take_failure()) is not None:
+                        raise failure from None
+                    refused = self._classify_refusal(error.args[0], outputs[done])
+                    done += isinstance(refused, Refused)  # the error has the output
+                    raise refused from None
+        finally:
+            del outputs[:done]
+
+    def _produce_traced(self, *output: Any) -> None:
+        produce: Callable[..., None] = self._producer.produce
+        produce(*output[:4], partial(self._output_delivered, output), None, *output[6:])
+
+    def _await_space(self) -> None:
+        """Waits until the queue is shorter. Raises a ClientError if the broker accepts nothing within the limit."""
+        queued, deadline = len(self._producer), time.monotonic() + self._limit
+        while len(self._producer) >= queued:
+            self._poll(0.02)
+            if time.monotonic() > deadline:
+                leaf = Abortable if self._transactional else Retriable
+                raise leaf(f"the producer's queue stayed full for {self._limit:g} s")
+
+    def _classify_refusal(self, error: ck.KafkaError, output: contracts.Output) -> Exception:
+        if error.code() in REFUSED:
+            return Refused(record_refused(error, output[0]), [output])
+        if error.code() in MISSING:
+            found = describe_topic(self._producer, output[0], self._limit)
+            if found is not None and found.error is None and output[3] in found.partitions:
+                return Retriable(f"writing to {output[0]}[{output[3]}]: the client did not know the partition yet")
+            if is_missing(found):
+                return no_such_topic(output[0])
+        if error.code() == E.TOPIC_EXCEPTION:  # as in `_take_failure`: a delivery report may have this error instead
+            return Abortable(f"writing to {output[0]}: {error.str()} ({error.name()})")
+        return classify(error, f"writing to topic {output[0]!r}")
+
+    def init_transactions(self) -> None:
+        # measured: librdkafka asks again only after 500 ms, both without a coordinator and while the coordinator ends
+        # the transaction of the producer just fenced, which takes 10 ms; a new client asks at once
+        self._await_connection()
+        for seconds in SETTLING_SECONDS:
+            try:
+                self._producer.init_transactions(seconds)
+                return
+            except ck.KafkaException as error:
+                if error.args[0].code() == E.CONCURRENT_TRANSACTIONS:
+                    self._end()
+                    self._connect()
+                    self._await_connection()
+        self._call(lambda client, limit: client.init_transactions(limit), "starting the producer")
+
+    def _await_connection(self) -> None:
+        with suppress(ck.KafkaException):
+            self._producer.list_topics("__transaction_state", CONNECT_SECONDS)
+
+    def begin_transaction(self) -> None:
+        self._failed.clear()
+        self._written.clear()
+        self._has_failed = False
+        try:
+            self._producer.begin_transaction()
+        except ck.KafkaException as error:
+            doing = name_object("beginning a transaction", error.args[0], transactional_id=self._id)
+            raise classify(error.args[0], doing) from None
+
+    def send_offsets(self, positions: Positions, consumer: contracts.Consumer) -> None:
+        assert isinstance(consumer, KafkaConsumer)
+        metadata = consumer.group_metadata()
+        patience, begun = min(consumer.patience, self._limit), time.monotonic()
+        try:
+            # the client would wait for ever for a coordinator that is down, though the group has another one by then
+            self._call(
+                lambda client, limit: client.send_offsets_to_transaction(partitions_of(positions), metadata, limit),
+                "adding offsets to the transaction",
+                limit=patience,
+                group=consumer.group,
+                topics=[tp.topic for tp in positions],
+            )
+        finally:
+            # decreases slowly: after small transactions, the limit must still be long enough for a large one
+            taken = time.monotonic() - begun
+            consumer.patience = max(PATIENCE_SECONDS, 2 * taken, PATIENCE_KEPT * patience)
+
+    def commit_transaction(self) -> None:
+        if left := self._await_acknowledgements():
+            raise self._take_failure() or Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
+        try:
+            self._call(lambda client, limit: client.commit_transaction(limit), "committing the transaction")
+        except Retriable as error:
+            raise OutcomeUnknown(str(error)) from None
+
+    def abort_transaction(self) -> None:
+        # librdkafka #4849: an abort must not race records in flight; and to purge these leaves a gap in the sequence
+        # numbers, at which the next transaction of the same epoch would fail
+        seconds = FAILED_FLUSH_SECONDS if self._has_failed else ABORT_FLUSH_SECONDS
+        left = self._drain(time.monotonic() + min(self._limit, seconds))
+        self._failed.clear()
+        if left:
+            raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
+        try:
+            self._call(lambda client, limit: client.abort_transaction(limit), "aborting the transaction")
+        except (Retriable, Abortable) as error:
+            raise OutcomeUnknown(str(error)) from None
+
+    def flush(self) -> None:
+        left = self._await_acknowledgements()
+        if (failure := self._take_failure()) is not None:
+            raise failure
+        if left:
+            raise Retriable(f"{left} records wait for their acknowledgement, and none came within {self._limit:g} s")
+
+    def _await_acknowledgements(self) -> int:
+        """Waits for acknowledgements or failures while some arrive; returns how many records have neither."""
+        left, before = self._drain(0.0), 0
+        while left and left != before and self._is_whole():
+            before, left = left, self._drain(time.monotonic() + self._limit, self._is_whole)
+        return left
+
+    def _is_whole(self) -> bool:
+        """Whether no delivery of the transaction has failed; otherwise it is aborted, and nothing is waited for."""
+        return not (self._transactional and self._has_failed)
+
+    def _drain(self, deadline: float, going: Callable[[], bool] = lambda: True) -> int:
+        """Sends queued records without lingering, until the deadline and while `going`; returns how many are left.
+
+        As successes are not reported, flush() looks every 10 ms only: many short ones end sooner than a long one.
+        """
+        try:
+            while (left := self._producer.flush(FLUSH_SECONDS)) and going() and time.monotonic() < deadline:
+                pass
+        except ck.KafkaException as error:
+            doing = name_object(
+                "sending queued records", error.args[0], topics=self._written, transactional_id=self._id
+            )
+            raise classify(error.args[0], doing) from None
+        return left
+
+    def _take_failure(self) -> KStreamsError | None:
+        """The exception for deliveries that failed since the last call, None without any; permanent errors first."""
+        refused = [each for each in self._failed if each[0].code() in REFUSED]
+        failed, self._failed = self._failed, []
+        for error, topic, _ in failed:
+            if isinstance(failure := classify(error, f"writing to topic {topic!r}"), NotAuthorized):
+                return failure
+            may_be_missing = error.code() in MISSING | {E._MSG_TIMED_OUT}
+            if may_be_missing and is_missing(describe_topic(self._producer, topic, self._limit)):
+                return no_such_topic(topic)
+        if refused:
+            self._failed = [each for each in failed if each[0].code() not in REFUSED]
+            error, topic, _ = next(
+                (each for each in refused if each[0].code() != E._INVALID_DIFFERENT_RECORD), refused[0]
+            )
+            return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
+        if failed:
+            kept = [each for each in failed if each[2] is not None and not may_be_written(each[0])]
+            if kept:
+                self._failed = [each for each in failed if each not in kept]
+            error, topic, _ = (kept or failed)[0]
+            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})", [output for *_, output in kept])
+        return None
+
+    def drop(self) -> None:
+        self._producer.purge(blocking=False)
+        self._end()
+
+    def _end(self) -> None:
+        end([self.__dict__.pop("_producer")])
+
+    def _poll(self, timeout: float) -> None:
+        """Serves the log and the delivery reports. Raises a ClientError once the client has failed for good."""
+        try:
+            self._producer.poll(timeout)
+        except ck.KafkaException as error:
+            doing = name_object("serving the producer", error.args[0], topics=self._written, transactional_id=self._id)
+            raise classify(error.args[0], doing) from None
+
+    def _call(
+        self,
+        call: Callable[[Any, float], object],
+        doing: str,
+        *,
+        limit: float | None = None,
+        group: str = "",
+        topics: Collection[str] = (),
+    ) -> None:
+        """Makes a call of the transactional API in a thread of its own: not every call keeps its limit.
+
+        To add offsets, librdkafka may wait for ever for a coordinator that no event announces. Such a thread is left
+        behind. `call` must not hold the client: an error holds its frames, in a reference cycle.
+        """
+        limit = self._limit if limit is None else limit
+        outcome: list[ck.KafkaError | None] = []
+
+        def run() -> None:
+            try:
+                call(self._producer, limit)
+                outcome.append(None)
+            except ck.KafkaException as error:
+                outcome.append(error.args[0])  # the exception holds this frame, and so the client, in a cycle
+
+        thread = threading.Thread(target=run, name=doing, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + limit + CALL_GRACE_SECONDS
+        with suppress(ClientError):  # the call itself reports the error
+            self._drain(deadline, thread.is_alive)  # sends queued records while offsets are added
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if not outcome:
+            raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {limit:g} s")
+        if (error := outcome[0]) is not None:
+            doing = name_object(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
+            leaf = classify(error, doing)
+            if not isinstance(leaf, Fenced):
+                with suppress(NotAuthorized):  # a client that has failed for good reports its error again
+                    self._poll(0)  # serves the reports of deliveries that failed
+                cause = self._take_failure()
+                leaf = leaf if cause is None or isinstance(cause, Abortable) else cause
+            raise leaf from None

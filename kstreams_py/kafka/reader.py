@@ -1,0 +1,140 @@
+"""Reads partitions without a group: their first and last stable offsets, their records, their newest record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import NotAuthorized, Retriable
+from kstreams_py.kafka.clients import end, new_client
+from kstreams_py.kafka.errors import ClientLog, E, classify, name_object
+from kstreams_py.records import Message, Positions, TopicPartition
+
+ENDS_SECONDS: Final = 5.0
+"""Seconds for three requests for offsets: a request to a leader that is down does not move to its successor."""
+
+UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
+
+
+class Reader:
+    """A consumer that joins no group, which the first call makes. The methods are those of contracts.Cluster."""
+
+    def __init__(
+        self, configuration: Callable[[], Mapping[str, Any]], limit: float, explain: Callable[..., Exception]
+    ) -> None:
+        """Makes no client yet.
+
+        - `configuration`: returns the client's settings.
+        - `limit`: seconds that each call may take.
+        - `explain`: maps an error, and the `topics` that it is about, to an exception.
+        """
+        self._configuration, self._limit, self._explain = configuration, limit, explain
+        self._clients: list[ck.Consumer] = []
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Ends the client."""
+        end(self._clients)
+
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._offsets(partitions, ck.OFFSET_BEGINNING)
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._offsets(partitions, ck.OFFSET_END)
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        try:
+            with self._lock:  # the processors of a slot share the reader, and each is a thread
+                low, stable = self._watermarks(partition)
+                window = 4  # a record and its marker are the usual tail
+                while True:
+                    start = max(low, stable - window)
+                    found = self._between(partition, start, stable)
+                    if found or start == low:
+                        return found[-1] if found else None
+                    window *= 8
+        except ck.KafkaException as error:
+            doing = name_object(f"reading the newest record of {partition}", error.args[0], topics=[partition.topic])
+            raise classify(error.args[0], doing) from None
+
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        try:
+            with self._lock:
+                low, stable = self._watermarks(partition)
+                return self._between(partition, low, stable)
+        except ck.KafkaException as error:
+            doing = name_object(f"reading {partition}", error.args[0], topics=[partition.topic])
+            raise classify(error.args[0], doing) from None
+
+    def _offsets(self, partitions: Collection[TopicPartition], which: int) -> Positions:
+        if not partitions:
+            return {}
+        # the admin client would connect to a leader that is down thousands of times a second (measured: a whole core),
+        # and does not look for its successor (test_ends_of_partitions_whose_leader_died_are_read_from_the_new_leader)
+        asked = [ck.TopicPartition(*tp, which) for tp in partitions]
+        deadline = time.monotonic() + min(self._limit, ENDS_SECONDS)
+        while True:
+            try:
+                found = self.client.offsets_for_times(asked, ENDS_SECONDS / 3)
+                if (failure := next((p.error for p in found if p.error is not None), None)) is None:
+                    return {TopicPartition(p.topic, p.partition): p.offset for p in found}
+            except ck.KafkaException as error:
+                failure = error.args[0]
+            if time.monotonic() > deadline:
+                raise self._explain(failure, topics=[tp.topic for tp in partitions])
+            with suppress(ck.KafkaException):
+                for topic in {tp.topic for tp in partitions}:
+                    self.client.list_topics(topic, ENDS_SECONDS / 3)  # or the client keeps to the leaders that it knows
+            time.sleep(0.05)
+
+    def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """The first and the last stable offset; asks again for a partition that was just added."""
+        deadline = time.monotonic() + self._limit
+        while True:
+            try:
+                low, stable = self.client.get_watermark_offsets(ck.TopicPartition(*partition), self._limit)
+            except ck.KafkaException as error:
+                if error.args[0].code() not in UNKNOWN or time.monotonic() > deadline:
+                    raise
+                self.client.list_topics(partition.topic, self._limit)
+                time.sleep(0.05)
+            else:
+                return low, stable
+
+    def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
+        """The committed records from `start` on and before `stable`."""
+        found: list[Any] = []
+        if start >= stable:
+            return found
+        reader = self.client
+        reader.assign([ck.TopicPartition(*partition, start)])
+        deadline = time.monotonic() + self._limit
+        try:
+            while time.monotonic() < deadline:
+                for m in reader.consume(1000, 0.05):
+                    if (error := m.error()) is None:
+                        found.append(m)
+                    elif error.code() == E._PARTITION_EOF:
+                        return found
+                    elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
+                        raise failure  # not Retriable: the caller would ask again for ever
+                if found and found[-1].offset() + 1 >= stable:
+                    return found
+        finally:
+            reader.unassign()
+        raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
+
+    @property
+    def client(self) -> ck.Consumer:
+        """The client; the first call makes it."""
+        client = next(iter(self._clients), None)
+        if client is None:
+            configuration = {**self._configuration(), "group.id": "unused", "fetch.wait.max.ms": 10}
+            client = new_client(ck.Consumer, configuration, ClientLog("reader"))
+            self._clients.append(client)
+        return client

@@ -1,0 +1,154 @@
+"""Describes and changes topics, and explains failed calls."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import admin as ck_admin
+
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
+from kstreams_py.kafka.clients import end, new_client
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, classify, name_object
+from kstreams_py.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class TopicAdmin:
+    """An admin client, which the first call makes. The methods are those of contracts.Cluster."""
+
+    def __init__(self, configuration: Mapping[str, Any], limit: float, log: ClientLog) -> None:
+        """`limit` is how many seconds each call may take; `log` watches the client."""
+        self._configuration, self._limit, self._log = configuration, limit, log
+        self._address = configuration["bootstrap.servers"]
+        self._clients: list[ck_admin.AdminClient] = []
+
+    def close(self) -> None:
+        """Ends the client."""
+        end(self._clients)
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        if not names:
+            return {}
+        described = self.client.describe_topics(ck.TopicCollection(sorted(names)), request_timeout=self._limit)
+        existing = self._known(described)
+        if not existing:
+            return {}
+        resources = [ck_admin.ConfigResource(ck_admin.ResourceType.TOPIC, name) for name in existing]
+        configs = self.client.describe_configs(resources, request_timeout=self._limit)
+        settings = self._known({resource.name: future for resource, future in configs.items()})
+        return {
+            name: TopicInfo(
+                name=name,
+                topic_id=str(existing[name].topic_id),
+                partitions=len(existing[name].partitions),
+                replication=len(existing[name].partitions[0].replicas),
+                settings={setting: entry.value for setting, entry in entries.items()},
+            )
+            for name, entries in settings.items()
+        }
+
+    def _known(self, futures: Mapping[str, Any]) -> dict[str, Any]:
+        """The results, without topics that this broker does not know (yet): brokers learn of one after the other."""
+        results = {}
+        for name, future in futures.items():
+            try:
+                results[name] = future.result()
+            except ck.KafkaException as error:
+                if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
+                    raise self.explain(error.args[0], topics=[name]) from None
+        return results
+
+    def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
+        wanted = [
+            ck_admin.NewTopic(name, partitions, replication, config=dict(settings))
+            for name, partitions, replication, settings in topics
+        ]
+        if not wanted:
+            return
+        for name, future in self.client.create_topics(wanted, request_timeout=self._limit).items():
+            try:
+                future.result()
+            except ck.KafkaException as error:
+                code = error.args[0].code()
+                failure = self.explain(error.args[0], topics=[name])
+                if code in UNREACHABLE or code in UNAUTHENTICATED or isinstance(failure, NotAuthorized):
+                    raise failure from None
+                if code != E.TOPIC_ALREADY_EXISTS:
+                    raise TopicError(
+                        f"topic {name!r} cannot be created: {error.args[0].str()}: correct "
+                        "partitions=, replication= or config= of its declaration, or create it by hand (kafka-topics)"
+                    ) from None
+        names, deadline = {topic.topic for topic in wanted}, time.monotonic() + self._limit
+        while missing := names - self.topics(names).keys():  # the brokers learn of them one after the other
+            if time.monotonic() > deadline:
+                raise TopicError(
+                    f"topics {', '.join(sorted(missing))} were created and cannot be seen: see the broker's log"
+                )
+            time.sleep(0.02)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        for future in self.client.create_partitions(
+            [ck_admin.NewPartitions(topic, partitions)], request_timeout=self._limit
+        ).values():
+            self._result(future, topics=[topic])
+        logger.info("topic %r has %d partitions now", topic, partitions)
+
+    def truncate(self, partition: TopicPartition, before: int) -> None:
+        deleted = self.client.delete_records([ck.TopicPartition(*partition, before)], request_timeout=self._limit)
+        for future in deleted.values():
+            self._result(future, topics=[partition.topic])
+
+    def offsets_retention_minutes(self) -> int | None:
+        try:
+            brokers = self.client.list_topics(timeout=self._limit).brokers
+            resource = ck_admin.ConfigResource(ck_admin.ResourceType.BROKER, str(min(brokers)))
+            (described,) = self.client.describe_configs([resource], request_timeout=self._limit).values()
+            return int(self._result(described)["offsets.retention.minutes"].value)
+        except (ck.KafkaException, KStreamsError, KeyError, ValueError) as error:
+            logger.info("offsets.retention.minutes is not known: %s", error)
+            return None
+
+    def _result(self, future: Any, *, topics: Collection[str] = ()) -> Any:
+        try:
+            return future.result(self._limit + 1)  # the request's own limit is shorter, and gives a reason
+        except ck.KafkaException as error:
+            raise self.explain(error.args[0], topics=topics) from None
+        except TimeoutError:
+            raise Retriable(f"no answer from {self._address} within {self._limit:g} s") from None
+
+    def explain(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
+        """The exception for a failed call, with the remedy."""
+        if error.code() in STALE:
+            end(self._clients)  # the client asks the leaders that it knows, and does not look for new ones after this
+            return classify(error, "asking a broker that no longer leads")
+        self.client.poll(0)
+        cause = self._log.error
+        if cause is not None and cause.code() in UNAUTHENTICATED:
+            return BrokerUnavailable(
+                f"the broker at {self._address} refuses the credentials ({cause.str()}): correct security.protocol, "
+                "sasl.* or ssl.* under [kafka] or in KSTREAMS_KAFKA__*"
+            )
+        if error.code() in UNREACHABLE:
+            return BrokerUnavailable(
+                f"no Kafka broker answers at {self._address}: start one (`kstreams broker start`), correct "
+                "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
+                "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*"
+            )
+        return classify(error, name_object(f"asking the broker at {self._address}", error, topics=topics, group=group))
+
+    @property
+    def client(self) -> ck_admin.AdminClient:
+        """The client; the first call makes it."""
+        client = next(iter(self._clients), None)
+        if client is None:
+            client = new_client(
+                ck_admin.AdminClient, {**self._configuration, "error_cb": self._log.on_error}, self._log
+            )
+            self._clients.append(client)
+        return client

@@ -1,0 +1,30 @@
+"""Looks topics up through a client, whose errors do not tell whether a topic exists."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py.errors import TopicError
+from kstreams_py.kafka.errors import E
+
+MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITION}
+
+
+def describe_topic(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> Any:
+    """The cluster's metadata of a topic, which the client caches; None without an answer within `limit` seconds."""
+    try:
+        return client.list_topics(topic, limit).topics[topic]
+    except ck.KafkaException:
+        return None
+
+
+def is_missing(found: Any) -> bool:
+    """Whether the metadata (`found`) says that there is no such topic; a client may use a deleted one for long."""
+    return found is not None and found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
+
+
+def no_such_topic(topic: str) -> TopicError:
+    """The error for a topic that does not exist."""
+    return TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")

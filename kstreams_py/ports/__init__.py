@@ -1,1 +1,0 @@
-"""What touches the outside: one outside thing a file."""

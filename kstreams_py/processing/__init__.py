@@ -1,0 +1,30 @@
+"""Exactly-once processors: from a fetched record to its committed outputs.
+
+In the order of a record's life, then what only some processors need:
+
+environment      acts     what the engine works with: a cluster, settings, a clock
+ledger           rule     how far each input partition is processed, and how far that is committed
+plan             rule     an intake of steps goes into the functions, a plan of outputs comes out
+task             rule     one processor on one partition number, and the records that wait in it
+tasks            rule     routes records to tasks, and takes the steps that are ready
+hashes           rule     the delivery hash of a step
+outputs          rule     makes records of the results of a step
+runner           rule     calls the function for each step
+pace             rule     how many records to take at once
+states           rule     the states of a session, and its transitions
+attempts         acts     retries: how often, how long after a failure, when the worker gives up
+session          acts     one producer at a time, as the states allow
+committer        acts     what the guarantees share: uncommitted steps, and how an attempt fails
+guarantees       acts     exactly once, at least once, at most once, side by side
+committed        acts     reads the committed offsets of the group
+beginning        acts     where a group begins to read
+worker           acts     the loop: from fetch to commit
+topics           acts     creates and checks the topics of a graph
+growth           acts     checks inputs again, and extends journals, when partitions are added
+dead_letters     rule     a step that failed, as a record
+sizes            rule     bytes that topics take: of one record, of one batch
+search           rule     finds the step whose output a topic refuses
+refused_outputs  rule     outputs that came back, of steps that are not run again
+choices          rule     which input each coming step of an alts reads
+choices_journal  acts     saves the choices of an alts
+"""

@@ -1,0 +1,100 @@
+"""Retries: how often, how long after a failure, and when the worker gives up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kstreams_py.errors import ClientError, Fatal, Refused, Retriable
+
+logger = logging.getLogger(__name__)
+
+CALLS_MAX: Final = 5
+"""Attempts at one call that fails as retriable, until its transaction is given up."""
+
+FAILURES_WARNED: Final = 3
+"""Failures in a row from which on each is a warning, and the next attempt waits."""
+
+FAILURES_MAX: Final = 40
+"""Failures in a row, until the worker gives up: after some three minutes."""
+
+WAIT_MAX: Final = 5.0
+"""Seconds between two attempts at most."""
+
+PRODUCERS_MAX: Final = 10
+"""New producers in a row without a commit between them, until the worker gives up."""
+
+
+class Attempts:
+    """Counts the failures of one worker since its last commit, and waits before the next attempt.
+
+    - `processor`: its id, for the log.
+    - `transactional_id`: names the worker in the errors that end it.
+    - `sleep`: waits for a number of seconds.
+    """
+
+    def __init__(self, processor: str, transactional_id: str, sleep: Callable[[float], None]) -> None:
+        self._processor = processor
+        self._id = transactional_id
+        self._sleep = sleep
+        self._failures = 0
+        self._producers = 0
+        self._cause = ""
+        """The message of the last failure."""
+
+    def committed(self) -> None:
+        """Resets the counts."""
+        self._failures = self._producers = 0
+
+    def call(self, call: Callable[[], object]) -> None:
+        """Calls up to CALLS_MAX times, while that raises Retriable."""
+        for attempt in range(1, CALLS_MAX):
+            try:
+                call()
+            except Retriable as error:
+                logger.info("%s: %s; again", self._id, error)
+                self._sleep(min(0.05 * 2**attempt, 1.0))
+            else:
+                return
+        call()
+
+    def failed(self, error: ClientError, then: str) -> None:
+        """Logs a failure and the reaction to it (`then`), and waits if there were several in a row.
+
+        Raises Fatal after FAILURES_MAX of them, unless a broker is only away.
+        """
+        self._cause = str(error)
+        if isinstance(error, Refused):
+            logger.info("%s: %s; looking for the record", self._processor, error)
+            self._producers = 0  # not the producer's fault, and halving ends
+            return
+        self._failures += 1
+        level = logging.WARNING if self._failures >= FAILURES_WARNED else logging.INFO
+        logger.log(level, "%s: %s; %s", self._processor, error, then)
+        if self._failures >= FAILURES_MAX and not isinstance(error, Retriable):
+            raise Fatal(
+                f"{self._id}: {self._failures} attempts in a row failed, at last by: {error}: remove "
+                "the cause, then start the worker again"
+            )
+        if self._failures >= FAILURES_WARNED:
+            self._sleep(min(0.05 * 2 ** min(self._failures - FAILURES_WARNED, 10), WAIT_MAX))
+
+    def producer_failed(self, error: ClientError) -> None:
+        """Logs why a new producer could not start."""
+        logger.warning("%s: %s; trying again", self._id, error)
+        self._cause = str(error)
+
+    def next_producer(self) -> None:
+        """Counts a new producer, and waits before it where there were several without a commit.
+
+        Raises Fatal after PRODUCERS_MAX of them.
+        """
+        if self._producers > PRODUCERS_MAX:
+            raise Fatal(
+                f"{self._id}: {PRODUCERS_MAX} producers in a row could not commit, at last by: {self._cause}: "
+                "remove the cause, then start the worker again"
+            )
+        if self._producers:
+            self._sleep(min(0.1 * 2**self._producers, WAIT_MAX))
+        self._producers += 1

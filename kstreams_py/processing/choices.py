@@ -1,0 +1,92 @@
+"""The choices of alts: which input each of the next steps reads, journaled before the functions run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final, NamedTuple
+
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+
+from kstreams_py.formats.schema_files import shipped_schema
+
+
+class Start(NamedTuple):
+    """An input when choices were made: its topic id ("" if the broker has none) and its committed offset."""
+
+    topic: str
+    topic_id: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What an alts task reads next: runs of (topic, offset of the run's last record), in order.
+
+    `starts` has an entry for each topic in the runs; it is empty if version 1 wrote the choices.
+    """
+
+    runs: tuple[tuple[str, int], ...] = ()
+    starts: tuple[Start, ...] = ()
+
+    def after(self, committed: Mapping[str, int]) -> Choices:
+        """The choices without those that are delivered; `committed` has the next offset of each topic."""
+        runs = tuple(run for run in self.runs if run[1] >= committed.get(run[0], 0))
+        named = {topic for topic, _ in runs}
+        return Choices(runs, tuple(start for start in self.starts if start.topic in named))
+
+    def still_valid(self, committed: Mapping[str, int], topic_ids: Mapping[str, str]) -> tuple[Choices, list[str]]:
+        """The choices that are not delivered and still valid, and the reasons for dropping others.
+
+        - `committed`: the next offset of each input.
+        - `topic_ids`: the id of each current input.
+
+        A run is dropped if its topic is no input any more or was created again; all runs are if a committed offset was
+        set back. The records of such runs may never come, and the other inputs would wait for them.
+        """
+        left = self.after(committed)
+        missing = {topic: f"{topic!r} is no input any more" for topic, _ in left.runs if topic not in topic_ids}
+        set_back = []
+        for topic, topic_id, offset in left.starts:
+            if topic_id and topic_ids.get(topic, "") not in ("", topic_id):
+                missing[topic] = f"{topic!r} was deleted and created again"
+            elif committed.get(topic, offset) < offset:
+                set_back.append(f"the committed offset of {topic!r} was set back from {offset} to {committed[topic]}")
+        if set_back:
+            return Choices(), set_back
+        runs = tuple(run for run in left.runs if run[0] not in missing)
+        return Choices(runs, tuple(start for start in left.starts if start.topic not in missing)), [*missing.values()]
+
+    def encode(self) -> bytes:
+        """A version byte, then Avro by schemas/alts_choices.avsc."""
+        buffer = BytesIO(_CHOICES_VERSION)
+        buffer.seek(0, 2)
+        record = {
+            "runs": [{"topic": topic, "through": through} for topic, through in self.runs],
+            "inputs": [{"topic": t, "topic_id": topic_id, "start": offset} for t, topic_id, offset in self.starts],
+        }
+        schemaless_writer(buffer, _CHOICES_SCHEMA, record)
+        return buffer.getvalue()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Choices:
+        """The inverse of `encode`, also of version 1. Raises ValueError for bytes of another version."""
+        if (written := _CHOICES_SCHEMAS.get(data[:1])) is None:
+            raise ValueError(
+                f"a journal record starts with {data[:1]!r}, not with a version up to {_CHOICES_VERSION!r}"
+            )
+        found: Any = schemaless_reader(BytesIO(data[1:]), written, _CHOICES_SCHEMA)
+        return cls(
+            tuple((run["topic"], run["through"]) for run in found["runs"]),
+            tuple(Start(each["topic"], each["topic_id"], each["start"]) for each in found["inputs"]),
+        )
+
+
+_CHOICES_VERSION: Final = b"\x02"
+_CHOICES: Final[Any] = shipped_schema("alts_choices")
+_CHOICES_SCHEMA: Final = parse_schema(_CHOICES)
+_CHOICES_SCHEMAS: Final = {
+    b"\x01": parse_schema({**_CHOICES, "fields": _CHOICES["fields"][:1]}),  # runs alone
+    _CHOICES_VERSION: _CHOICES_SCHEMA,
+}

@@ -1,0 +1,61 @@
+"""The journal of one alts processor: the newest choices of each of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kstreams_py.errors import TopicError
+from kstreams_py.kafka.contracts import Cluster, Output
+from kstreams_py.processing.choices import Choices
+from kstreams_py.records import TopicPartition
+
+JOURNAL_TRUNCATED_EVERY: Final = 1_000
+"""Transactions with choices between two deletions of all but the newest records."""
+
+
+class ChoicesJournal:
+    """Saves and reads the newest choices of the tasks that this worker holds."""
+
+    def __init__(self, topic: str, cluster: Cluster) -> None:
+        self._topic = topic
+        self._cluster = cluster
+        self._newest: dict[int, Choices] = {}
+        """Choices that this worker saved: they may not be readable yet, because markers follow the commit's answer."""
+        self._saved = 0
+
+    def newest(self, partition: int) -> Choices:
+        """The choices that a task saved last, including those that are delivered since.
+
+        Raises TopicError if a newer version of this package wrote them.
+        """
+        if partition in self._newest:
+            return self._newest[partition]
+        m = self._cluster.newest(TopicPartition(self._topic, partition))
+        try:
+            return Choices() if m is None else Choices.decode(m.value() or b"")
+        except ValueError as error:
+            raise TopicError(
+                f"journal {self._topic!r}, partition {partition}: {error}: run the version of kstreams_py that wrote "
+                "it, or a newer one"
+            ) from None
+
+    def records(self, choices: Mapping[int, Choices]) -> list[Output]:
+        """A record for each task, to be committed before the functions run."""
+        return [
+            (self._topic, each.encode(), None, partition, None, None, 0, [("ks-type", b"alts-choices")])
+            for partition, each in choices.items()
+        ]
+
+    def saved(self, choices: Mapping[int, Choices]) -> None:
+        """Keeps choices that are committed; every JOURNAL_TRUNCATED_EVERY times, deletes the records before them."""
+        self._newest |= choices
+        self._saved += 1
+        if self._saved % JOURNAL_TRUNCATED_EVERY == 0:
+            for partition in choices:
+                if (m := self._cluster.newest(TopicPartition(self._topic, partition))) is not None:
+                    self._cluster.truncate(TopicPartition(self._topic, partition), m.offset())
+
+    def forget(self) -> None:
+        """Forgets all choices: other workers may hold the tasks now, and save newer ones."""
+        self._newest = {}

@@ -1,0 +1,57 @@
+"""Reads the committed offsets of a group, and logs which transaction holds those that cannot be read."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from typing import Final
+
+from kstreams_py.errors import KStreamsError, Retriable
+from kstreams_py.kafka.contracts import Consumer
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+PINNED_SECONDS: Final = 30.0
+"""Seconds for which committed offsets may be unreadable before a warning names the transactions that hold them."""
+
+
+class CommittedOffsets:
+    """The committed offsets of one worker's group."""
+
+    def __init__(self, group: str, name: str, consumer: Consumer, environment: Environment) -> None:
+        """`name` is the worker's, for the log."""
+        self._group = group
+        self._name = name
+        self._consumer = consumer
+        self._cluster = environment.cluster
+        self._clock = environment.clock
+        self._unread_since: float | None = None
+
+    def read(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The committed offset of each partition that has one.
+
+        Raises Retriable while a transaction holds one of them; logs which transaction after PINNED_SECONDS.
+        """
+        if not partitions:
+            return {}
+        try:
+            positions = self._consumer.committed(partitions)
+        except Retriable:
+            now = self._clock()
+            self._unread_since = now if self._unread_since is None else self._unread_since
+            if now - self._unread_since >= PINNED_SECONDS:
+                self._unread_since = now
+                self._name_what_holds(partitions)
+            raise
+        self._unread_since = None
+        return positions
+
+    def _name_what_holds(self, partitions: Collection[TopicPartition]) -> None:
+        try:
+            held = self._cluster.pending(self._group, partitions).describe(time.time())
+        except KStreamsError as error:
+            held = f"which transaction holds them is not known: {error}"
+        logger.warning("%s: committed offsets have not been readable for %g s: %s", self._name, PINNED_SECONDS, held)

@@ -1,0 +1,265 @@
+"""What the guarantees share: the steps that are processed and not committed, and how an attempt fails."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from kstreams_py.errors import (
+    Abortable,
+    ClientError,
+    Fatal,
+    KStreamsError,
+    RecordRefused,
+    Refused,
+)
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.guarantees import Durability
+from kstreams_py.kafka.contracts import Consumer, Output, Producer, ProducerMode
+from kstreams_py.metrics import Counters
+from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.choices_journal import ChoicesJournal
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.ledger import Ledger
+from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.refused_outputs import Replacement
+from kstreams_py.processing.session import Session
+from kstreams_py.processing.states import State
+from kstreams_py.records import Positions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a guarantee works with: the parts of one worker.
+
+    - `transactional_id`: of the producer; it names the worker in the log, too.
+    - `replacement`: makes the dead letter of a refused output.
+    - `journal`: where the choices of an alts are saved; None if they need not be.
+    - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
+    """
+
+    processor: Processor
+    ledger: Ledger
+    consumer: Consumer
+    environment: Environment
+    transactional_id: str
+    counters: Counters
+    replacement: Replacement
+    journal: ChoicesJournal | None = None
+    batch_bytes: int | None = None
+
+
+class Committer(ABC):
+    """Commits what one worker processes, in the order of its guarantee."""
+
+    transactional: ClassVar[bool]
+    may_repeat: ClassVar[bool] = True
+    """An output without an acknowledgement may be sent again, even where no idempotent producer prevents a copy."""
+    commits_each_intake: ClassVar[bool] = False
+    """Each intake costs a commit before its functions run."""
+    traces_outputs: ClassVar[bool] = False
+    """Steps are not run again: a refused output is traced back to its step."""
+    _ends_by_fatal: ClassVar[bool] = True
+    """A fatal error of the client ends the worker; otherwise a new producer is tried."""
+    must_finish: ClassVar[bool] = False
+    """No other worker would run prepared steps: this one finishes them before it ends."""
+
+    def __init__(self, context: Context) -> None:
+        environment, processor = context.environment, context.processor
+        self._attempts = Attempts(processor.id, context.transactional_id, environment.sleep)
+        self.session = Session(
+            self.producer_mode(processor.durability),
+            context.consumer,
+            environment,
+            self._attempts,
+            transactional_id=context.transactional_id,
+            batch_bytes=context.batch_bytes,
+        )
+        self.must_repeat_commit = False
+        """A flush or an offset commit found no answer: nothing is lost, and `commit` is called again first."""
+        self._ledger = context.ledger
+        self._journal = context.journal
+        self._consumer = context.consumer
+        self._processor = processor
+        self._settings = environment.settings
+        self._outputs_held = environment.outputs_held
+        self._counters = context.counters
+        self._clock = environment.clock
+        self._sleep = environment.sleep
+        self._outputs: list[Output] = []
+        self._steps = 0
+        self._since: float | None = None
+        """Clock time of the oldest uncommitted step."""
+        self._unraised: ClientError | None = None
+        """The error of a callback, which must not raise: `check` raises it."""
+
+    @classmethod
+    def producer_mode(cls, durability: Durability) -> ProducerMode:
+        """How a producer writes under this guarantee, with this durability."""
+        return ProducerMode(cls.transactional, durability.acks, cls.may_repeat)
+
+    @property
+    def mistake(self) -> RecordRefused | None:
+        """The refusal of an output that no dead letter replaces: at most once raises it after all other outputs."""
+        return None
+
+    # The steps that are processed and not committed.
+
+    @property
+    def busy(self) -> bool:
+        """Steps are processed and not committed, or a transaction is open."""
+        return self.session.state is not State.READY or self._since is not None
+
+    @property
+    def due(self) -> bool:
+        """The uncommitted steps are old enough or many enough for a commit."""
+        return self._since is not None and (
+            self._clock() - self._since >= self._settings.commit_interval_ms / 1000
+            or self._steps >= self._settings.commit_records
+        )
+
+    @property
+    def uncommitted_steps(self) -> int:
+        """How many steps are processed and not committed."""
+        return self._steps
+
+    def check(self) -> None:
+        """Raises Abortable if partitions of the open transaction were revoked, or the error of a callback."""
+        if self._unraised is not None:
+            error, self._unraised = self._unraised, None
+            raise error
+        if self.session.state is State.ABORTABLE:
+            raise Abortable("partitions were revoked in mid-transaction")
+
+    # Without errors.
+
+    @abstractmethod
+    def prepare(self, intake: Intake) -> None:
+        """Saves what has to be saved before the functions run.
+
+        Raises Retriable without an answer; the same intake must then be prepared again, for it may have been saved.
+        """
+
+    @abstractmethod
+    def commit_start(self, starts: Positions, records: list[Output]) -> None:
+        """Commits the start offsets of partitions without a committed offset, and writes the records that say so."""
+
+    def write(self, plan: Plan) -> None:
+        """Writes the outputs of a plan; the offsets after its steps wait for the commit."""
+        what = "dead letter" if self._processor.errors else "dropped, as no dead-letter topic is declared (errors=)"
+        for failure in plan.failures:
+            logger.warning("%s: %s: %s", self._processor.id, what, failure)
+        if self._since is None:
+            self._since = self._clock()
+        self._steps += plan.steps
+        self._outputs += plan.outputs
+        self._counters.stepped(
+            read=plan.steps, written=len(plan.outputs) - plan.dead_letters, failed=len(plan.failures)
+        )
+
+    def commit(self) -> None:
+        """Commits outputs and offsets; does nothing if there are neither. Raises ClientError: pass it to `recover`."""
+        self.check()
+        if self.busy or self._ledger.uncommitted:
+            self._commit()
+            self._counters.committed()
+            self._attempts.committed()
+            self._forget()
+            self.session.mark_ready()
+        self.must_repeat_commit = False
+
+    @abstractmethod
+    def _commit(self) -> None:
+        """Commits, in the order of the guarantee."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """Undoes `prepare` for the steps that were not run because a function stopped the worker."""
+
+    # After errors and rebalances.
+
+    @abstractmethod
+    def recover(self, error: ClientError) -> bool:
+        """Aborts or replaces the producer, according to the error class; returns whether the caller has to rewind.
+
+        Raises Replaced if another worker holds the membership, Fatal when there is no way back, RecordRefused if an
+        output is refused and no dead letter can be written in its place.
+        """
+
+    def revoked(self, run_saved: Callable[[], None]) -> None:
+        """Finishes, before partitions go to another member, what can be committed without a transaction.
+
+        `run_saved` runs the steps whose offsets are committed already. The next `check` raises a ClientError; others
+        are raised here, once all that can be finished is.
+        """
+        failure: KStreamsError | None = None
+        for finish in (partial(self._settle, run_saved), self.give_back):
+            try:
+                finish()
+            except ClientError as error:
+                logger.warning("%s: partitions are revoked before a commit: %s", self._processor.id, error)
+                self._keep_error(error)
+            except KStreamsError as error:
+                failure = failure or error
+        self.lost()
+        if failure is not None:
+            raise failure
+
+    @abstractmethod
+    def _settle(self, run_saved: Callable[[], None]) -> None:
+        """Runs saved steps, and commits before partitions are revoked where that can be done in time."""
+
+    def _keep_error(self, error: ClientError) -> None:
+        """Keeps an error for the next `check`, unless the next attempt cures it."""
+        self._unraised = error if self.session.state in (State.UNKNOWN, State.FENCED, State.FATAL) else None
+
+    def lost(self) -> None:
+        """Gives up the uncommitted steps: the partitions are revoked, and their offsets must not be committed."""
+        if self.busy:
+            self.session.must_abort()
+        self._forget()
+        self._ledger.reset()
+
+    def end(self) -> None:
+        """Ends the producer without a commit."""
+        self.session.end()
+
+    # For the guarantees.
+
+    def _send(self) -> None:
+        self.session.open()
+        if self._outputs:
+            self._call(lambda producer: producer.write(self._outputs))
+
+    @abstractmethod
+    def _call(self, call: Callable[[Producer], object]) -> None:
+        """Calls the producer; records the meaning of a ClientError before raising it."""
+
+    def _forget(self) -> None:
+        """Forgets the uncommitted steps: they are committed, or will be run again."""
+        self._outputs = []
+        self._steps = 0
+        self._since = None
+
+    def _note_failure(self, error: ClientError) -> None:
+        """Records that an attempt failed, and waits before the next one if several failed in a row."""
+        self.session.fail(error)
+        self._counters.aborted()
+        if self.session.state is State.FATAL and self._ends_by_fatal:
+            raise error
+        try:
+            self._attempts.failed(error, "going back to the committed offsets")
+        except Fatal as fatal:
+            self.session.fail(fatal)
+            raise
+
+    def _raise_unless_replaceable(self, error: ClientError) -> None:
+        """Raises the reason of a refused output that belongs to no step, or that no dead letter can replace."""
+        if isinstance(error, Refused) and (not self._steps or self._processor.errors is None):
+            raise error.mistake

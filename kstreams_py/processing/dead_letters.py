@@ -1,0 +1,236 @@
+"""A step that failed, and its dead letter: the records read, the exception, the traceback."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.records import HASH_HEADER, Headers, Inputs
+
+Content = dict[str, Any]
+"""A dead letter's value before it is encoded, by schemas/dead_letter.avsc."""
+
+_TRACEBACK_LIMIT: Final = 16_000
+_MESSAGE_LIMIT: Final = 4_000
+
+_KEPT: Final = 1_000
+"""Bytes that a cut dead letter keeps of its own key (its value has the keys of all inputs) and of the exception's
+message."""
+
+_ATTEMPTS: Final = 24
+"""Encodings that are tried to cut a dead letter to a size that fits."""
+
+
+def format_error(error: BaseException) -> str:
+    """The message of an exception in valid UTF-8, up to 4,000 characters, even if its `__str__` raises."""
+    try:
+        return _utf8(str(error))[:_MESSAGE_LIMIT]
+    except Exception:
+        return f"<{type(error).__name__}, whose __str__ raised>"
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step whose function (or serde) raised: the records read, the delivery hash, the exception."""
+
+    inputs: Inputs
+    delivery_hash: bytes
+    error: Exception
+
+    def __str__(self) -> str:
+        read = ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
+        error = f"{type(self.error).__name__}: {format_error(self.error)}"
+        return f"{error} (reading {read}, delivery {self.delivery_hash.hex()})"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Makes the dead letters of one processor.
+
+    - `processor`: its name with that of its graph.
+    - `topic`: the topic of the dead letters.
+    - `encode`: serializes their values.
+    - `limit`: bytes that the topic takes as one record (see record_size()); None if it takes any size.
+    """
+
+    processor: str
+    topic: str
+    encode: Callable[[Any], bytes | None]
+    limit: int | None = None
+
+    def of(self, failure: Failure) -> Output:
+        """The dead letter of a failure, as schemas/dead_letter.avsc has it.
+
+        A dead letter larger than `limit` is cut until it fits, and its field `cut` names what is missing: first the
+        traceback, then values, then headers, then keys, then the exception's message. Of values (headers, keys) the
+        largest are cut first. If the rest still does not fit, it is written all the same.
+        """
+        error, lead = failure.error, failure.inputs[0]
+        content: Content = {
+            "processor": self.processor,
+            "delivery_hash": failure.delivery_hash,
+            "exception_class": f"{type(error).__module__}.{type(error).__qualname__}",
+            "exception_message": format_error(error),
+            "traceback": _utf8("".join(traceback.format_exception(error)))[-_TRACEBACK_LIMIT:],
+            "inputs": [
+                {
+                    "topic": m.topic(),
+                    "partition": m.partition(),
+                    "offset": m.offset(),
+                    "timestamp": m.timestamp()[1],
+                    "key": m.key(),
+                    "value": m.value(),
+                    "headers": [{"name": name, "value": value} for name, value in m.headers() or []],
+                }
+                for m in failure.inputs
+            ],
+            "cut": None,
+        }
+        headers: Headers = [
+            (HASH_HEADER, failure.delivery_hash),
+            ("ks-type", b"dead-letter"),
+            ("ks-proc", self.processor.encode()),
+            ("ks-error", type(error).__name__.encode()),
+        ]
+
+        def record(content: Content, key: bytes | None) -> Output:
+            value = self.encode(content)
+            return (self.topic, value, key, -1, None, None, max(lead.timestamp()[1], 0), headers)
+
+        whole = record(content, lead.key())
+        if self.limit is None or record_size(whole) <= self.limit:
+            return whole
+        return _fitting(content, lead.key(), record, self.limit)
+
+
+def record_size(output: Output) -> int:
+    """Bytes of an output in its batch: key, value and headers, and at most what Kafka adds to each header."""
+    _, value, key, _, _, _, _, headers = output
+    return len(key or b"") + len(value or b"") + sum(len(n.encode()) + len(v or b"") + 10 for n, v in headers or ())
+
+
+def _fitting(
+    content: Content, key: bytes | None, record: Callable[[Content, bytes | None], Output], limit: int
+) -> Output:
+    """The record with as much of its content as fits. The serde may be any, so only encoding tells the size."""
+    slack, best = limit // 200, None
+    kept = _cuttable(content)
+    fits, spare = -1, 0
+    too_much, excess = kept + 1, 0
+    for attempt in range(_ATTEMPTS):
+        encoded = record(*_cut(content, key, kept))
+        left = limit - record_size(encoded)
+        if left >= 0:
+            best, fits, spare = encoded, kept, left
+        else:
+            too_much, excess = kept, -left
+        if too_much - fits <= 1 or 0 <= left <= slack:
+            break
+        # until one fits, cut as many bytes as there are too many; then interpolate, as sizes are nearly linear; and
+        # halve at every third attempt, which finds a size whatever the serde does
+        if best is None:
+            kept -= excess
+        else:
+            kept = fits + (too_much - fits) * (spare - slack // 2) // (spare + excess)
+        if attempt % 3 == 2 or not fits < kept < too_much:
+            kept = (fits + too_much) // 2
+    return best or record(*_cut(content, key, 0))
+
+
+class _Budget:
+    """Distributes the bytes that a cut dead letter keeps; the first shares are cut last."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.asked = 0
+        self.cut: list[str] = []
+
+    def share(self, names: Sequence[str], sizes: Sequence[int]) -> list[int]:
+        """How many bytes each of these keeps: all of them, or the largest are cut to one size."""
+        shares = _share(sizes, self.left)
+        for name, share, size in zip(names, shares, sizes, strict=True):
+            if share < size:
+                self.cut.append(f"{name}: {share:,} of {size:,} bytes kept")
+        self.left -= sum(shares)
+        self.asked += sum(sizes)
+        return shares
+
+
+def _share(sizes: Sequence[int], budget: int) -> list[int]:
+    shares = [0] * len(sizes)
+    for done, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        shares[i] = min(sizes[i], budget // (len(sizes) - done))
+        budget -= shares[i]
+    return shares
+
+
+def _cuttable(content: Content) -> int:
+    """How many bytes of a dead letter can be cut."""
+    budget = _Budget(0)
+    _cut_content(content, budget)
+    return budget.asked
+
+
+def _cut(content: Content, key: bytes | None, kept: int) -> tuple[Content, bytes | None]:
+    """The content and the key, with `kept` of the bytes that can be cut."""
+    budget, message = _Budget(kept), content["exception_message"].encode()
+    shortened = _cut_content(content, budget)
+    shortened["exception_message"] = message[:_KEPT].decode(errors="ignore")
+    for name, size in (("exception message", len(message)), ("own key", _size(key))):
+        if size > _KEPT:
+            budget.cut.append(f"{name}: {_KEPT:,} of {size:,} bytes kept")
+    return {**shortened, "cut": "; ".join(budget.cut)}, key and key[:_KEPT]
+
+
+def _cut_content(content: Content, budget: _Budget) -> Content:
+    """The content within the budget; the fields that ask for a share last are cut first."""
+    inputs = content["inputs"]
+    names = [f"{read['topic']}[{read['partition']}]@{read['offset']}" for read in inputs]
+    trace = content["traceback"].encode()
+
+    def of_inputs(field: str, size: Callable[[Any], int]) -> list[int]:
+        return budget.share([f"{field} of {name}" for name in names], [size(read[field]) for read in inputs])
+
+    keys, headers, values = of_inputs("key", _size), of_inputs("headers", _headers_size), of_inputs("value", _size)
+    (of_trace,) = budget.share(["traceback"], [len(trace)])
+    return {
+        **content,
+        "traceback": trace[len(trace) - of_trace :].decode(errors="ignore"),
+        "inputs": [
+            {
+                **read,
+                "key": read["key"] and read["key"][:of_key],
+                "headers": _cut_headers(read["headers"], of_headers),
+                "value": read["value"] and read["value"][:of_value],
+            }
+            for read, of_key, of_headers, of_value in zip(inputs, keys, headers, values, strict=True)
+        ],
+    }
+
+
+def _size(data: bytes | None) -> int:
+    return len(data or b"")
+
+
+def _headers_size(headers: Sequence[dict[str, Any]]) -> int:
+    return sum(len(header["name"].encode()) + _size(header["value"]) for header in headers)
+
+
+def _cut_headers(headers: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """The first headers whose names fit into `size` bytes; the largest of their values are cut."""
+    kept = []
+    for header in headers:
+        name = len(header["name"].encode())
+        if name > size:
+            break
+        size -= name
+        kept.append(header)
+    shares = _share([_size(header["value"]) for header in kept], size)
+    return [{**h, "value": h["value"] and h["value"][:share]} for h, share in zip(kept, shares, strict=True)]

@@ -1,0 +1,354 @@
+"""The guarantees, side by side: what each commits when, and what it does after an error and at a rebalance.
+
+The worker calls `prepare` before the functions of an intake run, `write` after them, and `commit` once that is `due`.
+After a ClientError it calls `recover`. It calls `revoked` before another member gets partitions, and `lost` if another
+member may have them already.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kstreams_py.errors import (
+    Abortable,
+    ClientError,
+    Fatal,
+    Fenced,
+    KStreamsError,
+    OutcomeUnknown,
+    RecordRefused,
+    Refused,
+    Retriable,
+)
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
+from kstreams_py.processing.committer import Committer, Context
+from kstreams_py.processing.outputs import value_bytes
+from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.refused_outputs import RefusedOutputs
+from kstreams_py.processing.states import State
+from kstreams_py.records import Positions
+
+logger = logging.getLogger(__name__)
+
+HELD_BYTES: Final = 4 << 20
+"""Bytes of outputs that may wait for their commit; their number is limited by Environment.outputs_held."""
+
+LAST_DELIVERY_SECONDS: Final = 5.0
+"""Seconds that a worker which ends waits for acknowledgements of outputs that no other worker would write."""
+
+
+class ExactlyOnce(Committer):
+    """Outputs and offsets in one transaction: both are committed, or neither is."""
+
+    transactional = True
+
+    def prepare(self, intake: Intake) -> None:
+        if self._journal is not None and intake.choices:
+            if self.busy:
+                self.commit()
+            # these offsets are committed already; sending them asks the group whether the partitions are still ours
+            self._transact(intake.starts(), self._journal.records(intake.choices))
+            self._journal.saved(intake.choices)
+
+    def commit_start(self, starts: Positions, records: list[Output]) -> None:
+        self._transact(starts, records)
+
+    def write(self, plan: Plan) -> None:
+        super().write(plan)
+        if self.session.state is State.OPEN or self._holds_much:
+            self._send()
+
+    @property
+    def _holds_much(self) -> bool:
+        outputs = self._outputs
+        return len(outputs) > self._outputs_held or value_bytes(outputs) > HELD_BYTES
+
+    def _commit(self) -> None:
+        positions = self._ledger.uncommitted
+        self.session.open()
+        # the group's metadata is read again inside: a partition lost meanwhile makes this an abort
+        self._call(lambda producer: producer.send_offsets(positions, self._consumer))
+        self._send()
+        self._call(lambda producer: producer.commit_transaction())
+        self._ledger.commit(positions)
+
+    def recover(self, error: ClientError) -> bool:
+        self._raise_unless_replaceable(error)
+        age = self.session.age
+        self._note_failure(error)
+        self._forget()
+        self._ledger.reset()
+        self.session.abort_or_renew(age)
+        return True
+
+    def give_back(self) -> None:
+        """Nothing was committed before the functions ran."""
+
+    def _settle(self, run_saved: Callable[[], None]) -> None:
+        """Leaves the transaction to be aborted: its commit would take too long for a callback."""
+
+    def lost(self) -> None:
+        super().lost()
+        if self._journal is not None:
+            self._journal.forget()
+
+    def _transact(self, positions: Positions, records: list[Output]) -> None:
+        """Commits offsets and records in a transaction of their own."""
+        self.session.open()
+        if positions:
+            self._call(lambda producer: producer.send_offsets(positions, self._consumer))
+        self._call(lambda producer: producer.write(records))
+        self._call(lambda producer: producer.commit_transaction())
+        self.session.mark_ready()
+
+    def _call(self, call: Callable[[Producer], object]) -> None:
+        try:
+            self.session.call(call)
+        except ClientError as error:
+            self.session.fail(error)
+            raise
+
+
+class _WithoutTransactions(Committer):
+    """Offsets are committed apart from the outputs: before them, or after."""
+
+    transactional = False
+
+    def commit_start(self, starts: Positions, records: list[Output]) -> None:
+        if starts:
+            self._attempts.call(lambda: self._consumer.commit(starts))
+        self._call(lambda producer: producer.write(records))
+        self._call(lambda producer: producer.flush())
+
+    def write(self, plan: Plan) -> None:
+        super().write(plan)
+        self._send()
+
+    def _commit(self) -> None:
+        self._send()
+        self._flush()
+        if positions := self._ledger.uncommitted:
+            self._save(positions)
+
+    def _flush(self) -> None:
+        self._call(lambda producer: producer.flush())
+
+    def _save(self, positions: Positions) -> None:
+        """Commits offsets; without an answer the caller commits them again."""
+        try:
+            self._attempts.call(lambda: self._consumer.commit(positions))
+        except Retriable:
+            self.must_repeat_commit = True
+            raise
+        self._ledger.commit(positions)
+
+    def _repeats_commit(self, error: ClientError) -> bool:
+        """Waits, and returns True, if nothing is lost and the same commit is to be tried again."""
+        if asks := self.must_repeat_commit and isinstance(error, Retriable):
+            self._attempts.failed(error, "asking again")
+        return asks
+
+    def _settle(self, run_saved: Callable[[], None]) -> None:
+        run_saved()
+        self.commit()
+
+
+class AtLeastOnce(_WithoutTransactions):
+    """Offsets after the acknowledgement of the outputs: a crash between the two repeats steps."""
+
+    def prepare(self, intake: Intake) -> None:
+        """Nothing is committed before the functions run."""
+
+    def give_back(self) -> None:
+        """Nothing was committed before the functions ran."""
+
+    def recover(self, error: ClientError) -> bool:
+        self._raise_unless_replaceable(error)
+        if self._repeats_commit(error):
+            return False
+        nothing_open = not self.busy
+        self._note_failure(error)
+        self._forget()
+        self._ledger.reset()
+        if nothing_open:
+            self.session.mark_ready()
+        else:
+            self.session.renew()  # the old producer must not send late what it has queued
+        return True
+
+    def _call(self, call: Callable[[Producer], object]) -> None:
+        try:
+            self.session.call(call)
+        except Retriable:
+            self.must_repeat_commit = True  # nothing is lost; the group must be heard meanwhile
+            raise
+        except ClientError as error:
+            self.session.fail(error)
+            raise
+
+
+class AtMostOnce(_WithoutTransactions):
+    """Offsets before the functions run: only a crash after that loses steps; no output is given up."""
+
+    may_repeat = False
+    commits_each_intake = True
+    traces_outputs = True
+    must_finish = True
+    _ends_by_fatal = False
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._refused = RefusedOutputs(context.replacement)
+
+    @property
+    def mistake(self) -> RecordRefused | None:
+        return self._refused.mistake
+
+    def prepare(self, intake: Intake) -> None:
+        try:
+            self._save(intake.positions())
+        except Retriable:
+            intake.saved = True  # it may be: no other worker would run it
+            self._ledger.commit(intake.positions())
+            raise
+        intake.saved = True
+
+    def write(self, plan: Plan) -> None:
+        self._refused.wrote(plan)
+        self._ledger.advance(plan.tried)
+        super().write(plan)
+
+    def commit(self) -> None:
+        while self._refused.apart:
+            self._deliver_one_apart()
+        super().commit()
+        self._refused.committed()
+
+    def give_back(self) -> None:
+        if unprocessed := self._ledger.unprocessed:
+            self._save(unprocessed)
+
+    def recover(self, error: ClientError) -> bool:
+        if isinstance(error, Refused):
+            self._refused.set_apart(error)
+            return False
+        if self._repeats_commit(error):
+            return False
+        self._note_failure(error)
+        self.session.force_ready()
+        if not isinstance(error, Retriable | Abortable):
+            self._replace_producer(error)
+        return True
+
+    def _replace_producer(self, error: ClientError) -> None:
+        """Replaces the producer, and keeps the outputs that it has not taken."""
+        if self.busy:
+            logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
+        untouched = self._outputs
+        self._forget()
+        self.session.renew()
+        self._outputs, self._since = untouched, self._clock() if untouched else None
+
+    def _keep_error(self, error: ClientError) -> None:
+        if isinstance(error, Refused):
+            self.recover(error)  # the next commit writes these outputs, whoever holds the partitions then
+        else:
+            super()._keep_error(error)
+
+    def lost(self) -> None:
+        self._ledger.reset()  # the outputs stay: no other worker would write them
+
+    def end(self) -> None:
+        """Delivers outputs that are queued or set apart, within LAST_DELIVERY_SECONDS."""
+        while self.session.has_producer and (self.busy or self._refused.apart):
+            try:
+                self._deliver_at_end()
+                break
+            except Refused as refused:
+                logger.warning(
+                    "%s: %s; writing the dead letter of its step before the end", self._processor.id, refused
+                )
+                try:
+                    self._refused.set_apart(refused)
+                except KStreamsError as error:
+                    logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
+                    break
+        super().end()
+
+    def _deliver_at_end(self) -> None:
+        deadline = self._clock() + LAST_DELIVERY_SECONDS
+        while True:
+            try:
+                self.session.producer.write(self._outputs)
+                self.session.producer.flush()
+                if not self._refused.apart:
+                    return
+                self._outputs.append(self._refused.apart.popleft())
+            except Refused:
+                raise
+            except KStreamsError as error:
+                if isinstance(error, Abortable):
+                    self._take_back(error)
+                if not isinstance(error, Retriable | Abortable) or self._clock() >= deadline:
+                    logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
+                    return
+                self._sleep(0.1)
+
+    # Outputs that a topic refuses.
+
+    def _deliver_one_apart(self) -> None:
+        """Writes the first output that is set apart, after the acknowledgement of all before it."""
+        self.session.open()
+        self._flush()
+        first = [self._refused.apart.popleft()]
+        try:
+            self._call(lambda producer: producer.write(first))
+        finally:
+            self._refused.apart.extendleft(first)  # unless the producer took it
+
+    def _flush(self) -> None:
+        while True:  # records behind those that are lost may still wait
+            try:
+                super()._flush()
+                return
+            except Abortable as error:
+                if error.outputs:
+                    raise
+
+    def _call(self, call: Callable[[Producer], object]) -> None:
+        try:
+            self.session.call(call)
+        except Refused:
+            raise
+        except Retriable:
+            self.must_repeat_commit = True
+            raise
+        except Abortable as error:
+            self._take_back(error)
+            raise
+        except (OutcomeUnknown, Fenced, Fatal) as error:
+            self.session.fail(error)
+            raise
+
+    def _take_back(self, error: Abortable) -> None:
+        """Keeps the outputs that the broker did not take, to be written again; others it may have."""
+        self._outputs[:0] = error.outputs
+        if error.outputs:
+            self._since = self._since or self._clock()
+        else:
+            logger.error("%s: at most once: an output is lost: %s", self._processor.id, error)
+
+
+COMMITTERS: Final[Mapping[Guarantee, type[Committer]]] = {
+    Guarantee.EXACTLY_ONCE: ExactlyOnce,
+    Guarantee.AT_LEAST_ONCE: AtLeastOnce,
+    Guarantee.AT_MOST_ONCE: AtMostOnce,
+}
+
+
+def producer_mode(guarantee: Guarantee, durability: Durability) -> ProducerMode:
+    """How a producer writes under this guarantee, with this durability."""
+    return COMMITTERS[guarantee].producer_mode(durability)

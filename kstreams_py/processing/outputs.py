@@ -1,0 +1,178 @@
+"""Outputs: the records that the result of a step becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from kstreams_py.errors import GraphError
+from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.records import HASH_HEADER, KEEP, Headers, Inputs, Message, Out
+
+OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
+"""Headers that say something of the step that wrote the record; they are not passed through."""
+
+OUTPUTS_MAX: Final = 10_000
+OUTPUT_BYTES: Final = 16 << 20
+"""Outputs, or bytes of their values, that are written before the next step of an intake is run."""
+
+
+class Outputs:
+    """Makes the outputs of one processor's steps.
+
+    `emit` makes one output of one record and its result. It is for results that are plain values, of processors with
+    one output topic; None for all others.
+    """
+
+    def __init__(self, processor: Processor, registry: Registry) -> None:
+        self._processor = processor
+        self._topics = [topic.name for topic in processor.outputs]
+        self._encode = {t.name: encoder(t.value, registry, f"{t.name}-value") for t in processor.outputs}
+        self._encode_key = {t.name: encoder(t.key, registry, f"{t.name}-key") for t in processor.outputs}
+        self.emit: Callable[[Message, Any, bytes], Output] | None = None
+        if len(self._topics) == 1:
+            topic = self._topics[0]
+            identity = isinstance(processor.outputs[0].value, Bytes)
+            self.emit = _emitter(topic, self._encode[topic], identity=identity, hashed=processor.hash_header)
+
+    def of(self, result: Any, inputs: Inputs, digest: bytes) -> list[Output]:
+        """All outputs of one step, whose delivery hash is `digest`; raises if one of them cannot be made."""
+        results = result if self._processor.generator else (result,)
+        if (emit := self.emit) is not None and len(inputs) == 1:
+            (m,), (topic,) = inputs, self._topics
+            return [
+                self._output(topic, each, inputs, digest) if type(each) is Out else emit(m, each, digest)
+                for each in results
+                if each is not None
+            ]
+        return [
+            self._output(topic, value, inputs, digest)
+            for each in results
+            if each is not None
+            for topic, value in self._addressed(each)
+            if value is not None
+        ]
+
+    def _addressed(self, result: Any) -> Iterable[tuple[str, Any]]:
+        """(topic, value) pairs of a result: with several outputs it names the topic of each."""
+        if len(self._topics) == 1:
+            return ((self._topics[0], result),)
+        processor = self._processor.id
+        if not isinstance(result, Mapping):
+            raise GraphError(
+                f"processor {processor!r} has several outputs and returned a {type(result).__name__}: "
+                "return a dict of topic to value"
+            )
+        named = {str(getattr(topic, "name", topic)): value for topic, value in result.items()}
+        if unknown := [topic for topic in named if topic not in self._encode]:
+            raise GraphError(f"processor {processor!r} returned a value for {unknown[0]!r}: add it to its `to`")
+        return named.items()
+
+    def _output(self, topic: str, value: Any, inputs: Inputs, digest: bytes) -> Output:
+        """One output: key, headers and timestamp as on the (first) input, but what an `Out` sets."""
+        lead = inputs[0]
+        out = value if isinstance(value, Out) else Out(value)
+        data = None if out.value is None else self._encode[topic](out.value)
+        key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_key[topic](out.key)
+        headers = _carry((lead.headers() or []) if out.headers is KEEP else _checked_headers(out.headers))
+        if self._processor.hash_header:
+            headers.append((HASH_HEADER, digest))
+        latest = max(m.timestamp()[1] for m in inputs)
+        timestamp = latest if out.timestamp is KEEP else _checked_timestamp(out.timestamp)
+        return (topic, data, key, -1, None, None, max(timestamp, 0), headers)
+
+
+def _emitter(
+    topic: str, encode: Callable[[Any], bytes | None], *, identity: bool, hashed: bool
+) -> Callable[[Message, Any, bytes], Output]:
+    """Makes the output of one record and its result; called for each record, so nothing is looked up in it.
+
+    With `identity`, encoding bytes changes nothing.
+    """
+
+    def emit(m: Message, result: Any, digest: bytes) -> Output:
+        headers: Headers | None
+        if (carried := m.headers()) is None:
+            headers = [(HASH_HEADER, digest)] if hashed else None
+        else:
+            headers = _carry(carried)
+            if hashed:
+                headers.append((HASH_HEADER, digest))
+        at = m.timestamp()[1]
+        data = result if identity and type(result) is bytes else encode(result)
+        return (topic, data, m.key(), -1, None, None, at if at > 0 else 0, headers)  # noqa: FURB136, a call costs more
+
+    return emit
+
+
+def encoder(serde: Serde, registry: Registry, subject: str) -> Callable[[Any], bytes | None]:
+    """How values become bytes; what a user's own serde returns is checked."""
+    serialize = bind(serde, registry, subject).serialize
+    if isinstance(serde, Bytes | String | Json | Avro):
+        return serialize
+
+    def checked(value: Any) -> bytes | None:
+        data = serialize(value)
+        if data is not None and not isinstance(data, bytes):
+            raise TypeError(f"{type(serde).__name__}.serialize returned a {type(data).__name__}: return bytes or None")
+        return data
+
+    return checked
+
+
+def decoder(serde: Serde) -> Callable[[bytes], Any] | None:
+    """How bytes become a value; None where decoding changes nothing, so that the loops need not call."""
+    return None if getattr(serde, "identity", False) else serde.deserialize
+
+
+def are_many(outputs: Sequence[Output], size: int) -> bool:
+    """Whether these outputs, with `size` bytes of values, should be written before more steps are run."""
+    return size >= OUTPUT_BYTES or len(outputs) >= OUTPUTS_MAX
+
+
+def value_bytes(outputs: Sequence[Output]) -> int:
+    """Bytes of the values."""
+    size = 0
+    for output in outputs:
+        size += len(output[1] or b"")
+    return size
+
+
+def is_same(one: Output, other: Output) -> bool:
+    """Whether two outputs are the same record; a client that gives one back has chosen its partition and timestamp."""
+    at, other_at = one[6], other[6]
+    return (
+        one[:3] == other[:3]
+        and list(one[7] or ()) == list(other[7] or ())
+        and (at == other_at or not (at and other_at))
+    )
+
+
+def _carry(headers: Headers) -> list[tuple[str, bytes | None]]:
+    """The input's headers for the output: without those of the step that wrote the input."""
+    return [header for header in headers if header[0] not in OWN_HEADERS]
+
+
+def _checked_headers(headers: Any) -> Headers:
+    """What a function gave as headers, if it is pairs of a name and bytes."""
+    pairs = [(name, value) for name, value in headers]
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, bytes | None):
+            raise TypeError(
+                f"header ({name!r}, {value!r}) is not a name and bytes: give pairs of str and bytes or None"
+            )
+    return pairs
+
+
+def _checked_timestamp(timestamp: Any) -> int:
+    """What a function gave as timestamp, if it is milliseconds since 1970."""
+    if not isinstance(timestamp, int) or not 0 <= timestamp < 1 << 63:
+        raise ValueError(
+            f"timestamp {timestamp!r} is not a whole number of milliseconds since 1970: give an int, "
+            "such as int(time.time() * 1000)"
+        )
+    return timestamp

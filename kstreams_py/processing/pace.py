@@ -1,0 +1,31 @@
+"""How many records a worker takes at once: as many as its functions are fast."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class Pace:
+    """How many records to fetch and to take at once.
+
+    A slow function must neither outlive its transaction nor keep its worker from the group, and a fast one must not
+    pay per call. With `whole_fetches` each intake costs a commit of its own, so that all that was fetched is taken.
+    """
+
+    FETCH_MAX: Final = 10_000
+    TAKE_MAX: Final = 500
+    FETCH_SECONDS: Final = 0.2
+
+    def __init__(self, *, whole_fetches: bool) -> None:
+        self.fetch = 100
+        self._whole_fetches = whole_fetches
+
+    @property
+    def take(self) -> int:
+        """Steps to run before looking at the clock."""
+        return self.fetch if self._whole_fetches else min(self.fetch, self.TAKE_MAX)
+
+    def ran(self, steps: int, seconds: float) -> None:
+        """Aims at fetches of FETCH_SECONDS of work: grows fourfold at most, shrinks at once."""
+        wanted = int(self.FETCH_SECONDS * steps / seconds) if seconds > 0 else self.FETCH_MAX
+        self.fetch = max(1, min(wanted, self.fetch * 4, self.FETCH_MAX))

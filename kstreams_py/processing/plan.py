@@ -1,0 +1,78 @@
+"""What goes into the functions of a worker, and what comes out: an intake of steps, and a plan of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.dead_letters import Failure
+from kstreams_py.records import Inputs, Message, Positions, TopicPartition
+
+
+@dataclass(slots=True)
+class Intake:
+    """Records to process: one record a step, or of a join one from each input.
+
+    - `choices`: for each alts task, what it reads from here on; to be saved before the functions run.
+    - `prepared`: this is the rest of an intake for which everything is saved.
+    - `saved`: the offsets after this intake are committed, or may be: no other worker would run it.
+    """
+
+    steps: Sequence[Message] | Sequence[Inputs]
+    choices: dict[int, Choices] = field(default_factory=dict)
+    prepared: bool = False
+    saved: bool = False
+
+    def starts(self) -> Positions:
+        """The offsets at which the inputs of the choices stand before this intake."""
+        return {
+            TopicPartition(start.topic, partition): start.offset
+            for partition, chosen in self.choices.items()
+            for start in chosen.starts
+        }
+
+    def positions(self) -> Positions:
+        """The next offsets after this intake."""
+        steps: Any = self.steps
+        messages: Iterable[Message] = chain.from_iterable(steps) if steps and isinstance(steps[0], tuple) else steps
+        last: dict[tuple[str, int], int] = {}
+        for m in messages:
+            last[m.topic(), m.partition()] = m.offset()
+        return {TopicPartition(*tp): offset + 1 for tp, offset in last.items()}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the steps of an intake came to. The ledger has advanced past those that are done.
+
+    - `outputs`: records to write, in order, with `dead_letters` dead letters among them.
+    - `steps`: how many steps are done.
+    - `failures`: steps that failed, for the log.
+    - `interrupt`: what a step raised that stops the worker: write and commit what is done, then raise it.
+    - `tried`: the next offsets after the step that raised; empty if it was not tried: it raised Stop, or the function
+      was not called.
+    - `intake`: what was run.
+    - `owners`: the inputs of each output's step, where outputs have no delivery hash and are traced; None once a dead
+      letter was made of them.
+    """
+
+    outputs: list[Output] = field(default_factory=list)
+    steps: int = 0
+    dead_letters: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    interrupt: Exception | None = None
+    tried: Positions = field(default_factory=dict)
+    intake: Intake = field(default_factory=lambda: Intake([]), repr=False, compare=False)
+    owners: list[Inputs | None] = field(default_factory=list)
+
+    def add(self, later: Plan) -> None:
+        """Adds what the steps after these came to."""
+        self.outputs += later.outputs
+        self.steps += later.steps
+        self.dead_letters += later.dead_letters
+        self.failures += later.failures
+        self.interrupt, self.tried = later.interrupt, later.tried

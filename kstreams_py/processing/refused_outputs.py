@@ -1,0 +1,63 @@
+"""Outputs that came back from the broker because a topic refuses one of them, of steps that are not run again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from kstreams_py.errors import KStreamsError, RecordRefused, Refused
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.processing.plan import Plan
+from kstreams_py.records import HASH_HEADER
+
+Replacement = Callable[[Output, Plan, RecordRefused], Output | None]
+"""The dead letter to write in place of a refused output; None if it is no output of a step of the plan."""
+
+
+class RefusedOutputs:
+    """What came back is written one output at a time; the one that is refused then is replaced by a dead letter."""
+
+    def __init__(self, replacement: Replacement) -> None:
+        self.apart: deque[Output] = deque()
+        """Outputs to be written one by one, because one of them is refused."""
+        self.mistake: RecordRefused | None = None
+        """Of an output that no dead letter replaces: to be raised once all others are delivered."""
+        self._replacement = replacement
+        self._plans: list[Plan] = []
+        """What was written since the last commit, to find the step of a refused output."""
+        self._replaced: set[bytes | None] = set()
+        """Delivery hashes of the steps that have a dead letter in place of an output since the last commit."""
+
+    def wrote(self, plan: Plan) -> None:
+        """Notes that the outputs of a plan are on their way."""
+        self._plans.append(plan)
+
+    def committed(self) -> None:
+        """All that was written is acknowledged."""
+        self._plans.clear()
+        self._replaced.clear()
+
+    def set_apart(self, refused: Refused) -> None:
+        """Sets outputs apart that came back, at least one of them refused; where it is a single one, replaces it."""
+        if not self._plans:
+            raise refused.mistake
+        if len(refused.outputs) != 1:
+            self.apart += refused.outputs
+            return
+        (output,) = refused.outputs
+        try:
+            self._replace(output, refused.mistake)
+        except KStreamsError:  # of the schema registry
+            self.apart.appendleft(output)
+            raise
+
+    def _replace(self, output: Output, mistake: RecordRefused) -> None:
+        """Sets the dead letter of a refused output apart, to be written in its place."""
+        for plan in self._plans:
+            if (dead := self._replacement(output, plan, mistake)) is not None:
+                step = dict(dead[7] or ()).get(HASH_HEADER)
+                if step not in self._replaced:  # else several outputs of one step are refused: one dead letter says so
+                    self._replaced.add(step)
+                    self.apart.append(dead)
+                return
+        self.mistake = self.mistake or mistake  # no dead letters, or one is refused itself

@@ -1,0 +1,303 @@
+"""Calls a processor's function for the steps of an intake, and makes a plan of what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.processing.dead_letters import DeadLetters, Failure
+from kstreams_py.processing.hashes import pack_offset
+from kstreams_py.processing.outputs import Outputs, are_many, decoder, is_same, value_bytes
+from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
+
+Read = tuple[tuple[str, int, int], ...]
+"""Topic, partition and offset of each input of a step."""
+
+
+UNDECODED: Final = object()
+"""In place of a value that is not decoded yet."""
+
+
+class Runner:
+    """Runs the steps of one processor, and advances the ledger past those that are done."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        tasks: Tasks,
+        registry: Registry,
+        dead_letters: DeadLetters | None,
+        *,
+        traces_outputs: bool = False,
+    ) -> None:
+        """With `traces_outputs`, the step of each output can be found by `replacement`."""
+        self._processor = processor
+        self._tasks = tasks
+        self._ledger = tasks.ledger
+        self._joins = processor.joins
+        self._sink = not processor.outputs
+        self._outputs = Outputs(processor, registry)
+        self._decode = {t.name: decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
+        self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
+        self._dead_letters = dead_letters
+        self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
+        self._refused: dict[Read, RecordRefused] = {}
+        self._owned = traces_outputs and not processor.hash_header
+        """Keeps the step of each output (Plan.owners), as no delivery hash names it."""
+        self._run: Callable[[Any, Plan], None] = (
+            self._run_batch
+            if processor.batch
+            else self._run_counted
+            if self._joins or processor.generator
+            else self._run_records
+        )
+
+    def run(self, intake: Intake) -> Plan:
+        """Calls the function for each step.
+
+        Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks.
+        """
+        apart = self._refused or self._owned
+        plan = self._run_one_by_one(intake.steps) if apart else self._run_together(intake)
+        plan.intake = intake
+        if plan.interrupt is None and plan.steps < len(intake.steps):
+            self._tasks.rest = Intake(intake.steps[plan.steps :], prepared=True, saved=intake.saved)
+        return plan
+
+    def _run_together(self, intake: Intake) -> Plan:
+        plan = Plan()
+        self._run(intake.steps, plan)
+        if self._processor.batch:  # done as a whole or not at all
+            if plan.interrupt is not None:
+                return Plan(interrupt=plan.interrupt, tried=intake.positions() if plan.tried else {})
+            self._ledger.advance(intake.positions())
+        return plan
+
+    def _run_one_by_one(self, steps: Sequence[Any]) -> Plan:
+        """Step by step, so that it is known which outputs are whose; a dead letter for those that were refused."""
+        whole, size = Plan(), 0
+        for step in steps:
+            inputs = step if self._joins else (step,)
+            if (mistake := self._refused.get(_read(inputs))) is None:
+                plan = self._run_together(Intake([step]))
+            else:
+                plan = Plan(steps=1)
+                self._add_dead_letter(inputs, mistake, plan)
+                self._ledger.advance(Intake([step]).positions())
+            whole.add(plan)
+            if whole.interrupt is not None:
+                break
+            whole.owners += [inputs] * len(plan.outputs)
+            size += value_bytes(plan.outputs)
+            if are_many(whole.outputs, size):
+                break
+        return whole
+
+    def _run_records(self, messages: Sequence[Message], plan: Plan) -> None:
+        """One record a step. The hot loop: nothing is computed here that is neither asked for nor sent."""
+        processor, tasks, sink, emit = self._processor, self._tasks.by_partition, self._sink, self._outputs.emit
+        function, wants_step, alts = processor.function, processor.wants_step, processor.kind.is_alts
+        hashed = wants_step or (processor.hash_header and not sink)
+        topic, current, digest = processor.inputs[0].name, -1, b""
+        decode, append = self._decode[topic], plan.outputs.append
+        for m in messages:
+            partition, offset = m.partition(), m.offset()
+            if partition != current or (alts and m.topic() != topic):
+                if alts:
+                    topic = m.topic()
+                    decode = self._decode[topic]
+                current, task = partition, tasks[partition]
+                cursor, prefix = task.cursors[topic], task.prefixes[topic]
+            if hashed:
+                digest = prefix + pack_offset(offset)
+            value: Any = UNDECODED
+            try:
+                data = m.value()
+                value = data if decode is None or data is None else decode(data)
+                result = function(value, Step((m,), digest, self._decode_key[topic])) if wants_step else function(value)
+                if result is None or sink:
+                    pass
+                elif emit is not None and type(result) is not Out:
+                    append(emit(m, result, digest))
+                else:
+                    plan.outputs += self._outputs.of(result, (m,), digest)
+            except Exception as error:
+                if not self._handle((m,), error, plan, tried=value is not UNDECODED):
+                    plan.steps = next(i for i, seen in enumerate(messages) if seen is m)
+                    return
+            cursor.next = offset + 1
+        plan.steps = len(messages)
+
+    def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
+        """Until the outputs are many: of joins, whose steps are tuples of records, and of generators."""
+        processor, tasks, size = self._processor, self._tasks.by_partition, 0
+        for step in steps:
+            inputs: Inputs = step if self._joins else (step,)
+            digest = self._tasks.delivery_hash(inputs)
+            values: Any = UNDECODED
+            try:
+                values = [self._value(m) for m in inputs]
+                if processor.wants_step:
+                    values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
+                result = processor.function(*values)
+                if not self._sink:
+                    outputs = self._outputs.of(result, inputs, digest)
+                    plan.outputs += outputs
+                    size += value_bytes(outputs)
+            except Exception as error:
+                if not self._handle(inputs, error, plan, tried=values is not UNDECODED):
+                    return
+            plan.steps += 1
+            for m in inputs:
+                tasks[m.partition()].cursors[m.topic()].next = m.offset() + 1
+            if are_many(plan.outputs, size):
+                return
+
+    def _run_batch(self, steps: Sequence[Message] | Sequence[Inputs], plan: Plan) -> None:
+        """All steps in one call: a list of values per input in, one result per step out, exceptions among them.
+
+        If the function raises, no step can be told from the others: all of them are dead letters, each with its hash.
+        """
+        batch, columns = self._columns(steps, plan)
+        if plan.interrupt is not None:
+            return
+        emit, append, one, tasks = self._outputs.emit, plan.outputs.append, not self._joins, self._tasks.by_partition
+        hashed, alts = self._processor.hash_header, self._processor.kind.is_alts
+        topic, current, prefix, digest = self._processor.inputs[0].name, -1, b"", b""
+        for step, result in zip(batch, self._call_batch(batch, columns), strict=True):
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                if result is None or self._sink:
+                    continue
+                if emit is not None and one and type(result) is not Out:
+                    if hashed:
+                        if (partition := step.partition()) != current or (alts and step.topic() != topic):
+                            current, topic = partition, step.topic()
+                            prefix = tasks[current].prefixes[topic]
+                        digest = prefix + pack_offset(step.offset())
+                    append(emit(step, result, digest))
+                else:
+                    inputs = (step,) if one else step
+                    plan.outputs += self._outputs.of(result, inputs, self._tasks.delivery_hash(inputs))
+            except Exception as error:
+                if not self._handle((step,) if one else step, error, plan):
+                    return
+        plan.steps = len(steps)
+
+    def _columns(self, steps: Sequence[Any], plan: Plan) -> tuple[Sequence[Any], list[list[Any]]]:
+        """The steps whose values could be decoded, and these values in a list for each input."""
+        if not self._joins and not any(self._decode.values()):
+            return steps, [[m.value() for m in steps]]
+        batch, rows = [], []
+        for step in steps:
+            inputs = step if self._joins else (step,)
+            try:
+                rows.append([self._value(m) for m in inputs])
+                batch.append(step)
+            except Exception as error:
+                if not self._handle(inputs, error, plan, tried=False):
+                    break
+        return batch, [list(column) for column in zip(*rows, strict=True)]
+
+    def _call_batch(self, batch: Sequence[Any], columns: list[list[Any]]) -> Sequence[Any]:
+        """One result per step; the function's exception, if it raised, for each."""
+        if not batch:
+            return []
+        if self._processor.wants_step:
+            of_step = [step if self._joins else (step,) for step in batch]
+            columns.append([Step(i, self._tasks.delivery_hash(i), self._decode_key[i[0].topic()]) for i in of_step])
+        try:
+            results = self._processor.function(*columns)
+            if results is None:
+                return [None] * len(batch)
+            if len(results) != len(batch):
+                raise GraphError(
+                    f"processor {self._processor.id!r} returned {len(results)} results for a batch of {len(batch)}: "
+                    "return one result per record, None for none"
+                )
+        except Exception as error:
+            return [error] * len(batch)
+        return list(results)
+
+    def _value(self, m: Message) -> Any:
+        value, decode = m.value(), self._decode[m.topic()]
+        return value if decode is None or value is None else decode(value)
+
+    # Steps that fail.
+
+    def _handle(self, inputs: Inputs, error: Exception, plan: Plan, *, tried: bool = True) -> bool:
+        """Makes a dead letter; False if the exception is one that stops the worker instead.
+
+        `tried`: the function was called. A step whose schema could not be read, for example, was not tried.
+        """
+        if isinstance(error, self._stops) or (isinstance(error, KStreamsError) and not isinstance(error, DecodeError)):
+            plan.interrupt = error
+            plan.tried = Intake([inputs]).positions() if tried and not isinstance(error, Stop) else {}
+            return False
+        try:
+            self._add_dead_letter(inputs, error, plan)
+        except KStreamsError as unavailable:  # the schema registry, at the first dead letter
+            plan.interrupt, plan.tried = unavailable, {}
+            return False
+        return True
+
+    def _add_dead_letter(self, inputs: Inputs, error: Exception, plan: Plan) -> None:
+        """Writes the dead letter of a step."""
+        failure = Failure(inputs, self._tasks.delivery_hash(inputs), error)
+        if self._dead_letters is not None:
+            plan.outputs.append(self._dead_letters.of(failure))
+            plan.dead_letters += 1
+        plan.failures.append(failure)
+
+    # Outputs that a topic refuses.
+
+    def refuse(self, intake: Intake, mistake: RecordRefused) -> None:
+        """From now on the only step of an intake comes to a dead letter. Raises the mistake if it did so already."""
+        step: Any = intake.steps[0]
+        read = _read(step if self._joins else (step,))
+        if read in self._refused:
+            raise mistake
+        self._refused[read] = mistake
+
+    def committed(self) -> None:
+        """Everything is committed: refused steps before the ledger's offsets will not be run again."""
+        if self._refused:
+            at = self._ledger.positions
+            self._refused = {
+                read: mistake
+                for read, mistake in self._refused.items()
+                if all(at.get(TopicPartition(topic, number), 0) <= offset for topic, number, offset in read)
+            }
+
+    def replacement(self, output: Output, plan: Plan, mistake: RecordRefused) -> Output | None:
+        """The dead letter to write in place of a refused output of a plan; None if it is no output of a step of it."""
+        if self._dead_letters is None or output[0] == self._dead_letters.topic:
+            return None
+        if (owner := self._owner(output, plan)) is None:
+            return None
+        return self._dead_letters.of(Failure(owner, self._tasks.delivery_hash(owner), mistake))
+
+    def _owner(self, output: Output, plan: Plan) -> Inputs | None:
+        """The inputs of an output's step; of equal outputs that have no delivery hash, another one at each call."""
+        if self._owned:
+            for at, (owner, each) in enumerate(zip(plan.owners, plan.outputs, strict=True)):
+                if owner is not None and is_same(each, output):
+                    plan.owners[at] = None
+                    return owner
+            return None
+        digest = dict(output[7] or ()).get(HASH_HEADER)
+        steps: Sequence[Any] = plan.intake.steps
+        read: Iterable[Inputs] = steps if self._joins else ((m,) for m in steps)
+        return next((inputs for inputs in read if self._tasks.delivery_hash(inputs) == digest), None)
+
+
+def _read(inputs: Inputs) -> Read:
+    return tuple((m.topic(), m.partition(), m.offset()) for m in inputs)

@@ -1,0 +1,258 @@
+"""The producer of one worker, as a state machine (states.py)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kstreams_py.errors import (
+    Abortable,
+    ClientError,
+    Fatal,
+    Fenced,
+    KStreamsError,
+    OutcomeUnknown,
+    Retriable,
+    Unavailable,
+)
+from kstreams_py.kafka.contracts import Consumer, Producer, ProducerMode
+from kstreams_py.kafka.membership import Owner, replaced
+from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.states import FAILURES, STATE_OF, TRANSITIONS, State
+
+logger = logging.getLogger(__name__)
+
+TAKEOVER_SECONDS: Final = 1.0
+"""Seconds for which a fenced worker asks its group who holds the membership.
+
+A replacement fences the transactional id and joins at about the same time: the first answer may come too early.
+"""
+
+MEMBERSHIP_ASKED_MAX: Final = 30
+"""Questions to the group who holds the slot, a second apart, until the worker ends."""
+
+
+class Session:
+    """One producer at a time, and its state; each move but `force_ready` is checked against the table of states.py.
+
+    Between two transactions the session replaces a producer that may have a request on its way. What
+    follows an error, from Worker._recover on:
+
+    1. `Committer.recover` asks what kind of error it is; a refused output may need no new producer at all.
+    2. `fail` moves to the state of the error, and Attempts.failed() waits, or gives the worker up.
+    3. `abort_or_renew` aborts, where the state allows that, and the producer is kept.
+    4. Otherwise the group is asked for the membership: another member's ends this worker.
+    5. `renew` makes a producer of the same id, which fences the old one and ends its transaction.
+    6. The worker rewinds to the committed offsets: they tell whether the last transaction was committed.
+    """
+
+    def __init__(
+        self,
+        mode: ProducerMode,
+        consumer: Consumer,
+        environment: Environment,
+        attempts: Attempts,
+        *,
+        transactional_id: str,
+        batch_bytes: int | None = None,
+    ) -> None:
+        self.state = State.READY
+        self._attempts = attempts
+        self.timed_out = False
+        """The broker aborted the last transaction because it took longer than transaction_timeout_ms."""
+        self._mode = mode
+        self._consumer = consumer
+        self._cluster = environment.cluster
+        self._clock = environment.clock
+        self._sleep = environment.sleep
+        self._timeout = environment.settings.transaction_timeout_ms / 1000
+        self._id = transactional_id
+        self._batch_bytes = batch_bytes
+        self._producer: Producer | None = None
+        self._opened_at: float | None = None
+
+    # Without errors.
+
+    def start(self) -> None:
+        """Makes the first producer, which fences the one before: no committed offset may be read earlier."""
+        self.renew()
+
+    def open(self) -> None:
+        """Begins a transaction, unless one is open; without transactions, records that outputs are on their way."""
+        if self.state is State.OPEN:
+            return
+        if self._mode.transactional:
+            if self.producer.tainted:
+                # a request that timed out may reach the broker late and end a later transaction of the same epoch
+                logger.warning("%s: a request timed out or lost its connection: a new producer is needed", self._id)
+                self._require_membership(0.0)
+                self.renew()
+            try:
+                self.call(lambda producer: producer.begin_transaction())
+            except ClientError as error:
+                self.fail(error)
+                raise
+        self._opened_at = self._clock()
+        self._move(State.OPEN)
+
+    def call(self, call: Callable[[Producer], object]) -> None:
+        """Calls the producer; in a transaction, repeats a call that raises Retriable."""
+        if self._mode.transactional:
+            self._attempts.call(lambda: call(self.producer))
+        else:
+            call(self.producer)
+
+    def mark_ready(self) -> None:
+        """Records that nothing is open any more."""
+        self._opened_at = None
+        if self.state is not State.READY:
+            self._move(State.READY)
+
+    @property
+    def producer(self) -> Producer:
+        """The producer; the session must have been started."""
+        assert self._producer is not None, "the session was not started"
+        return self._producer
+
+    @property
+    def has_producer(self) -> bool:
+        """There is a producer: not before the start, nor after a failure to replace one."""
+        return self._producer is not None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the transaction began; 0 if none is open."""
+        return 0.0 if self._opened_at is None else self._clock() - self._opened_at
+
+    # After errors.
+
+    def fail(self, error: ClientError) -> None:
+        """Moves to the state of the error, unless the session is in that or a more severe one."""
+        state = STATE_OF[type(error)]
+        if self.state not in FAILURES or FAILURES.index(state) > FAILURES.index(self.state):
+            self._move(state)
+
+    def must_abort(self) -> None:
+        """Lets the open transaction only be aborted."""
+        if self.state in (State.READY, State.OPEN):
+            self._move(State.ABORTABLE)
+
+    def abort_or_renew(self, age: float) -> None:
+        """Aborts the transaction where that is possible, and otherwise replaces the producer.
+
+        `age` is that of the transaction when it failed, in seconds. The session is ready afterwards. Raises Replaced
+        if another worker holds the membership, Fatal if the group does not say who does.
+        """
+        self.timed_out = False
+        if self.state in (State.ABORTABLE, State.RETRIABLE) and self._abort():
+            return
+        self.timed_out = self.state is State.FENCED and age >= self._timeout
+        self._require_membership(age)
+        self.renew()
+
+    def force_ready(self) -> None:
+        """Makes the session ready without an abort (at most once): outputs on their way stay in the producer."""
+        self._opened_at = None
+        self.state = State.READY
+
+    def renew(self) -> None:
+        """Replaces the producer by one of the same id.
+
+        In a transaction the new one fences the old one, and ends its transaction; without, the queue of the old one is
+        dropped.
+        """
+        while True:
+            self.drop()
+            try:
+                self._attempts.next_producer()
+            except Fatal:
+                self._move(State.FATAL)
+                raise
+            try:
+                self._producer = producer = self._cluster.producer(self._mode, self._id, self._batch_bytes)
+                if self._mode.transactional:
+                    self._attempts.call(producer.init_transactions)
+            except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:
+                self._attempts.producer_failed(error)
+                continue
+            self.mark_ready()
+            return
+
+    def end(self) -> None:
+        """Aborts the transaction if its state allows that, and drops the producer."""
+        if self._producer is None:
+            return
+        if self._mode.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
+            try:
+                self._abort()
+            except KStreamsError as error:  # the error that ends the worker is raised already
+                logger.warning("%s: its transaction is left to its time-out: %s", self._id, error)
+        self.drop()
+
+    def drop(self) -> None:
+        """Drops the producer at once."""
+        if self._producer is not None:
+            self._producer.drop()
+            self._producer = None
+
+    def _abort(self) -> bool:
+        """Aborts; False if the producer has to be replaced."""
+        if self._producer is None:
+            return False
+        if self._opened_at is not None:
+            try:
+                self._producer.abort_transaction()
+            except ClientError as error:
+                logger.info("%s: %s; a new producer will do", self._id, error)
+                if isinstance(error, Fenced):
+                    self.fail(error)
+                return False
+        self.mark_ready()
+        return True
+
+    def _require_membership(self, age: float) -> None:
+        """Asks the group whether this worker still is its slot's, before the transactional id is taken back.
+
+        A replacement and a broker's time-out both look like fencing; only the first has taken the membership. Raises
+        Replaced; Fatal if the group gives no answer, for then it is not for this worker to fence anybody.
+        """
+        fenced, timed_out = self.state is State.FENCED, age >= self._timeout
+        asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)
+        while True:
+            owner = self._owner()
+            if self._clock() >= asked_until:
+                break
+            self._sleep(0.1)
+        if owner is Owner.NOBODYS:
+            logger.warning("%s: this worker is no member of its group, and nobody else is in its place", self._id)
+        elif fenced and timed_out:
+            logger.warning(
+                "%s: the broker timed the transaction out after %.1f s: its steps or the broker's answers took "
+                "longer than transaction_timeout_ms",
+                self._id,
+                age,
+            )
+        elif fenced:
+            logger.warning("%s: fenced, but the membership is still ours: taking the transactional id back", self._id)
+
+    def _owner(self) -> Owner:
+        """Whose the membership is: ours or nobody's. Raises Replaced if it is another's."""
+        for _ in range(MEMBERSHIP_ASKED_MAX):
+            try:
+                owner, holder = self._consumer.membership()
+            except (ClientError, Unavailable) as error:
+                logger.warning("%s: its group does not say who holds the slot: %s", self._id, error)
+                self._sleep(1.0)
+                continue
+            if owner is Owner.ANOTHERS:
+                self._move(State.FATAL)
+                raise replaced(self._id, holder)
+            return owner
+        self._move(State.FATAL)
+        raise Fatal(f"{self._id}: its group does not say whether it still holds the slot: start it again")
+
+    def _move(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], f"{self._id}: {self.state} -> {state} is not in the table"
+        self.state = state

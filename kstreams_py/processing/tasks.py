@@ -1,0 +1,203 @@
+"""The tasks of one processor that one worker holds: routes records to them, and takes from them what is ready."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.processing.choices import Choices, Start
+from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
+from kstreams_py.processing.ledger import Ledger
+from kstreams_py.processing.plan import Intake
+from kstreams_py.processing.task import Task
+from kstreams_py.records import Inputs, Message, Positions, TopicPartition
+
+BUFFER_LIMIT: Final = 10_000
+"""Records of one partition that may wait before their partition is paused."""
+
+BUFFER_BYTES: Final = 48 << 20
+"""Bytes that may wait in all partitions of one processor; a partition that holds half of it is paused.
+
+A fetch that is under way (fetch.message.max.bytes) still arrives.
+
+While the worker is busy, the client of a join has half as much in its own queue (queued.max.messages.kbytes), and one
+more fetch on its way. With a smaller limit, a join that reads what it missed pauses often (measured: 12 partitions,
+records of 1 kB: at 32 MiB a quarter more CPU).
+"""
+
+TAKEN_AT_LEAST: Final = 10
+"""Records that may come in at once however full the buffers are: what is waited for may be among them."""
+
+
+class Tasks:
+    """Routes: records go in with `add`, and come out as an `Intake` with `take`."""
+
+    def __init__(self, processor: Processor, ledger: Ledger, *, name: str, topic_ids: Mapping[str, str]) -> None:
+        """`name` is the processor's with that of its graph; `topic_ids` has the broker's id of each input."""
+        self.by_partition: dict[int, Task] = {}
+        self.rest: Intake | None = None
+        """The steps of an intake that were not run with the others: `take` gives them next.
+
+        Their offsets may be committed already: they must be run, or given back, before the worker stops.
+        """
+        self.ledger = ledger
+        self._name = name
+        self._topic_ids = topic_ids
+        self._inputs = [topic.name for topic in processor.inputs]
+        self._joins = processor.joins
+        self._alts = processor.kind.is_alts
+        self._follows = False
+        """A task follows saved choices."""
+        self._ready: list[Any] = []
+
+    def assign(self, committed: Positions, choices: Mapping[int, Choices]) -> list[str]:
+        """Starts at these offsets; alts tasks follow what is left of their choices first.
+
+        Returns the reasons for choices that are not followed, each with its partition: a person should know.
+        """
+        self.clear()
+        self.ledger.assign(committed)
+        cursors = self.ledger.cursors
+        for number in sorted({tp.partition for tp in committed}):
+            held = [topic for topic in self._inputs if (topic, number) in cursors]
+            self.by_partition[number] = Task(
+                number,
+                self._inputs,
+                {topic: cursors[TopicPartition(topic, number)] for topic in held},
+                {topic: hash_prefix(self._name, topic, self._topic_ids[topic], number) for topic in held},
+                joins=self._joins,
+            )
+        dropped, ids = [], {topic: self._topic_ids[topic] for topic in self._inputs if topic in self._topic_ids}
+        for number, chosen in choices.items():
+            task = self.by_partition[number]
+            at = {topic: cursor.committed for topic, cursor in task.cursors.items()}
+            left, reasons = chosen.still_valid(at, ids)
+            dropped += [f"partition {number}: {reason}: choices saved for it are dropped" for reason in reasons]
+            task.runs_left = deque(left.runs)
+            self._follows |= bool(left.runs)
+        return dropped
+
+    def clear(self) -> None:
+        """Forgets cursors and records: the partitions are revoked."""
+        self.ledger.clear()
+        self.by_partition = {}
+        self.rest = None
+        self._ready = []
+        self._follows = False
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Takes records in, each partition's in order."""
+        if not self._joins and not self._follows:
+            self._ready = [*self._ready, *messages] if self._ready else list(messages)
+            return
+        tasks = self.by_partition
+        for m in messages:
+            task = tasks[m.partition()]
+            if task.defers:
+                task.queues[m.topic()].append(m)
+            else:
+                self._ready.append(m)
+        self._take_ready()
+
+    def _take_ready(self) -> None:
+        tasks = self.by_partition.values()
+        for task in tasks:
+            self._ready += task.take_ready()
+        self._follows = any(task.runs_left for task in tasks)
+
+    @property
+    def owes(self) -> bool:
+        """What is left of an intake has to be run, though its offsets are committed."""
+        return self.rest is not None and self.rest.saved
+
+    @property
+    def ready(self) -> bool:
+        """A step could be taken."""
+        return self.rest is not None or bool(self._ready)
+
+    @property
+    def paused(self) -> frozenset[TopicPartition]:
+        """Partitions of which so many records wait that no more should come in.
+
+        None that is waited for is among them: no record of it is here. The more waits in all, the less may of each, so
+        that one idle input leaves enough for the tasks of other partitions.
+        """
+        if not self._joins and not self._follows:
+            return frozenset()
+        limit = BUFFER_BYTES - self._bytes
+        return frozenset(
+            TopicPartition(topic, task.partition)
+            for task in self.by_partition.values()
+            for topic, queue in task.queues.items()
+            if queue.records and (len(queue.records) >= BUFFER_LIMIT or queue.bytes >= limit)
+        )
+
+    @property
+    def fetch_limit(self) -> int:
+        """How many records to take in at once, by the size of those that wait.
+
+        What the client has ready, taken all at once, would come on top of what waits.
+        """
+        waiting = sum(len(queue.records) for task in self.by_partition.values() for queue in task.queues.values())
+        if not waiting:
+            return sys.maxsize
+        return max(TAKEN_AT_LEAST, (BUFFER_BYTES - self._bytes) * waiting // self._bytes)
+
+    @property
+    def _bytes(self) -> int:
+        return sum(queue.bytes for task in self.by_partition.values() for queue in task.queues.values())
+
+    def advance(self, ends: Positions) -> None:
+        """Moves past what holds no records (transaction markers), where all before it is processed."""
+        if self.ready:
+            return
+        for tp, end in ends.items():
+            cursor = self.ledger.cursors.get(tp)
+            if cursor is not None and end > cursor.next and not self.by_partition[tp.partition].holds(tp.topic):
+                cursor.next = end
+        if self._follows:
+            for task in self.by_partition.values():
+                task.skip(ends)
+            self._take_ready()
+
+    def delivery_hash(self, inputs: Inputs) -> bytes:
+        """The delivery hash of the step that reads these; their partitions may have been revoked meanwhile."""
+        if len(inputs) > 1:
+            read = ((m.topic(), self._topic_ids[m.topic()], m.partition(), m.offset()) for m in inputs)
+            return joined_hash(self._name, read)
+        m = inputs[0]
+        topic, number = m.topic(), m.partition()
+        task = self.by_partition.get(number)
+        held = task.prefixes.get(topic) if task else None
+        return (held or hash_prefix(self._name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
+
+    def take(self, limit: int) -> Intake | None:
+        """Up to `limit` steps that are ready, or all the rest of those taken before; None if none is."""
+        if (rest := self.rest) is not None:
+            self.rest = None
+            return rest
+        if not self._ready:
+            return None
+        steps, self._ready = self._ready[:limit], self._ready[limit:]
+        return Intake(steps, self._choices(steps) if self._alts else {})
+
+    def _choices(self, steps: Sequence[Message]) -> dict[int, Choices]:
+        """Per task in `steps`, all that it is known to read from here on, as chosen now or at an earlier attempt."""
+        runs: dict[int, list[tuple[str, int]]] = {m.partition(): [] for m in steps}
+        for m in (*steps, *self._ready):
+            if (chosen := runs.get(m.partition())) is not None:
+                if chosen and chosen[-1][0] == m.topic():
+                    chosen.pop()
+                chosen.append((m.topic(), m.offset()))
+        return {
+            number: self._as_chosen(self.by_partition[number], (*chosen, *self.by_partition[number].runs_left))
+            for number, chosen in runs.items()
+        }
+
+    def _as_chosen(self, task: Task, runs: tuple[tuple[str, int], ...]) -> Choices:
+        """The runs with the inputs that they are for, as they are now."""
+        topics = dict.fromkeys(topic for topic, _ in runs)
+        return Choices(runs, tuple(Start(topic, self._topic_ids[topic], task.cursors[topic].next) for topic in topics))

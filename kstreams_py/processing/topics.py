@@ -1,0 +1,80 @@
+"""Prepares topics before anything starts: creates missing ones, refuses those that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kstreams_py.errors import TopicError
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
+
+JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""A journal's newest record must never be lost to time or compaction; the worker deletes older ones."""
+
+BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
+
+
+def create_topics(graph: Graph, cluster: Cluster) -> list[str]:
+    """Creates the graph's missing topics, and returns their names.
+
+    The number of partitions is the declared one, or that of Graph.partitions_like().
+    """
+    counts = {info.name: info.partitions for info in cluster.topics(list(graph.topics)).values()}
+    missing = [name for name in graph.topics if name not in counts]
+    wanted = []
+    for name in missing:
+        topic = graph.topics[name]
+        partitions = topic.partitions or graph.partitions_like(name, counts)
+        wanted.append((name, partitions, topic.replication or -1, topic.config or {}))
+    cluster.create_topics(wanted)
+    return missing
+
+
+def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
+    """Checks the graph's topics and returns them; creates the framework's own topics.
+
+    Raises TopicError for the first topic that is missing or differs from its declaration.
+    """
+    found = cluster.topics(list(graph.topics))
+    if missing := [name for name in graph.topics if name not in found]:
+        raise TopicError(
+            f"missing topics: {', '.join(missing)}: run `kstreams topics create`, or start with --create-topics"
+        )
+    for name, info in found.items():
+        declared = graph.topics[name]
+        if declared.partitions is not None and declared.partitions != info.partitions:
+            raise TopicError(
+                f"topic {name!r} has {info.partitions} partitions and the graph declares {declared.partitions}: "
+                "correct the declaration, or delete the topic and create it again"
+            )
+        _check_settings(info, declared.config or {})
+    graph.check_partitions({name: info.partitions for name, info in found.items()})
+    create_own_topics(graph, cluster, found)
+    return found
+
+
+def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> None:
+    """Creates the framework's own topics, and lets journals grow with their inputs."""
+    journals = {
+        journal: found[processor.inputs[0].name].partitions
+        for processor in graph.processors
+        if processor.inputs[0].name in found and (journal := graph.journal(processor)) is not None
+    }
+    wanted = {name: (partitions, JOURNAL_SETTINGS) for name, partitions in journals.items()}
+    wanted[graph.beginnings] = (1, BEGINNINGS_SETTINGS)
+    existing = cluster.topics(list(wanted))
+    cluster.create_topics((name, *wanted[name][:1], -1, wanted[name][1]) for name in wanted if name not in existing)
+    for name, info in existing.items():
+        partitions, settings = wanted[name]
+        _check_settings(info, settings)
+        if info.partitions < partitions:
+            cluster.grow(name, partitions)
+
+
+def _check_settings(info: TopicInfo, wanted: Mapping[str, str]) -> None:
+    for setting, value in wanted.items():
+        if (actual := info.settings.get(setting)) != str(value):
+            raise TopicError(
+                f"topic {info.name!r} has {setting}={actual} and needs {value}: "
+                f"run kafka-configs --alter --topic {info.name} --add-config {setting}={value}"
+            )

@@ -1,0 +1,427 @@
+"""The loop: one processor in one slot, from fetch to commit."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from threading import Event
+from typing import Final
+
+from kstreams_py.errors import (
+    ClientError,
+    DrainTimeout,
+    Fatal,
+    InputLost,
+    KStreamsError,
+    Refused,
+    Retriable,
+    Stop,
+    Unavailable,
+    UserMistake,
+)
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.metrics import Counters
+from kstreams_py.processing.beginning import Beginning
+from kstreams_py.processing.choices_journal import ChoicesJournal
+from kstreams_py.processing.committed import CommittedOffsets
+from kstreams_py.processing.committer import Context
+from kstreams_py.processing.dead_letters import DeadLetters
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.growth import Growth
+from kstreams_py.processing.guarantees import COMMITTERS
+from kstreams_py.processing.ledger import Ledger
+from kstreams_py.processing.outputs import encoder
+from kstreams_py.processing.pace import Pace
+from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.search import Search
+from kstreams_py.processing.sizes import batch_bytes, record_bytes
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.records import Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+DRAIN_SHARE: Final = 0.5
+"""The share of drain_timeout_ms that the last commit may take; the clients end in the rest."""
+
+IDLE_WAIT: Final = 0.25
+"""Seconds that an idle worker waits for a record before it looks whether it should stop."""
+
+
+def open_worker(graph: Graph, processor: Processor, slot: int, environment: Environment, stopping: Event) -> Worker:
+    """Makes a worker, after asking the cluster for its topics."""
+    journal = graph.journal(processor)
+    names = [topic.name for topic in (*processor.inputs, *processor.outputs)]
+    names += [name for name in (processor.errors, journal) if name]
+    return Worker(graph, processor, slot, environment, stopping, environment.cluster.topics(names))
+
+
+class Worker:
+    """One processor in one slot: its membership in the group, its producer, its tasks.
+
+    `run` returns when `stopping` is set or the function raised Stop. It raises what ends a worker: an exception of the
+    function whose class is in `stop_on`, UserMistake, Unavailable, Replaced, InputLost, DrainTimeout or Fatal.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        processor: Processor,
+        slot: int,
+        environment: Environment,
+        stopping: Event,
+        topics: Mapping[str, TopicInfo],
+    ) -> None:
+        """Makes no request. `topics` has those of its topics that exist, see open_worker().
+
+        Raises GraphError if inputs that are read in step differ in partitions.
+        """
+        self.processor = processor
+        self.name = f"{graph.name}.{processor.id}"
+        self.instance_id = f"{self.name}.{slot}"
+        self.counters = Counters()
+        self.turned_at = environment.clock()
+        committer = COMMITTERS[processor.guarantee]
+        self.consumer = environment.cluster.consumer(
+            self.name, self.instance_id, commits=not committer.transactional, joins=processor.joins
+        )
+        self.ledger = Ledger()
+        topic_ids = {topic: info.topic_id for topic, info in topics.items()}
+        self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids)
+        dead_letters = _dead_letters(graph, processor, topics, environment)
+        self.runner = Runner(
+            processor, self.tasks, environment.registry, dead_letters, traces_outputs=committer.traces_outputs
+        )
+        journal = graph.journal(processor)
+        self._journal = ChoicesJournal(journal, environment.cluster) if journal else None
+        written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
+        self.committer = committer(
+            Context(
+                processor,
+                self.ledger,
+                self.consumer,
+                environment,
+                self.instance_id,
+                self.counters,
+                self.runner.replacement,
+                self._journal,
+                batch_bytes(topics[topic] for topic in written if topic in topics),
+            )
+        )
+        self.pace = Pace(whole_fetches=committer.commits_each_intake or journal is not None)
+        self.search = Search()
+        self._committed = CommittedOffsets(self.name, self.instance_id, self.consumer, environment)
+        self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
+        self._beginning = Beginning(environment, processor, graph.beginnings, self._inputs)
+        self._growth = Growth(graph, processor, environment.cluster, topics)
+        self._clock = environment.clock
+        self._drain_seconds = environment.settings.drain_timeout_ms / 1000
+        self._stopping = stopping
+        self._reset()
+
+    def _reset(self) -> None:
+        """Starts with no assignment, no intake and no failure."""
+        self._assigned = set[TopicPartition]()
+        self._rebalances = deque[set[TopicPartition] | None]()
+        """Rebalances that the loop has not acted on: a new assignment, or None where the membership was lost."""
+        self._must_rewind = False
+        """The committed offsets have to be read before the next record is taken."""
+        self._taken: Intake | None = None
+        """Taken from the tasks and not run yet; prepared again where the commit of its offsets found no answer."""
+        self._last: Intake | None = None
+        """The intake that was run last."""
+        self._interrupt: Exception | None = None
+        """The exception of a function that stops this worker."""
+        self._failure: Exception | None = None
+        """The exception of a callback, to be raised by the turn."""
+
+    def run(self) -> None:
+        """Starts, runs turns until `stopping` is set, and commits what is processed by then."""
+        try:
+            self.start()
+            self._run_turns()
+        finally:
+            self.close()
+
+    def _run_turns(self) -> None:
+        """Runs turns until `stopping` is set, then finishes; gives steps that were not run back if an error ends it."""
+        try:
+            while not self._stopping.is_set():
+                self.run_turn()
+            self.finish()
+        except (UserMistake, Unavailable, InputLost, DrainTimeout, Fatal):
+            try:
+                self.committer.give_back()
+            except KStreamsError as error:
+                logger.error("%s: at most once: steps that were not run are lost: %s", self.processor.id, error)
+            raise
+
+    def start(self) -> None:
+        """Joins the group, then fences the worker that held this slot before.
+
+        A worker that is fenced asks its group who holds the membership: so the group comes first.
+        """
+        self.consumer.subscribe(
+            [t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked, self._on_lost
+        )
+        self.committer.session.start()
+
+    def run_turn(self) -> None:
+        """Runs one turn; on a client error recovers, and rewinds before the next."""
+        self.turned_at = self._clock()
+        try:
+            self.turn()
+            if self._must_rewind:
+                # after consume: the group must be heard even where offsets can be neither read nor committed
+                self.rewind()
+        except ClientError as error:
+            self._recover(error)
+
+    def _recover(self, error: ClientError) -> None:
+        """Lets the guarantee recover, notes whether to rewind, and narrows the search for a step that fails."""
+        self._follow_group()
+        steps = self.committer.uncommitted_steps
+        rewinds = self.committer.recover(error)
+        self._must_rewind |= rewinds
+        if isinstance(error, Refused) and rewinds and self.search.failed(steps):
+            assert self._last is not None
+            self.runner.refuse(self._last, error.mistake)
+        elif self.committer.session.timed_out:
+            self.search.failed(steps)
+
+    def finish(self) -> None:
+        """Commits what is processed; raises the exception that stopped the worker, unless that was Stop.
+
+        Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
+        """
+        deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
+        while True:
+            try:
+                self._run_saved()
+                self._commit()
+                self.committer.give_back()
+            except ClientError as error:
+                if self.committer.must_finish and (isinstance(error, Refused) or self._is_unfinished):
+                    if self._clock() >= deadline:
+                        raise DrainTimeout(
+                            f"{self.processor.id}: at most once: steps or outputs are lost: {error}: "
+                            "raise drain_timeout_ms above the time that brokers may be away"
+                        ) from None
+                    self._recover(error)
+                    continue
+                logger.warning(
+                    "%s: the last steps are not committed and will be run again: %s", self.processor.id, error
+                )
+            break
+        if self.committer.mistake is not None:
+            raise self.committer.mistake
+        if isinstance(self._interrupt, Stop):
+            logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
+        elif self._interrupt is not None:
+            raise self._interrupt
+
+    @property
+    def _is_unfinished(self) -> bool:
+        """Offsets are committed, or may be, of steps that were not run or have outputs that were not acknowledged."""
+        committer = self.committer
+        return committer.must_repeat_commit or committer.busy or self.tasks.owes or bool(self.ledger.unprocessed)
+
+    def close(self) -> None:
+        """Ends producer and consumer without a commit; at most once, waits for outputs that are on their way."""
+        self.committer.end()
+        self.consumer.close()
+
+    def turn(self) -> None:
+        """Fetches records, runs their steps and writes the outputs; commits when that is due, or no record comes."""
+        if self.committer.mistake is not None:
+            self._run_saved()
+            self._commit()
+            raise self.committer.mistake
+        if self.committer.must_repeat_commit:  # no record is taken until the commit is answered
+            self.consumer.pause(self._assigned)
+        started = self._clock()
+        hurried = self._must_rewind or self.committer.busy or self.tasks.ready
+        records = self.consumer.consume(min(self.pace.fetch, self.tasks.fetch_limit), 0.0 if hurried else IDLE_WAIT)
+        idle = self._clock() - started >= IDLE_WAIT
+        self._follow_group()
+        if self._failure is not None:
+            raise self._failure
+        self.committer.check()  # `consume` may have revoked partitions: abort if so
+        if self._must_rewind:
+            return
+        self.tasks.add(records)
+        if self.committer.must_repeat_commit or self.consumer.tainted:
+            self._run_saved()
+            self._commit()
+            if self.consumer.tainted and not self._stopping.is_set():
+                self._rejoin()
+                return
+        while not self._stopping.is_set() and self._take():
+            self._run_taken()
+        if not records and self._interrupt is None:  # the step that raised is not processed
+            self.tasks.advance(self.consumer.ends)
+            if self.committer.busy or idle:
+                self._commit()
+        self.consumer.pause(self.tasks.paused)
+
+    def _take(self) -> bool:
+        """Takes the next intake, unless one is waiting to be prepared; False if no step is ready."""
+        if self._taken is None:
+            self._taken = self.tasks.take(min(self.pace.take, self.search.limit))
+        return self._taken is not None
+
+    def _run_taken(self) -> None:
+        """Prepares the intake, runs its steps, writes the outputs, and commits when that is due."""
+        intake = self._taken
+        assert intake is not None
+        if not intake.prepared:
+            self.committer.prepare(intake)
+        self._taken = None
+        started = self._clock()
+        plan = self.runner.run(intake)
+        self.pace.ran(max(1, plan.steps), self._clock() - started)
+        if plan.steps:
+            self._last = intake
+        if plan.interrupt is not None and self.committer.must_finish:
+            self._stop(plan.interrupt)
+        if plan.interrupt is not None and not self.committer.must_finish:
+            self._finish_and_stop(plan, plan.interrupt)
+        else:
+            self.committer.write(plan)
+        if self.committer.due or self.search.searching:
+            self._commit()
+
+    def _run_saved(self) -> None:
+        """Runs the intake that was taken, if its offsets are committed or may be, and then its rest."""
+        if self._taken is not None and self._taken.saved:
+            self._run_taken()
+        self._run_rest()
+
+    def _run_rest(self) -> None:
+        """Runs the rest of an intake whose offsets are committed: no other worker would run it."""
+        while self.tasks.owes and self._take():
+            self._run_taken()
+
+    def _finish_and_stop(self, plan: Plan, interrupt: Exception) -> None:
+        """Writes and commits the steps before the one that stops the worker."""
+        try:
+            self.committer.write(plan)
+            self._commit()
+        except Retriable:
+            # the commit goes on, and must not go past the step that raised; otherwise all are run again, and it raises
+            if self.committer.must_repeat_commit:
+                self._stop(interrupt)
+            raise
+        self._stop(interrupt)
+
+    def _stop(self, interrupt: Exception) -> None:
+        self._interrupt = interrupt
+        self._stopping.set()
+
+    def _commit(self) -> None:
+        steps = self.committer.uncommitted_steps
+        self.committer.commit()
+        self.search.committed(steps)
+        self.runner.committed()
+        if steps and self.ledger.cursors:
+            self._beginning.record_missing(self.ledger.cursors.keys(), self.committer)
+
+    def rewind(self) -> None:
+        """Goes back to the committed offsets; an alts also to the choices that were saved and not delivered."""
+        partitions = {tp for tp in self._assigned if tp.topic in self._inputs}
+        if stale := self._assigned - partitions:
+            # a static member is given its old assignment first, with topics that this deployment does not read
+            logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
+        self._run_rest()
+        if self._interrupt is not None:  # the worker ends: the ledger still has what is to be given back
+            return
+        self._growth.check(partitions)
+        positions = self._committed.read(partitions)
+        self._taken = self._still_saved(positions)
+        if missing := partitions - positions.keys():
+            positions |= self._beginning.start(missing, self.committer)
+        choices = {tp.partition: self._journal.newest(tp.partition) for tp in positions} if self._journal else {}
+        for reason in self.tasks.assign(positions, choices):
+            logger.warning("%s: %s", self.processor.id, reason)
+        if positions:  # without any nothing is fetched, and a fenced client refuses the call
+            self.consumer.assign(positions)
+        self._must_rewind = False
+
+    def _still_saved(self, positions: Positions) -> Intake | None:
+        """The intake that was taken, if its offsets are committed: no other worker would run it."""
+        taken = self._taken
+        return taken if taken is not None and taken.positions().items() <= positions.items() else None
+
+    def _rejoin(self) -> None:
+        """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
+        logger.warning("%s: a commit of offsets may reach the broker late: joining again", self.processor.id)
+        self._let_go()
+        self.consumer.rejoin()
+
+    # The consumer's callbacks record; only what has to be done before partitions are revoked is done at once.
+
+    def _on_assigned(self, partitions: set[TopicPartition]) -> None:
+        self._rebalances.append(partitions)
+
+    def _on_lost(self) -> None:
+        self._rebalances.append(None)
+
+    def _on_revoked(self) -> None:
+        # once this returns another member may start at the committed positions (librdkafka joins again by itself)
+        try:
+            self._follow_group()
+            self.committer.revoked(self._run_saved)
+        except Exception as error:
+            self._failure = error
+        self._let_go()
+
+    def _follow_group(self) -> None:
+        """Acts on the rebalances since the last look."""
+        while self._rebalances:
+            assigned = self._rebalances.popleft()
+            if assigned is None:
+                self._lose()
+            else:
+                logger.info("%s: holds %s", self.processor.id, ", ".join(sorted(map(str, assigned))) or "no partition")
+                self._assigned = assigned
+                self._must_rewind = True
+
+    def _lose(self) -> None:
+        """Acts on a lost membership: only steps that no other worker would run are run."""
+        if self._taken is not None and self._taken.saved:
+            logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
+        self.committer.lost()
+        try:
+            self._run_rest_past_refusals()
+        except ClientError as error:
+            logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
+        self._let_go()
+
+    def _run_rest_past_refusals(self) -> None:
+        """Runs the rest of an intake, whatever outputs are refused."""
+        while True:
+            try:
+                self._run_rest()
+                return
+            except Refused as refused:
+                self.committer.recover(refused)  # the next commit writes its dead letter
+
+    def _let_go(self) -> None:
+        self._assigned = set()
+        self._taken = None
+        self.tasks.clear()
+
+
+def _dead_letters(
+    graph: Graph, processor: Processor, topics: Mapping[str, TopicInfo], environment: Environment
+) -> DeadLetters | None:
+    """The dead letters of a processor, as large as their topic and the client take them; None if it has none."""
+    if processor.errors is None:
+        return None
+    topic = graph.topics[processor.errors]
+    encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
+    limit = record_bytes(topics.get(topic.name), environment.settings.kafka)
+    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, limit)

@@ -1,0 +1,14 @@
+"""Processes: a slot in each, supervised, with their progress.
+
+In reading order:
+
+reports      rule     the reports of a worker on its processors, and their sums over slots
+watch        acts     detects loops and processes that stand still; warns, and has them replaced
+progress     adapter  a live table in a terminal, plain lines elsewhere
+slot         acts     one worker process: a loop for each processor, drained together
+pipe         acts     carries reports from a worker to its supervisor
+supervised   acts     one slot over all its worker processes: reports, ends, restarts
+supervisor   acts     a process for each slot, restarted, stopped together
+wiring       acts     builds a run: a slot on a real cluster, or a supervisor of several
+start        acts     the Python functions run() and start()
+"""

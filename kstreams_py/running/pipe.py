@@ -1,0 +1,72 @@
+"""The pipe from a worker to its supervisor: one line of JSON for each report, written without waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kstreams_py.errors import KStreamsError
+from kstreams_py.running.reports import Report
+
+REPORT_FD: Final = "KSTREAMS_REPORT_FD"
+"""The environment variable with the file descriptor to which a worker writes its reports and its last error."""
+
+
+def report_writer() -> Callable[[Sequence[Report]], None] | None:
+    """A function that writes reports to the supervisor of this process; None without a supervisor.
+
+    It does not wait: while the pipe is full, because the supervisor is stopped, reports are dropped. It raises
+    BrokenPipeError if the supervisor has ended.
+    """
+    fd = os.environ.get(REPORT_FD)
+    if fd is None:
+        return None
+
+    def write(reports: Sequence[Report]) -> None:
+        for report in reports:
+            _write_line(int(fd), report.as_dict())
+
+    return write
+
+
+def report_error(error: KStreamsError) -> bool:
+    """Reports to the supervisor the error that ends this worker.
+
+    Returns False if there is no supervisor, or its pipe takes no more: the caller must then show the error itself.
+    """
+    fd = os.environ.get(REPORT_FD)
+    if fd is None:
+        return False
+    try:
+        return _write_line(int(fd), {"error": f"{type(error).__name__}: {error}"})
+    except OSError:
+        return False
+
+
+def _write_line(fd: int, fields: Mapping[str, object]) -> bool:
+    """Writes a line without waiting; False if it does not fit. Up to PIPE_BUF bytes go whole or not at all (POSIX)."""
+    line = json.dumps(fields).encode() + b"\n"
+    if len(line) > select.PIPE_BUF:
+        return False
+    os.set_blocking(fd, False)
+    try:
+        os.write(fd, line)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class PipeReader:
+    """The supervisor's end of one worker's pipe: decodes reports from bytes that arrive in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Report | str]:
+        """Returns the reports that are complete now; a str is the error that ends the worker."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found = (json.loads(line) for line in lines)
+        return [fields["error"] if "error" in fields else Report(**fields) for fields in found]

@@ -1,0 +1,212 @@
+"""One slot: a worker process that runs a loop for each processor of a graph, and drains them together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError
+from kstreams_py.graph.topology import Graph
+from kstreams_py.metrics import lag
+from kstreams_py.processing import runner
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.guarantees import COMMITTERS
+from kstreams_py.processing.topics import check_topics, create_topics
+from kstreams_py.processing.worker import Worker, open_worker
+from kstreams_py.running.reports import Report
+from kstreams_py.running.watch import Stillness
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports."""
+
+RETENTION_SHORT: Final = 24 * 60
+"""Minutes. With a shorter offsets.retention.minutes, a job stopped overnight may lose its committed offsets."""
+
+PLACE_AFTER: Final = 1.0
+"""Seconds without progress before the frames of a loop's thread are read.
+
+Reading the frames of a running thread has crashed a worker (SIGSEGV in Python 3.11.7).
+"""
+
+_PROCESSING = str(Path(runner.__file__).parent) + os.sep
+
+
+class _Loop:
+    """The worker of one processor, the thread that runs it, and the time for which it has stood still."""
+
+    def __init__(self, worker: Worker, run: Callable[[Worker], None]) -> None:
+        self.worker = worker
+        self.id = worker.processor.id
+        self.thread = threading.Thread(target=run, args=(worker,), name=self.id, daemon=True)
+        self._stillness = Stillness()
+
+    def look(self) -> tuple[float, str]:
+        """Returns the seconds since the loop last turned or began another step, and the place where it stands still."""
+        if not self.thread.is_alive():
+            return 0.0, ""
+        # one turn may run many slow steps: a loop that begins the next one is not stuck
+        seconds = self._stillness.look((self.worker.turned_at, self.worker.ledger.positions), time.monotonic())
+        if not seconds:
+            return 0.0, ""
+        return round(seconds, 1), _place_of(self.thread) if seconds >= PLACE_AFTER else ""
+
+
+def _place_of(thread: threading.Thread) -> str:
+    """The function, file and line where a thread stands still: in the user's function, or in this package."""
+    called, frame = None, sys._current_frames().get(thread.ident or 0)  # noqa: SLF001, documented, for debuggers
+    while frame is not None and not frame.f_code.co_filename.startswith(_PROCESSING):
+        called, frame = frame, frame.f_back
+    if frame is None:
+        return "no known place"
+    shown = called if called is not None and frame.f_code.co_filename == runner.__file__ else frame
+    return f"{shown.f_code.co_name} ({Path(shown.f_code.co_filename).name}, line {shown.f_lineno})"
+
+
+class Slot:
+    """All processors of a graph in one process, each in a thread with a consumer and a producer of its own."""
+
+    def __init__(self, graph: Graph, slot: int, environment: Environment) -> None:
+        self._graph = graph
+        self._slot = slot
+        self._environment = environment
+        self._cluster = environment.cluster
+        self._stopping = threading.Event()
+        self._failures: list[BaseException] = []
+        self._lags: dict[str, int] = {}
+
+    def stop(self) -> None:
+        """Lets every loop commit what is processed, then end."""
+        self._stopping.set()
+
+    def run(self, report: Callable[[Sequence[Report]], None], *, create: bool = False) -> None:
+        """Checks the graph and its topics, then runs until `stop` or the end of a loop.
+
+        - `report`: called with the reports of all processors every REPORT_INTERVAL seconds. An exception of `report`
+          ends the loops and is raised here.
+        - `create`: create missing topics first.
+
+        Raises the first failure of any loop, or DrainTimeout if a loop does not end within drain_timeout_ms.
+        """
+        self._graph.validate()
+        if create:
+            create_topics(self._graph, self._cluster)
+        check_topics(self._graph, self._cluster)
+        self._warn()
+        workers = [
+            open_worker(self._graph, processor, self._slot, self._environment, self._stopping)
+            for processor in self._graph.processors
+        ]
+        loops = [_Loop(worker, self._run) for worker in workers]
+        for loop in loops:
+            loop.thread.start()
+        threading.Thread(target=self._keep_lags, args=(workers,), name="lag", daemon=True).start()
+        try:
+            report(self._reports(loops))  # at once: the supervisor measures silence from the first report on
+            while not self._stopping.wait(REPORT_INTERVAL):
+                report(self._reports(loops))
+        except BaseException:
+            self._drain(loops, lambda _: None)
+            raise
+        late = self._drain(loops, report)
+        if self._failures:
+            raise self._failures[0]
+        if late:
+            limit = self._environment.settings.drain_timeout_ms / 1000
+            raise DrainTimeout(
+                f"{', '.join(late)} did not end within drain_timeout_ms ({limit:g} s): raise it above the longest call "
+                "of a function"
+            )
+        if self._environment.settings.leave_on_stop:
+            self._leave(workers)
+        report(self._reports(loops))
+
+    def _drain(self, loops: Sequence[_Loop], report: Callable[[Sequence[Report]], None]) -> list[str]:
+        """Waits up to drain_timeout_ms for the loops to end; returns the processors whose loop did not."""
+        self._stopping.set()
+        deadline = time.monotonic() + self._environment.settings.drain_timeout_ms / 1000
+        for loop in loops:
+            while loop.thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+                loop.thread.join(min(left, REPORT_INTERVAL))
+                if loop.thread.is_alive():
+                    report(self._reports(loops))
+        return [loop.id for loop in loops if loop.thread.is_alive()]
+
+    def _run(self, worker: Worker) -> None:
+        returned = False
+        try:
+            worker.run()
+            returned = True
+        except BaseException as error:
+            returned = True
+            if self._failures:  # `run` raises the first, so only further ones are logged as errors
+                logger.error("%s: %s: %s", worker.processor.id, type(error).__name__, error)
+            else:
+                logger.info("%s: ended by %s", worker.processor.id, type(error).__name__)
+            self._failures.append(error)
+        finally:
+            if not returned:  # a client can raise something that `except` does not catch; threading prints it
+                self._failures.append(Fatal(f"{worker.processor.id}: its loop was ended by its client: see the log"))
+            self._stopping.set()
+
+    def _leave(self, workers: Sequence[Worker]) -> None:
+        """Leaves the groups, so that their partitions move at once; every worker has closed its consumer before."""
+        for i, worker in enumerate(workers):
+            try:
+                left = self._cluster.leave(worker.consumer)
+            except KStreamsError as error:
+                logger.warning(
+                    "slot %d did not leave the groups of %s: its partitions wait until session_timeout_ms: %s",
+                    self._slot,
+                    ", ".join(each.processor.id for each in workers[i:]),
+                    error,
+                )
+                return
+            done = "left its group" if left else "had no membership of its own to leave"
+            logger.info("%s: %s", worker.processor.id, done)
+
+    def _reports(self, loops: Sequence[_Loop]) -> list[Report]:
+        """Makes no request: a broker that does not answer must not delay reports, signals or draining."""
+        reports = []
+        for loop in loops:
+            still_seconds, place = loop.look()
+            counters, lag_of = loop.worker.counters.as_dict(), self._lags.get(loop.id)
+            reports.append(Report(loop.id, self._slot, counters, lag_of, still_seconds, place))
+        return reports
+
+    def _keep_lags(self, workers: Sequence[Worker]) -> None:
+        """Asks for the ends of the inputs every REPORT_INTERVAL seconds, in a thread of its own."""
+        while True:
+            positions = {worker.processor.id: worker.ledger.positions for worker in workers}
+            try:
+                ends = self._cluster.ends({tp for of_worker in positions.values() for tp in of_worker})
+                self._lags = {processor: lag(reached, ends) for processor, reached in positions.items()}
+            except KStreamsError as error:
+                logger.info("the ends of the inputs are not known now: %s", error)
+                self._lags = {}
+            if self._stopping.wait(REPORT_INTERVAL):
+                return
+
+    def _warn(self) -> None:
+        if (minutes := self._cluster.offsets_retention_minutes()) is not None:
+            logger.log(
+                logging.WARNING if minutes < RETENTION_SHORT else logging.INFO,
+                "offsets.retention.minutes is %d: a job that is stopped for longer loses its committed offsets, and "
+                "ends with status 5 until they are set",
+                minutes,
+            )
+        for processor in self._graph.processors:
+            if processor.errors is None:
+                logger.warning(
+                    "%s: no dead-letter topic: a record whose function raises is logged and counts as delivered",
+                    processor.id,
+                )
+            if COMMITTERS[processor.guarantee].transactional and not processor.outputs:
+                logger.info("%s: a sink's side effects may repeat after a crash: use the delivery hash", processor.id)

@@ -1,0 +1,140 @@
+"""One slot as its supervisor sees it: the reports of its worker processes, why each ended, and what follows."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from enum import Enum, auto
+from typing import Final
+
+from kstreams_py.errors import Replaced, WorkersFailed
+from kstreams_py.running.pipe import PipeReader
+from kstreams_py.running.reports import Report
+from kstreams_py.running.watch import Stillness, Watch
+
+FINAL: Final = frozenset({2, 5})
+"""Exit statuses (errors.py) that a restart cannot remedy: the supervisor stops all slots."""
+
+RESTARTS_MAX: Final = 8
+"""Restarts of a slot in a row without a healthy worker, after which the supervisor stops all slots."""
+
+HEALTHY_SECONDS: Final = 10.0
+"""A worker that ran this long was healthy; so was one that committed and was then ended by a signal."""
+
+BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
+"""Seconds before each restart in a row. The first two are immediate: the group waits for the static member."""
+
+
+class Next(Enum):
+    """The supervisor's next action after a worker has ended."""
+
+    RESTART = auto()
+    """Start another process in the slot, at `start_at` or later."""
+    STOP = auto()
+    """Stop all slots: the worker ended by itself."""
+    LEAVE = auto()
+    """Do not restart the slot: a worker elsewhere holds it."""
+
+
+class SupervisedSlot:
+    """The state of one slot. Times are seconds of one monotonic clock.
+
+    For each worker process: `begin`, then `feed` and `look` while it runs, then `end` once all its output is fed.
+    """
+
+    def __init__(self, number: int, stuck_timeout_ms: int | None = None, restarts: int = 0) -> None:
+        self.number = number
+        self.restarts = restarts
+        """Restarts in a row without a healthy worker."""
+        self.start_at = 0.0
+        """The earliest time at which the next process may start."""
+        self.error = ""
+        """The error that the newest process reported before it ended."""
+        self.taken = ""
+        """Why the slot is not restarted: another worker holds it; "" otherwise."""
+        self._stuck_timeout_ms = stuck_timeout_ms
+        self._reports: dict[str, Report] = {}
+        """The newest report of each processor, plus the counts of this slot's earlier processes."""
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        """Starts the state of a new process; only the counts of earlier ones are kept."""
+        self.error = ""
+        self._started_at = now
+        self._committed = False
+        self._stuck = ""
+        """Why the process is being killed; "" if it is not."""
+        self._pipe = PipeReader()
+        self._past = {processor: report.counters for processor, report in self._reports.items()}
+        """The counts of this slot's earlier processes."""
+        self._latest: dict[str, Report] = {}
+        """The newest report of each processor from this process, by which `look` judges."""
+        self._report_count = 0
+        self._stillness = Stillness()
+        self._watch = Watch(self.number, self._stuck_timeout_ms)
+
+    def feed(self, data: bytes) -> bool:
+        """Takes bytes from the worker's pipe; returns whether they complete a report or an error."""
+        found = self._pipe.feed(data)
+        for each in found:
+            if isinstance(each, str):
+                self.error = each
+                continue
+            self._report_count += 1
+            self._latest[each.processor] = each
+            self._reports[each.processor] = each.after(self._past.get(each.processor, {}))
+            self._committed |= each.counters["commits"] > 0
+        return bool(found)
+
+    def forget_latest(self) -> None:
+        """Discards the reports so far for `look`: they are old, because the supervisor itself was stopped."""
+        self._latest = {}
+
+    def look(self, now: float) -> bool:
+        """Warns of a worker that stands still; returns True if the caller has to kill it, after stuck_timeout_ms.
+
+        A stuck worker cannot drain, so it is not asked to.
+        """
+        if self._stuck:
+            return False
+        silent = self._stillness.look(self._report_count, now)
+        found = self._watch.look(self._latest.values(), silent, has_reported=self._report_count > 0)
+        if found is None:
+            return False
+        self._stuck = found.why
+        commits = self._latest[found.processor].counters["commits"] if found.processor else self._committed
+        self.restarts = 0 if commits else self.restarts
+        return True
+
+    def end(self, status: int, now: float) -> Next:
+        """Returns the next action after an end with `status` (a negative signal number, as in subprocess).
+
+        Raises WorkersFailed if a restart cannot remedy the error, or RESTARTS_MAX restarts did not.
+        """
+        ran_well = now - self._started_at >= HEALTHY_SECONDS or (status < 0 and self._committed)
+        if ran_well and not self._stuck:
+            self.restarts = 0
+        if status == 0:
+            return Next.STOP
+        if status == Replaced.exit_status:
+            self.taken = self.why(status)
+            return Next.LEAVE
+        if status in FINAL:
+            raise WorkersFailed(f"slot {self.number} ended by {self.why(status)}", status)
+        if self.restarts >= RESTARTS_MAX:
+            raise WorkersFailed(
+                f"slot {self.number} died {self.restarts + 1} times in a row, at last by {self.why(status)}",
+                status if status > 0 else 1,
+            )
+        self.start_at = now + BACKOFF[min(self.restarts, len(BACKOFF) - 1)]
+        self.restarts += 1
+        return Next.RESTART
+
+    def why(self, status: int) -> str:
+        """Why the process ended, as text: why it was killed, the error that it reported, or its status."""
+        named = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"{named} ({self._stuck})" if self._stuck else self.error or named
+
+    def reports(self) -> list[Report]:
+        """The newest report of each processor. The lag of a taken slot is 0: its new holder reports it."""
+        return [replace(report, lag=0) if self.taken else report for report in self._reports.values()]

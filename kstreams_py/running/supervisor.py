@@ -1,0 +1,250 @@
+"""Worker processes: one for each slot, restarted in the same slot with back-off and a limit, stopped together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from kstreams_py.errors import Replaced, WorkersFailed
+from kstreams_py.running.pipe import REPORT_FD
+from kstreams_py.running.reports import Report
+from kstreams_py.running.supervised import Next, SupervisedSlot
+from kstreams_py.running.watch import LOOK_MAX
+
+logger = logging.getLogger(__name__)
+
+STANDBY_DELAY: Final = 2.0
+"""Seconds after a start until a standby is started, so that it takes no CPU from the worker that starts."""
+
+
+class _Child:
+    """A slot and its process, None while it has none."""
+
+    def __init__(self, slot: SupervisedSlot) -> None:
+        self.slot = slot
+        self.process: subprocess.Popen[bytes] | None = None
+
+
+class Supervisor:
+    """Runs a process for each slot until `stop`, or until a worker ends by itself.
+
+    - `command`: returns the command line of a slot's worker.
+    - `slots`: the numbers of the slots.
+    - `drain_seconds`: the longest time between `stop` and the end.
+    - `environment`: variables in addition to those of this process.
+    - `standby`: a command that imports everything, then reads a slot number from standard input. A process on standby
+      replaces a dead worker without the time that Python takes to start. None for no standby.
+    - `stuck_timeout_ms`: a worker that stands still for this long is replaced; with None, only warned of.
+    - `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        slots: Sequence[int],
+        *,
+        drain_seconds: float,
+        environment: Mapping[str, str] | None = None,
+        standby: Sequence[str] | None = None,
+        stuck_timeout_ms: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command = command
+        self._standby = standby
+        self._spare: tuple[subprocess.Popen[bytes], int] | None = None
+        self._spare_at = 0.0
+        self._environment = {**os.environ, **(environment or {})}
+        self._stuck_timeout_ms = stuck_timeout_ms
+        self._children = [_Child(SupervisedSlot(number, stuck_timeout_ms)) for number in slots]
+        self._drain_seconds = drain_seconds
+        self._clock = clock
+        self._turned_at = clock()
+        self._selector = selectors.DefaultSelector()
+        self._stopping = False
+        self._killing = False
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the running workers, by slot."""
+        return {child.slot.number: process.pid for child in self._children if (process := child.process) is not None}
+
+    def stop(self) -> None:
+        """Lets all workers drain, then `run` end. May be called from any thread and from a signal handler."""
+        self._stopping = True
+
+    def kill(self) -> None:
+        """Like `stop`, but kills the workers at once: what is not committed is processed again at the next start."""
+        self._killing = self._stopping = True
+
+    def run(self, show: Callable[[Sequence[Report]], None]) -> None:
+        """Starts and restarts workers until stopped; `show` is called with the newest reports of all workers.
+
+        Raises WorkersFailed, which has the exit status for this process.
+        """
+        try:
+            while not self._stopping:
+                self._catch_up()
+                for child in self._children:
+                    self._keep(child)
+                self._keep_spare()
+                if self._listen(0.1):
+                    show(self._reports())
+        finally:
+            undone = self._end()
+            self._selector.close()
+            show(self._reports())
+        if undone:
+            slots, why = ", ".join(map(str, undone)), "was ended at once" if self._killing else "did not drain"
+            status = 130 if self._killing else max(1, *undone.values())  # 130: the status of a shell after Ctrl-C
+            raise WorkersFailed(f"slot {slots} {why}: what was not committed is done again at the next start", status)
+
+    def _catch_up(self) -> None:
+        """If this process itself was stopped, discards the reports in the pipes: they are old."""
+        now = self._clock()
+        if now - self._turned_at > LOOK_MAX:
+            self._listen(0)  # one read takes everything that a pipe holds
+            for child in self._children:
+                child.slot.forget_latest()
+        self._turned_at = now
+
+    def _keep(self, child: _Child) -> None:
+        """Starts the slot's process if it has none and may have one; otherwise watches it, and acts on its end."""
+        slot, process, now = child.slot, child.process, self._clock()
+        if process is None:
+            if not slot.taken and now >= slot.start_at:
+                self._start(child)
+            return
+        status = process.poll()
+        if status is None:
+            if slot.look(now):
+                limit = f"stuck_timeout_ms ({self._stuck_timeout_ms})"
+                logger.warning(
+                    "slot %d (process %d) is stuck, for longer than %s: killing it", slot.number, process.pid, limit
+                )
+                process.kill()
+            return
+        self._read_rest(child)
+        match slot.end(status, now):
+            case Next.STOP:
+                logger.info("slot %d ended by itself: stopping the others", slot.number)
+                self._stopping = True
+            case Next.LEAVE:
+                self._leave(slot)
+            case Next.RESTART:
+                logger.warning(
+                    "slot %d ended by %s: restarting it (%d in a row)", slot.number, slot.why(status), slot.restarts
+                )
+
+    def _leave(self, slot: SupervisedSlot) -> None:
+        """Leaves a slot to the worker that took it. Raises WorkersFailed if no other slot is left here."""
+        if others := [str(child.slot.number) for child in self._children if not child.slot.taken]:
+            going = f"slot {others[0]} goes" if len(others) == 1 else f"slots {', '.join(others)} go"
+            logger.warning("slot %d ended by %s: it is not restarted here, %s on", slot.number, slot.taken, going)
+        else:
+            ends = (f"slot {child.slot.number} ended by {child.slot.taken}" for child in self._children)
+            raise WorkersFailed("; ".join(ends), Replaced.exit_status)
+
+    def _start(self, child: _Child) -> None:
+        spare, self._spare = self._spare, None
+        if spare is None:
+            child.process, reading = self._spawn(self._command(child.slot.number), subprocess.DEVNULL)
+        else:
+            child.process, reading = spare
+            assert child.process.stdin is not None
+            with suppress(BrokenPipeError):  # it has just died: `_keep` finds that as any other end
+                child.process.stdin.write(b"%d\n" % child.slot.number)
+                child.process.stdin.close()
+        now = self._clock()
+        self._spare_at = now + STANDBY_DELAY
+        child.slot.begin(now)
+        self._selector.register(reading, selectors.EVENT_READ, child)
+
+    def _spawn(self, command: Sequence[str], stdin: int) -> tuple[subprocess.Popen[bytes], int]:
+        """Starts a process; returns it with the file descriptor from which its reports are read."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        try:
+            process = subprocess.Popen(
+                [*command],
+                env={**self._environment, REPORT_FD: str(writing)},
+                pass_fds=(writing,),
+                stdin=stdin,
+                start_new_session=True,  # a Ctrl-C in the terminal reaches only the supervisor
+            )
+        finally:
+            os.close(writing)
+        return process, reading
+
+    def _keep_spare(self) -> None:
+        """Starts a standby process unless there is one, or a worker was started less than STANDBY_DELAY ago."""
+        if self._spare is not None and self._spare[0].poll() is not None:
+            self._drop_spare()
+        if self._standby is not None and self._spare is None and self._clock() >= self._spare_at:
+            self._spare = self._spawn(self._standby, subprocess.PIPE)
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            process, reading = self._spare
+            process.kill()
+            process.communicate()
+            os.close(reading)
+            self._spare = None
+            self._spare_at = self._clock() + STANDBY_DELAY
+
+    def _read_rest(self, child: _Child) -> None:
+        """Reads the rest of a dead worker's pipe and closes it."""
+        child.process = None
+        for key in [key for key in self._selector.get_map().values() if key.data is child]:
+            self._read(key.fd, child)
+            if key.fd in self._selector.get_map():
+                self._close(key.fd)
+
+    def _close(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _listen(self, seconds: float) -> bool:
+        return sum(self._read(key.fd, key.data) for key, _ in self._selector.select(seconds)) > 0
+
+    def _read(self, fd: int, child: _Child) -> bool:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(fd)
+        return child.slot.feed(data)
+
+    def _reports(self) -> list[Report]:
+        return [report for child in self._children for report in child.slot.reports()]
+
+    def _end(self) -> dict[int, int]:
+        """Sends SIGTERM, then SIGKILL after `drain_seconds`; returns the exit statuses of slots that did not drain."""
+        self._drop_spare()
+        running = [(child, child.process) for child in self._children if child.process is not None]
+        for _, process in running:
+            process.terminate()
+        deadline = self._clock() + self._drain_seconds
+        while any(p.poll() is None for _, p in running) and self._clock() < deadline and not self._killing:
+            self._listen(0.05)
+        for child, process in running:
+            if process.poll() is None:
+                why = "was asked to end at once" if self._killing else f"did not drain within {self._drain_seconds:g} s"
+                logger.warning("slot %d (process %d) %s: killing it", child.slot.number, process.pid, why)
+                process.kill()
+            process.wait()
+            self._read_rest(child)
+            if child.slot.error:
+                logger.warning("slot %d ended by %s", child.slot.number, child.slot.error)
+        # -SIGTERM: the process had not installed its handler yet. Replaced: another worker has the slot, and its work
+        drained = (0, -signal.SIGTERM, Replaced.exit_status)
+        return {
+            child.slot.number: process.returncode for child, process in running if process.returncode not in drained
+        }

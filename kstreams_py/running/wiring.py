@@ -1,0 +1,219 @@
+"""Builds a run on a real cluster: one slot of a graph in this process, or a supervisor of several."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from kstreams_py.errors import WorkerStuck
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.topics import check_topics
+from kstreams_py.processing.topics import create_topics as create_graph_topics
+from kstreams_py.running.pipe import report_writer
+from kstreams_py.running.progress import Progress
+from kstreams_py.running.reports import Report
+from kstreams_py.running.slot import Slot
+from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.watch import Watch
+from kstreams_py.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+GARBAGE_THRESHOLD: Final = 100_000
+"""New objects between two garbage collections in a worker. A fetch makes ten thousand records, none in a cycle.
+
+With Python's default of 700, collections took a tenth of a worker's time (measured).
+"""
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Run(Protocol):
+    """A graph that runs from `run` to `stop`, once."""
+
+    def run(self, on_start: Callable[[], None], /) -> None:
+        """Checks the topics, starts the workers, calls `on_start`, waits for their end. Raises the workers' failure."""
+
+    def stop(self) -> None:
+        """Lets the workers commit what is processed, then end. Any thread may call it, also before `run`."""
+
+    def own_process(self) -> None:
+        """Installs signal handlers that stop the run. Main thread only."""
+
+
+class SlotRun:
+    """One slot in this process; reports to the supervisor that started it, or else to the terminal.
+
+    - `create`: create missing topics first.
+    - `background`: the run is part of a program: it has no supervisor and logs its progress.
+    """
+
+    def __init__(
+        self, graph: Graph, number: int, settings: Settings, *, create: bool = False, background: bool = False
+    ) -> None:
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        self._cluster = KafkaCluster(settings)
+        self._slot = Slot(graph, number, Environment(self._cluster, registry, settings))
+        self._number = number
+        self._settings = settings
+        self._create = create
+        self._background = background
+
+    def stop(self) -> None:
+        """Lets every loop commit what is processed, then end."""
+        self._slot.stop()
+
+    def own_process(self) -> None:
+        """Drains on SIGTERM and on a first Ctrl-C, ends at once on a second; collects garbage less often."""
+        gc.freeze()
+        gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
+
+        def ask(signum: int, _: object) -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            logger.info("%s: draining", signal.Signals(signum).name)
+            self._slot.stop()
+
+        for signum in SIGNALS:
+            signal.signal(signum, ask)
+
+    def run(self, on_start: Callable[[], None], /) -> None:
+        """Runs the slot; `on_start` is called at each report, the first as soon as the loops run.
+
+        Raises as `Slot.run` does, and WorkerStuck.
+        """
+        write = None if self._background else report_writer()
+        try:
+            if write is None:
+                self._run_alone(on_start)
+            else:
+                self._run_under_supervisor(write, on_start)
+        finally:
+            self._cluster.close()
+
+    def _run_alone(self, on_start: Callable[[], None]) -> None:
+        timeout = self._settings.stuck_timeout_ms
+        watch = Watch(self._number, timeout)
+        with Progress(live=not self._background) as progress:
+
+            def show(reports: Sequence[Report]) -> None:
+                on_start()
+                progress.show(reports)
+                if found := watch.look(reports):
+                    limit = f"stuck_timeout_ms ({timeout})"
+                    raise WorkerStuck(f"slot {self._number}: {found.why}; it ends after {limit}: start it again")
+
+            self._slot.run(show, create=self._create)
+
+    def _run_under_supervisor(self, write: Callable[[Sequence[Report]], None], on_start: Callable[[], None]) -> None:
+        orphaned = False
+
+        def report(reports: Sequence[Report]) -> None:
+            nonlocal orphaned
+            on_start()
+            try:
+                if not orphaned:
+                    write(reports)
+            except BrokenPipeError:
+                orphaned = True
+                logger.warning("the supervisor has ended: draining")
+                self._slot.stop()
+
+        self._slot.run(report, create=self._create)
+
+
+class SupervisedRun:
+    """A worker process for each slot.
+
+    - `target`: the graph, as `kstreams run` takes it.
+    - `create`: create missing topics first.
+    - `background`: the run is part of a program: it logs its progress.
+    """
+
+    def __init__(
+        self, target: str, slots: Sequence[int], settings: Settings, *, create: bool = False, background: bool = False
+    ) -> None:
+        self._target = target
+        self._settings = settings
+        self._create = create
+        self._background = background
+        self._supervisor = Supervisor(
+            worker_command(target),
+            slots,
+            drain_seconds=settings.drain_timeout_ms / 1000 + 5,
+            environment=settings.as_environment(),
+            standby=standby_command(target),
+            stuck_timeout_ms=settings.stuck_timeout_ms,
+        )
+
+    def stop(self) -> None:
+        """Lets all workers drain."""
+        self._supervisor.stop()
+
+    def own_process(self) -> None:
+        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second."""
+
+        def ask(*_: object) -> None:
+            for signum in SIGNALS:
+                signal.signal(signum, lambda *_: self._supervisor.kill())
+            self._supervisor.stop()
+
+        for signum in SIGNALS:
+            signal.signal(signum, ask)
+
+    def run(self, on_start: Callable[[], None], /) -> None:
+        """Runs the workers. Raises UserMistake for the graph or its topics before they start, WorkersFailed after."""
+        graph = load(self._target)
+        graph.validate()
+        cluster = KafkaCluster(self._settings)
+        try:
+            if self._create:
+                create_graph_topics(graph, cluster)
+            check_topics(graph, cluster)  # before the workers start, so that a mistake is reported once
+        finally:
+            cluster.close()
+        on_start()
+        with Progress(live=not self._background) as progress:
+            self._supervisor.run(progress.show)
+
+
+def run_in_foreground(run: Run) -> None:
+    """Runs until Ctrl-C, SIGTERM or the end of the workers, then restores signal handlers. Raises as `run` does."""
+    with _signals_restored():
+        run.own_process()
+        run.run(lambda: None)
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            if handler is not None:  # None: not installed from Python, and cannot be restored
+                signal.signal(signum, handler)
+
+
+def worker_command(target: str) -> Callable[[int], list[str]]:
+    """The command line of one slot's worker. Settings, with their secrets, travel in the environment, not in `ps`."""
+    return lambda slot: [sys.executable, "-m", "kstreams_py", "run", target, "--slot", str(slot)]
+
+
+def standby_command(target: str) -> list[str]:
+    """The command line of a standby process, which becomes a worker when it reads its slot."""
+    return [sys.executable, "-m", "kstreams_py", "standby", target]
+
+
+def awaited_slot() -> int | None:
+    """In a standby process: waits for the slot to run; None if the supervisor has ended."""
+    line = sys.stdin.readline()
+    return int(line) if line else None

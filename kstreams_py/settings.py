@@ -1,0 +1,280 @@
+"""Settings: from arguments, KSTREAMS_* variables or a TOML file; contradictions are refused at construction.
+
+Precedence: arguments, then the environment, then the file, then the defaults below. Any librdkafka setting passes
+through (`[kafka]` in the file, `KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS=2000` in the environment), except those in `OWNED`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from platformdirs import user_data_path
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from kstreams_py.errors import SettingsError
+
+OWNED: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
+    "metadata.broker.list": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
+    "group.id": "it is the graph's name and the processor's",
+    "group.instance.id": "it names the slot",
+    "group.protocol": "a slot keeps its partitions by static membership with range assignment",
+    "transactional.id": "it names graph, processor and slot, so that a restart fences the worker that it replaces",
+    "transaction.timeout.ms": "use transaction_timeout_ms",
+    "session.timeout.ms": "use session_timeout_ms",
+    "isolation.level": "inputs are always read_committed",
+    "enable.auto.commit": "offsets are committed with the outputs",
+    "enable.auto.offset.store": "offsets are committed with the outputs",
+    "auto.offset.reset": "use auto_offset_reset; after an offset out of range no record is skipped silently",
+    "partition.assignment.strategy": "range keeps the partitions of joined inputs together",
+    "enable.idempotence": "it follows from the guarantee",
+    "acks": "it follows from the durability",
+    "request.required.acks": "it follows from the durability",
+    "retries": "it follows from the guarantee",
+    "message.send.max.retries": "it follows from the guarantee",
+    "max.in.flight": "a batch waits for the one before it: a leader that moves would lose or double it (#4953)",
+    "max.in.flight.requests.per.connection": "see max.in.flight: a batch waits for the one before it",
+    "message.timeout.ms": "no queued record expires; a transaction ends by transaction_timeout_ms",
+    "delivery.timeout.ms": "no queued record expires; a transaction ends by transaction_timeout_ms",
+    "enable.gapless.guarantee": "it follows from the guarantee",
+    "enable.partition.eof": "the framework detects the ends of partitions by it",
+    "partitioner": "keys must land where Java's clients put them",
+    "delivery.report.only.error": "the framework counts failed deliveries by it",
+    "client.id": "it is the transactional id, so that the broker's log names graph, processor and slot",
+    "log.connection.close": "the framework detects lost connections in the client's log",
+    "log.level": "the framework detects time-outs of transactional requests in the client's log",
+    "log.queue": "the framework detects time-outs of transactional requests in the client's log",
+}
+"""librdkafka settings that the framework sets itself, each with the reason or the setting to use."""
+
+_SECRET: Final = re.compile(
+    r"password|secret|token|\.key(?!store\.(location|type))|\.pem|sasl\.(jaas|username)|certificate|credential",
+    re.IGNORECASE,
+)
+
+
+def mask(settings: Mapping[str, str]) -> dict[str, str]:
+    """A client's settings, librdkafka's or Java's, with *** in place of the values whose names mean a secret."""
+    return {name: "***" if _SECRET.search(name) else value for name, value in settings.items()}
+
+
+class ClientSettings(Mapping[str, str]):
+    """librdkafka settings by their dotted names; secrets do not show in `repr`, `str` or a traceback."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = {name.lower().replace("_", "."): _text(value) for name, value in _flat(values)}
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(mask(self._values))
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Settings by dotted names: TOML reads `sasl.password = ...` as a table in a table."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _client_settings(value: object) -> ClientSettings:
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a table of librdkafka settings")
+    settings = value if isinstance(value, ClientSettings) else ClientSettings(value)
+    for name in settings:
+        if name in OWNED:
+            raise ValueError(f"{name} belongs to the framework: {OWNED[name]}")
+    return settings
+
+
+def _address(value: str) -> str:
+    for part in value.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{part.strip()!r} is not host:port")
+    return value
+
+
+def redact_url(url: str) -> str:
+    """The URL without user and password."""
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
+class SecretUrl(str):
+    """A URL whose user and password do not show in `repr`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(redact_url(self))
+
+
+Milliseconds = Annotated[int, Field(gt=0)]
+
+STUCK_TIMEOUT_MIN_MS: Final = 1_000
+"""The interval at which a process checks whether its workers run turns."""
+
+
+class Settings(BaseModel):
+    """All settings. Times are in milliseconds. A setting that is not passed is read from the environment.
+
+    - `schema_registry_url`: None keeps the schemas in files, in `schema_directory`.
+    - `commit_interval_ms`, `commit_records`: the age, and the number of steps, at which a worker commits; it commits at
+      once when no record comes.
+    - `transaction_timeout_ms`: after it the broker aborts a transaction; longer than the longest call of a function.
+    - `session_timeout_ms`: after it the group gives the partitions of a silent worker to others.
+    - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
+    - `drain_timeout_ms`: from a stop until a worker is given up; longer than the longest call of a function.
+    - `stuck_timeout_ms`: after it a worker that runs no turns is replaced; None only warns.
+
+    Raises SettingsError, which names the setting, its sources and the remedy.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+
+    bootstrap_servers: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9092"
+    schema_registry_url: (
+        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact_url, return_type=str)] | None
+    ) = None
+    schema_directory: Path = user_data_path("kstreams_py") / "schemas"
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    commit_interval_ms: Milliseconds = 100
+    commit_records: Annotated[int, Field(gt=0)] = 100_000
+    transaction_timeout_ms: Milliseconds = 10_000
+    session_timeout_ms: Milliseconds = 15_000
+    request_timeout_ms: Milliseconds = 15_000
+    drain_timeout_ms: Milliseconds = 10_000
+    stuck_timeout_ms: Milliseconds | None = None
+    leave_on_stop: bool = False
+    kafka: Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
+        ClientSettings({})
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.commit_interval_ms >= self.transaction_timeout_ms:
+            raise ValueError(
+                f"commit_interval_ms ({self.commit_interval_ms}) must be below transaction_timeout_ms "
+                f"({self.transaction_timeout_ms}), or the broker aborts each transaction before its commit"
+            )
+        if self.transaction_timeout_ms > self.session_timeout_ms:
+            raise ValueError(
+                f"transaction_timeout_ms ({self.transaction_timeout_ms}) must not exceed session_timeout_ms "
+                f"({self.session_timeout_ms}), or a dead worker's transaction outlives its membership"
+            )
+        if self.stuck_timeout_ms is not None:
+            least = max(STUCK_TIMEOUT_MIN_MS, self.commit_interval_ms)
+            if self.stuck_timeout_ms < least:
+                raise ValueError(
+                    f"stuck_timeout_ms ({self.stuck_timeout_ms}) must be at least {STUCK_TIMEOUT_MIN_MS} and "
+                    f"commit_interval_ms ({self.commit_interval_ms}), or workers that make progress count as stuck"
+                )
+        return self
+
+    # Defined after `_consistent`: a wrap validator encloses the validators that are defined before it.
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_all_sources(
+        cls, arguments: dict[str, Any], construct: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        """Merges the arguments with the environment and with the file that `load` passes as the context."""
+        file: Path | None = info.context
+        try:
+            return construct(_merged(_of_file(file), _environment(cls.model_fields), arguments))
+        except ValidationError as error:
+            found = "; ".join(
+                f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"
+                for e in error.errors(include_input=False, include_url=False)
+            )
+            raise SettingsError(f"{found} (set by argument, KSTREAMS_* or {file or 'a settings file'})") from None
+
+    def as_environment(self) -> dict[str, str]:
+        """These settings as the KSTREAMS_* variables of another process, secrets included."""
+        values = {
+            f"KSTREAMS_{name.upper()}": getattr(self, name) for name in type(self).model_fields if name != "kafka"
+        }
+        values |= {f"KSTREAMS_KAFKA__{name.upper().replace('.', '_')}": value for name, value in self.kafka.items()}
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def load(cls, file: Path | None = None, **arguments: Any) -> Settings:
+        """Reads the settings from arguments, the environment and a file.
+
+        - `file`: the path of a TOML file; None for no file.
+        - `arguments`: settings by name; None counts as not passed.
+
+        Raises SettingsError, as Settings() does.
+        """
+        passed = {name: value for name, value in arguments.items() if value is not None}
+        return cls.model_validate(passed, context=file)
+
+
+def _of_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    if not file.is_file():
+        raise SettingsError(f"settings file {file} does not exist: correct --config")
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"settings file {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"settings file {file} does not parse: {error}") from None
+
+
+def _environment(fields: Collection[str]) -> dict[str, Any]:
+    """The settings in KSTREAMS_* variables. Client settings have a variable each, or all of them one, as JSON."""
+    variables = {name.lower(): value for name, value in os.environ.items()}
+    found: dict[str, Any] = {field: variables[name] for field in fields if (name := f"kstreams_{field}") in variables}
+    if "kafka" in found:
+        try:
+            found["kafka"] = json.loads(found["kafka"])
+        except ValueError:
+            raise SettingsError(
+                "KSTREAMS_KAFKA does not parse as JSON: correct it, or use KSTREAMS_KAFKA__<NAME>"
+            ) from None
+    prefix = "kstreams_kafka__"
+    single = {name.removeprefix(prefix): value for name, value in variables.items() if name.startswith(prefix)}
+    return _merged(found, {"kafka": single}) if single else found
+
+
+def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges the settings of all sources: the last source that has one wins. Client settings are merged one by one."""
+    merged: dict[str, Any] = {}
+    for source in sources:
+        before, after = merged.get("kafka"), source.get("kafka")
+        merged |= source
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            merged["kafka"] = {**ClientSettings(before), **ClientSettings(after)}
+    return merged

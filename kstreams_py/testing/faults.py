@@ -1,0 +1,75 @@
+"""Faults of a cluster in memory: requests that fail or arrive late or twice, outages, deleted topics and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from kstreams_py.testing.memory_clients import Fault, Network, Outage
+
+
+class Faults:
+    """Injects faults into one MemoryCluster."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    @property
+    def requests(self) -> Sequence[str]:
+        """The names of all requests so far, in order."""
+        return self._network.requests
+
+    def watch(self, watcher: Callable[[str, object], Fault | None]) -> None:
+        """Calls `watcher` before each request with its name and its producer or consumer (None: the cluster itself).
+
+        The watcher may move the clock, run other workers meanwhile, return a fault for this request, or raise: then
+        the request is not made.
+        """
+        self._network.watcher = watcher
+
+    def inject(
+        self,
+        request: str,
+        *,
+        nth: int = 1,
+        error: BaseException | None = None,
+        applied: bool = True,
+        late: float | None = None,
+    ) -> None:
+        """Injects a fault into the nth request of a name from now on.
+
+        - `request`: a name in `requests`, or "" for any.
+        - `error`: raised in the caller; required for a lost request.
+        - `applied`: whether the request is carried out or lost.
+        - `late`: seconds after which the request reaches the broker (once more); its producer is then tainted.
+
+        Requests have the names of the calls, with exceptions: `write` makes a "produce" for each batch to a partition,
+        and a transaction an "add_partition" for each partition and an "add_offsets" before its first offsets. A
+        Retriable error of "produce" or "add_partition" is repeated by a client with retries; other errors fail the
+        batch.
+        """
+        self._network.inject(request, nth, Fault(error, applied, late))
+
+    def begin_outage(
+        self, seconds: float, requests: Collection[str], applied: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Makes requests of these names raise Retriable for `seconds`.
+
+        - `applied`: called for each request; returns whether it is carried out.
+
+        With "heartbeat", members do not reach their groups: no session ends, and no rebalance happens.
+        """
+        self._network.begin_outage(Outage(self._network.clock() + seconds, frozenset(requests), applied))
+
+    def limit_queues(self, records: int) -> None:
+        """Makes `write` raise once a producer has this many records without an answer, as librdkafka's queue does."""
+        self._network.queue_records = records
+
+    def delete_topic(self, topic: str) -> None:
+        """Deletes a topic and the committed offsets of its partitions."""
+        self._network.pass_time()
+        self._network.broker.delete_topic(topic)
+
+    def forget_positions(self, group: str) -> None:
+        """Deletes a group's committed offsets, as a broker does after the group had no members for too long."""
+        self._network.pass_time()
+        self._network.broker.group(group).positions.clear()

@@ -1,0 +1,187 @@
+"""MemoryCluster: a cluster in memory, on a clock that only the test moves, with injected faults.
+
+It is deterministic and for one thread. It follows Kafka's rules (memory_broker.py) and passes the contract suite of the
+real one (tests/contract/)::
+
+    cluster = MemoryCluster()
+    cluster.create_topics([("in", 1, -1, {}), ("out", 1, -1, {})])
+    cluster.append("in", b"hello")
+    # the second commit is carried out, but its answer is lost
+    cluster.faults.inject("commit_transaction", nth=2, error=OutcomeUnknown("no answer"))
+    ...
+    assert [m.value() for m in cluster.records("out")] == [b"HELLO"]
+
+Nothing happens between two calls: `consume` never waits, and the effects of time (time-outs, expired sessions,
+lingering records, late requests) happen at the next call after the clock was moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from random import Random
+
+from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
+from kstreams_py.records import Headers, Message, Positions, TopicPartition
+from kstreams_py.testing.events import Isolation
+from kstreams_py.testing.faults import Faults
+from kstreams_py.testing.memory_broker import Broker, Content
+from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer, Network
+
+
+class ManualClock:
+    """A clock that only `advance` moves; seconds since 1970."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock; serves as `sleep`, too."""
+        self._now += seconds
+
+
+class Groups(Mapping[str, Positions]):
+    """The committed offsets of each group, by its name; empty for an unknown group."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def __getitem__(self, name: str) -> Positions:
+        self._network.pass_time()
+        return dict(self._network.broker.group(name).positions)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._network.broker.groups)
+
+    def __len__(self) -> int:
+        return len(self._network.broker.groups)
+
+
+class MemoryCluster:
+    """kafka.contracts.Cluster in memory. Times are in seconds.
+
+    - `clock`: a ManualClock by default.
+    - `transaction_timeout`, `session_timeout`: as Kafka's.
+    - `linger`: how long producers keep records before they send them, unless a flush or a commit comes first. A
+      producer that is dropped loses them.
+    - `marker_delay`: how long after the answer to a commit its records and offsets become visible.
+    - `chance`: a seeded Random, by which fetches return partitions in any order, and few or no records at times.
+    - `metadata_age`: after how long at most consumers learn of new partitions.
+
+    `faults` injects faults; `groups` has the committed offsets of each group, by its name.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] | None = None,
+        *,
+        transaction_timeout: float = 10.0,
+        session_timeout: float = 10.0,
+        linger: float = 0.0,
+        marker_delay: float = 0.0,
+        chance: Random | None = None,
+        metadata_age: float = 0.0,
+    ) -> None:
+        self.clock: Callable[[], float] = clock or ManualClock()
+        self._broker = Broker(
+            transaction_timeout=transaction_timeout, session_timeout=session_timeout, marker_delay=marker_delay
+        )
+        self._network = Network(self._broker, self.clock, linger, chance)
+        self._metadata_age = metadata_age
+        self.faults = Faults(self._network)
+        self.groups = Groups(self._network)
+
+    # kafka.contracts.Cluster
+
+    def consumer(self, group: str, instance_id: str, **_: bool) -> MemoryConsumer:
+        return MemoryConsumer(self._network, group, instance_id, self._metadata_age)
+
+    def producer(
+        self,
+        mode: ProducerMode,
+        transactional_id: str,
+        batch_bytes: int | None = None,  # noqa: ARG002, records are sent one by one here
+    ) -> MemoryProducer:
+        return MemoryProducer(self._network, mode, transactional_id)
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
+        def describe() -> dict[str, TopicInfo]:
+            found = {name: self._broker.topics[name] for name in names if name in self._broker.topics}
+            return {
+                name: TopicInfo(name, topic.topic_id, len(topic.partitions), 1, dict(topic.settings))
+                for name, topic in found.items()
+            }
+
+        return self._network.request("topics", describe)
+
+    def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
+        def create() -> None:
+            for name, partitions, _, settings in topics:
+                self._broker.create_topic(name, partitions, settings)
+
+        self._network.request("create_topics", create)
+
+    def leave(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, MemoryConsumer)
+        return self._network.request("leave", consumer.give_up)
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        def describe() -> Pending:
+            held = self._broker.group(group).pending
+            pinned = sorted(set(partitions) & {tp for positions in held.values() for tp in positions})
+            if not pinned:
+                return Pending(group, ())
+            kept_in = TopicPartition(POSITIONS_TOPIC, positions_partition(group, 1))
+            return Pending(group, tuple(pinned), kept_in, tuple(self._network.opened[each] for each in sorted(held)))
+
+        return self._network.request("pending", describe)
+
+    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
+
+    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return self._network.request("starts", lambda: {tp: self._broker.partition(tp).start for tp in partitions})
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self._network.request("grow", lambda: self._broker.grow_topic(topic, partitions))
+
+    def offsets_retention_minutes(self) -> int | None:
+        return None
+
+    def read(self, partition: TopicPartition) -> Sequence[Message]:
+        return self._network.request(
+            "read", lambda: list(self._broker.partition(partition).read(0, Isolation.COMMITTED))
+        )
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        return self._network.request("newest", self._broker.partition(partition).newest)
+
+    def truncate(self, partition: TopicPartition, before: int) -> None:
+        self._network.request("truncate", lambda: self._broker.partition(partition).truncate(before))
+
+    # For tests.
+
+    def append(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int = 0,
+        partition: int = -1,
+    ) -> None:
+        """Writes a record outside of any transaction, without faults; parameters as in kafka.contracts.Output."""
+        self._network.pass_time()
+        now = self.clock()
+        content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
+        number = self._broker.topic(topic).partition_for(key) if partition < 0 else partition
+        self._broker.produce(TopicPartition(topic, number), [content], None, None)
+
+    def records(self, topic: str, isolation: Isolation | str = Isolation.COMMITTED) -> Sequence[Message]:
+        """Returns the records of a topic that are visible at this isolation level, by partition and offset."""
+        self._network.pass_time()
+        asked = Isolation(isolation)
+        return [m for partition in self._broker.topic(topic).partitions for m in partition.read(0, asked)]

@@ -1,0 +1,193 @@
+"""Repetitions after an error: their number, their pauses, and when the worker gives up."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kstreams_py.errors import (
+    Abortable,
+    BrokerUnavailable,
+    ClientError,
+    Fatal,
+    Fenced,
+    OutcomeUnknown,
+    RecordRefused,
+    Refused,
+    Retriable,
+)
+from kstreams_py.processing.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, PRODUCERS_MAX, WAIT_MAX
+from kstreams_py.processing.states import State
+from tests.unit.guarantee import ALO, EO, Bench
+
+# Truth 9: calls that are late or never return.
+
+
+@pytest.mark.parametrize("request_name", ["send_offsets", "init_transactions", "commit"])
+def test_retriable_error_repeats_the_call_up_to_its_limit(request_name: str) -> None:
+    bench = Bench(ALO if request_name == "commit" else EO)
+
+    def call() -> None:
+        if request_name == "init_transactions":
+            bench.session.start()
+        else:
+            bench.guarantee.commit()
+
+    for position, times in enumerate((CALLS_MAX - 1, CALLS_MAX), 1):
+        bench.slept.clear()
+        if request_name != "init_transactions":
+            bench.write(position=position)
+        for nth in range(1, times + 1):
+            bench.cluster.faults.inject(request_name, nth=nth, error=Retriable("busy"), applied=False)
+        if times < CALLS_MAX:
+            call()
+            pause = [0.2] if request_name == "init_transactions" else []  # before a second producer
+            assert bench.slept == [*pause, 0.1, 0.2, 0.4, 0.8]
+        elif request_name == "init_transactions":
+            call()  # another producer follows one that cannot be started
+            assert bench.session.state is State.READY
+        else:
+            with pytest.raises(Retriable, match="busy"):
+                call()
+            assert bench.guarantee.recover(Retriable("busy")) is (request_name != "commit")
+            assert bench.guarantee.must_repeat_commit is (request_name == "commit")
+            assert bench.guarantee.busy is bench.guarantee.must_repeat_commit
+
+
+def test_exactly_once_retriable_error_past_the_limit_aborts_the_transaction() -> None:
+    bench = Bench()
+    bench.write(b"1", 1)
+    for nth in range(1, CALLS_MAX + 1):
+        bench.cluster.faults.inject("send_offsets", nth=nth, error=Retriable("busy"), applied=False)
+    bench.recover(bench.fail_commit())
+    assert bench.take_requests() == ["produce", *["send_offsets"] * CALLS_MAX, "abort_transaction"]
+    assert (bench.visible, bench.saved) == ([], {})
+
+
+def test_repeated_aborts_log_warnings_until_a_commit(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench()
+    for commits in (False, False, False, False, True, False):
+        bench.write()
+        if commits:
+            bench.guarantee.commit()
+        else:
+            bench.recover(Abortable("no"))
+    levels = [record.levelname for record in caplog.records if "going back" in record.getMessage()]
+    assert levels == ["INFO", "INFO", "WARNING", "WARNING", "INFO"]
+
+
+def test_error_that_is_not_retriable_does_not_repeat_the_call() -> None:
+    bench = Bench()
+    bench.write()
+    bench.cluster.faults.inject("send_offsets", error=Abortable("no"), applied=False)
+    bench.fail_commit()
+    assert (bench.take_requests(), bench.slept) == (["produce", "send_offsets"], [])
+
+
+@pytest.mark.parametrize("error", [Retriable, Abortable, OutcomeUnknown, Fenced])
+def test_producers_that_cannot_start_are_replaced_up_to_a_limit(error: type[ClientError]) -> None:
+    bench = Bench()
+    bench.write()
+    bench.guarantee.commit()
+    for nth in range(1, 1_000):
+        bench.cluster.faults.inject("init_transactions", nth=nth, error=error("no"), applied=False)
+    with pytest.raises(Fatal, match=f"g.p.0: {PRODUCERS_MAX} producers in a row could not commit, at last by: "):
+        bench.guarantee.recover(OutcomeUnknown("no answer"))
+    assert bench.session.state is State.FATAL
+    calls = CALLS_MAX if error is Retriable else 1
+    assert bench.take_requests().count("init_transactions") == (PRODUCERS_MAX + 1) * calls
+    repeated = [0.1, 0.2, 0.4, 0.8] if error is Retriable else []
+    replaced = [min(0.1 * 2**i, 5.0) for i in range(1, PRODUCERS_MAX + 1)]
+    assert bench.slept == [*repeated, *(pause for each in replaced for pause in (each, *repeated))]
+
+
+def test_producers_whose_transactions_all_fail_are_replaced_up_to_a_limit() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(PRODUCERS_MAX):
+        bench.write()
+        bench.recover(OutcomeUnknown("no answer"))
+    bench.write()
+    with pytest.raises(Fatal):
+        bench.guarantee.recover(OutcomeUnknown("no answer"))
+    assert (bench.counters.aborts, bench.take_requests().count("init_transactions")) == (
+        PRODUCERS_MAX + 1,
+        PRODUCERS_MAX,
+    )
+
+
+def test_producer_replacements_are_counted_from_the_last_commit() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(3):
+        for _ in range(PRODUCERS_MAX):
+            bench.write()
+            bench.recover(OutcomeUnknown("no answer"))
+        bench.write()
+        bench.guarantee.commit()
+        bench.slept.clear()
+        bench.write()
+        bench.recover(OutcomeUnknown("no answer"))
+        assert bench.slept == []  # the first replacement after a commit waits for nothing
+        bench.write()
+        bench.guarantee.commit()
+
+
+def test_producer_replacement_without_a_broker_raises_broker_unavailable() -> None:
+    bench = Bench()
+    bench.cluster.faults.inject("init_transactions", error=BrokerUnavailable("no broker"), applied=False)
+    with pytest.raises(BrokerUnavailable):
+        bench.guarantee.recover(OutcomeUnknown("no answer"))
+
+
+# Repeated failures.
+
+
+def test_repeated_aborts_wait_longer_each_time_then_end_the_session() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(FAILURES_MAX - 1):
+        bench.write()
+        bench.recover(Abortable("refused"))
+    pauses = [min(0.05 * 2**number, WAIT_MAX) for number in range(FAILURES_MAX - FAILURES_WARNED)]
+    assert bench.slept == [round(seconds, 3) for seconds in pauses]
+    bench.write()
+    with pytest.raises(Fatal) as caught:
+        bench.guarantee.recover(Abortable("refused"))
+    assert str(caught.value) == (
+        "g.p.0: 40 attempts in a row failed, at last by: refused: remove the cause, then start the worker again"
+    )
+    assert bench.session.state is State.FATAL
+
+
+def test_aborts_are_counted_from_the_last_commit() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(3):
+        for _ in range(FAILURES_MAX - 1):
+            bench.write()
+            bench.recover(Abortable("refused"))
+        bench.write()
+        bench.guarantee.commit()
+        bench.slept.clear()
+    assert bench.visible == [b"1"] * 3
+
+
+def test_unreachable_broker_is_waited_for_without_limit() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(FAILURES_MAX + 5):
+        bench.write()
+        bench.recover(Retriable("no broker answers"))
+    bench.write()
+    bench.guarantee.commit()
+    assert bench.visible == [b"1"]
+
+
+def test_search_for_a_refused_output_counts_as_no_failed_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench(session_timeout=1e6)
+    for _ in range(FAILURES_MAX + 5):
+        bench.write()
+        bench.recover(Refused(RecordRefused("topic 'x' refuses a record")))
+    assert (bench.slept, bench.counters.as_dict()["aborts"]) == ([], FAILURES_MAX + 5)
+    assert {(r.levelname, r.getMessage()) for r in caplog.records} == {
+        ("INFO", "p: topic 'x' refuses a record; looking for the record")
+    }

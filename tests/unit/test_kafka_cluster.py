@@ -1,0 +1,392 @@
+"""kafka/cluster.py and the modules around it: what needs no broker; the rest is in tests/contract/."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+
+from kstreams_py.errors import BrokerUnavailable, NotAuthorized, RecordRefused, RecordTooLarge, Retriable
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka import cluster as kafka
+from kstreams_py.kafka import reader
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.errors import (
+    REFUSED,
+    TESTED_CLIENTS,
+    TOO_LARGE,
+    not_authorized,
+    record_refused,
+    warn_if_untested,
+)
+from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.membership import Holder
+from kstreams_py.kafka.topic_admin import TopicAdmin
+from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import TopicPartition
+from kstreams_py.settings import Settings
+
+
+class Silent:
+    """The future of an answer that never arrives."""
+
+    waited: float = 0.0
+
+    def result(self, timeout: float) -> object:
+        self.waited = timeout
+        raise TimeoutError
+
+
+def test_missing_answer_raises_retriable_after_the_request_timeout() -> None:
+    cluster, silent = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=7_000)), Silent()
+    with pytest.raises(Retriable, match=r"^no answer from 127\.0\.0\.1:1 within 7 s$"):
+        cluster._topics._result(silent)
+    assert silent.waited > 7.0
+
+
+class Admin:
+    """Two brokers: the one that is asked for settings does not know "new" yet, and neither knows "none"."""
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+        unknown = Answer(ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        here = SimpleNamespace(topic_id="id", partitions=[SimpleNamespace(replicas=[0, 1])] * 3)
+        return {"none": unknown, "new": Answer(here), "old": Answer(here)}
+
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Any]:
+        unknown = Answer(ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        settings = {"cleanup.policy": SimpleNamespace(value="delete")}
+        return {r: unknown if r.name == "new" else Answer(settings) for r in resources}
+
+
+class Answer:
+    """A future that is done."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def result(self, timeout: float | None = None) -> Any:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+def test_topic_that_one_broker_does_not_know_yet_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TopicAdmin, "client", Admin())
+    found = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).topics(["none", "new", "old"])
+    assert found == {"old": TopicInfo("old", "id", 3, 2, {"cleanup.policy": "delete"})}
+
+
+def test_newest_record_that_cannot_be_read_in_time_raises_retriable(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader:
+        def get_watermark_offsets(self, partition: ck.TopicPartition, timeout: float) -> tuple[int, int]:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(reader.Reader, "client", Reader())
+    with pytest.raises(Retriable, match=r"^reading the newest record of a\[0\]: "):
+        KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))
+
+
+@pytest.mark.parametrize(("session", "heartbeat"), [(45_000, 1_000), (3_000, 1_000), (1_500, 500)])
+def test_heartbeat_interval_is_at_most_one_second(session: int, heartbeat: int) -> None:
+    """Within this interval the other members learn that one has left."""
+    settings = Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=session, transaction_timeout_ms=1_000)
+    consumer = KafkaCluster(settings).consumer("group", "instance")
+    assert consumer._settings["heartbeat.interval.ms"] == heartbeat
+    consumer.close()
+
+
+@pytest.fixture
+def _warning_not_logged_yet() -> Iterator[None]:
+    warn_if_untested.cache_clear()
+    yield
+    warn_if_untested.cache_clear()
+
+
+@pytest.mark.usefixtures("_warning_not_logged_yet")
+def test_untested_client_version_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ck, "libversion", lambda: ("9.9.9", 0x090909FF))
+    cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    assert caplog.messages == []  # a command that runs no graph logs nothing
+    for number in range(2):
+        cluster.consumer("g", f"g.{number}").close()
+    assert [(r.levelno, r.getMessage().split(":")[0]) for r in caplog.records] == [
+        (logging.WARNING, "librdkafka 9.9.9 is not among the versions tested with kstreams_py (2.16.0)")
+    ]
+
+
+@pytest.mark.usefixtures("_warning_not_logged_yet")
+@pytest.mark.parametrize("version", sorted(TESTED_CLIENTS))
+def test_tested_client_version_logs_nothing(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ck, "libversion", lambda: (version, 0))
+    KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0").close()
+    assert caplog.messages == []
+
+
+def test_client_dependency_is_bounded_by_the_tested_versions() -> None:
+    """An installation takes no untested release, and the tests run with a tested one."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *(w for extra in project["optional-dependencies"].values() for w in extra)]
+    bounds = {re.sub(r"\[.*\]", "", w) for w in wanted if w.startswith("confluent-kafka")}
+    assert bounds == {"confluent-kafka>=2.16,<2.17"}
+    assert all(version.startswith("2.16.") for version in TESTED_CLIENTS)
+    assert ck.libversion()[0] in TESTED_CLIENTS
+
+
+# Settings of consumers and producers.
+
+
+@pytest.mark.parametrize(
+    ("joins", "queued", "answer", "partition"),
+    [(False, 48 << 10, 16 << 20, 4 << 20), (True, 24 << 10, 8 << 20, 1 << 20)],
+)
+def test_consumer_of_a_join_fetches_fewer_bytes_ahead(
+    joins: bool, queued: int, answer: int, partition: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "KafkaConsumer", lambda of_client, *_: of_client)
+    found: Any = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0", joins=joins)
+    sizes = ("queued.max.messages.kbytes", "fetch.max.bytes", "fetch.message.max.bytes")
+    assert [found[name] for name in sizes] == [queued, answer, partition]
+
+
+SHARED = {
+    "bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 10_000, "log_level": 6, "retry.backoff.ms": 2,
+    "reconnect.backoff.max.ms": 1_000, "topic.metadata.propagation.max.ms": 3_000, "log.connection.close": True,
+    "batch.size": 1_000_000, "linger.ms": 20, "queue.buffering.max.messages": 500_000,
+    "queue.buffering.max.kbytes": 256 << 10, "client.id": "g.p.0", "partitioner": "murmur2_random",
+    "delivery.report.only.error": True, "max.in.flight": 1,
+}  # fmt: skip
+IDEMPOTENT = {"acks": -1, "enable.idempotence": True}
+UNBOUNDED = {"message.timeout.ms": 0}
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> dict[str, Any]:
+    """The settings of a producer, and the limit of its calls under "limit"."""
+    monkeypatch.setattr(kafka, "KafkaProducer", lambda of_client, limit, **_: {**of_client, "limit": limit})
+    found: Any = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1", **settings)).producer(*arguments)
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "durability", "expected"),
+    [
+        (
+            Guarantee.EXACTLY_ONCE,
+            Durability.COMMITTED,
+            IDEMPOTENT | {"transactional.id": "g.p.0", "transaction.timeout.ms": 10_000},
+        ),
+        (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
+        (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
+        (
+            Guarantee.AT_LEAST_ONCE,
+            Durability.LEADER,
+            UNBOUNDED | {"acks": 1, "enable.idempotence": False},
+        ),
+        (
+            Guarantee.AT_LEAST_ONCE,
+            Durability.NONE,
+            UNBOUNDED | {"acks": 0, "enable.idempotence": False},
+        ),
+        (
+            Guarantee.AT_MOST_ONCE,
+            Durability.NONE,
+            UNBOUNDED | {"acks": 0, "enable.idempotence": False, "retries": 0},
+        ),
+    ],
+)
+def test_producer_settings_follow_its_guarantee_and_durability(
+    guarantee: Guarantee, durability: Durability, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = settings_of(monkeypatch, producer_mode(guarantee, durability), "g.p.0")
+    assert found == SHARED | expected | {"limit": 15.0}
+
+
+@pytest.mark.parametrize(("batch_bytes", "size"), [(None, 1_000_000), (5_000, 5_000), (5_000_000, 1_000_000)])
+def test_batch_size_is_limited_by_the_topics(
+    batch_bytes: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = settings_of(monkeypatch, producer_mode(Guarantee.AT_LEAST_ONCE, Durability.COMMITTED), "g.p.0", batch_bytes)
+    assert found["batch.size"] == size
+
+
+def test_user_settings_of_the_client_override_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode, own = producer_mode(Guarantee.AT_LEAST_ONCE, Durability.COMMITTED), {"linger.ms": "7"}
+    found = settings_of(monkeypatch, mode, "g.p.0", kafka=own)
+    assert found == SHARED | IDEMPOTENT | UNBOUNDED | {"linger.ms": "7", "limit": 15.0}
+
+
+# Requests to the cluster.
+
+
+class Brokers:
+    """An admin client of brokers 2 and 5 that returns the answer of the test."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.requests: list[Any] = []
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(brokers={5: None, 2: None})
+
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Any]:
+        self.requests += [(resource.restype.name, resource.name, request_timeout) for resource in resources]
+        return {resource: Answer(self.answer) for resource in resources}
+
+    def create_partitions(self, wanted: list[Any], request_timeout: float) -> dict[str, Any]:
+        self.requests += [(new.topic, new.new_total_count, request_timeout) for new in wanted]
+        return {new.topic: Answer(self.answer) for new in wanted}
+
+    def describe(self, group: str, limit: float) -> Any:
+        self.requests += [(group, limit)]
+        return self.answer
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+
+def cluster_with(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> KafkaCluster:
+    monkeypatch.setattr(TopicAdmin, "client", brokers)
+    cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    monkeypatch.setattr(cluster, "_groups", brokers)
+    return cluster
+
+
+UNKNOWN = ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN))
+
+
+@pytest.mark.parametrize(
+    ("answer", "minutes"),
+    [
+        ({"offsets.retention.minutes": SimpleNamespace(value="10080")}, 10_080),
+        ({"log.dirs": SimpleNamespace(value="data")}, None),
+        ({"offsets.retention.minutes": SimpleNamespace(value="a week")}, None),
+        (UNKNOWN, None),
+    ],
+    ids=["number", "missing", "no number", "refused"],
+)
+def test_offsets_retention_is_the_setting_of_a_broker_or_none(
+    answer: Any, minutes: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    brokers = Brokers(answer)
+    assert cluster_with(brokers, monkeypatch).offsets_retention_minutes() == minutes
+    assert brokers.requests == [("BROKER", "2", 15.0)]
+    assert ("offsets.retention.minutes is not known: " in caplog.text) is (minutes is None)
+
+
+def test_grow_requests_the_total_number_of_partitions(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    brokers = Brokers()
+    cluster_with(brokers, monkeypatch).grow("__ks.g.p.journal", 6)
+    assert brokers.requests == [("__ks.g.p.journal", 6, 15.0)]
+    assert "topic '__ks.g.p.journal' has 6 partitions now" in caplog.text
+
+
+def test_grow_that_is_refused_names_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ck.KafkaException(ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(NotAuthorized, match=r"^asking the broker at .* \(topic 'x'\): the broker refuses it"):
+        cluster_with(Brokers(refused), monkeypatch).grow("x", 6)
+
+
+def test_holder_of_a_static_membership_has_its_client_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def member(name: str | None, member_id: str) -> Any:
+        return SimpleNamespace(
+            group_instance_id=name, member_id=member_id, client_id=f"{name}@host-1-42", host="/10.0.0.7"
+        )
+
+    brokers = Brokers(SimpleNamespace(members=[member(None, "x"), member("g.p.0", "m0"), member("g.p.1", "m1")]))
+    cluster = cluster_with(brokers, monkeypatch)
+    assert cluster._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42", "10.0.0.7")
+    assert cluster._holder("g.p", "g.p.2") is None
+    assert brokers.requests == [("g.p", 15.0)] * 2
+
+
+# Messages about what a broker refuses.
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "right"),
+    [
+        (
+            ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            "TOPIC_AUTHORIZATION_FAILED",
+            (
+                "READ on the topic if it is read, WRITE if it is written, DESCRIBE and DESCRIBE_CONFIGS, "
+                "and CREATE, ALTER and DELETE if its name begins with __ks"
+            ),
+        ),
+        (
+            ck.KafkaError.GROUP_AUTHORIZATION_FAILED,
+            "GROUP_AUTHORIZATION_FAILED",
+            "READ and DESCRIBE on the consumer group",
+        ),
+        (
+            ck.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+            "WRITE and DESCRIBE on the transactional id",
+        ),
+        (
+            ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            "CLUSTER_AUTHORIZATION_FAILED",
+            "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
+        ),
+    ],
+)
+def test_missing_right_is_named_with_the_refused_action(code: int, name: str, right: str) -> None:
+    assert str(not_authorized(ck.KafkaError(code), "starting the producer")) == (
+        f"starting the producer: the broker refuses it ({name}): grant this user {right} (kafka-acls --add)"
+    )
+
+
+CORRECT = "correct what the function returns, or the topic's settings"
+SHRINK = (
+    "raise the topic's max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record (or "
+    "KSTREAMS_KAFKA__BATCH_SIZE) smaller"
+)
+
+
+@pytest.mark.parametrize("code", sorted(REFUSED))
+def test_refused_record_is_reported_with_its_topic_and_the_remedy(code: int) -> None:
+    error = ck.KafkaError(code)
+    kind, text = RecordRefused, f"topic 'x' refuses a record ({error.name()}: {error.str()}): {CORRECT}"
+    if code in TOO_LARGE:
+        kind, text = RecordTooLarge, f"a record for topic 'x' is larger than it takes: {SHRINK}"
+    mistake = record_refused(error, "x")
+    assert (type(mistake), str(mistake)) == (kind, text)
+
+
+def test_pending_offsets_are_returned_if_their_transactions_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: GroupAdmin, partition: TopicPartition) -> None:
+        raise BrokerUnavailable(f"no rights to {partition}")
+
+    pinned, kept_in = (TopicPartition("a", 1),), TopicPartition("__consumer_offsets", 3)
+    monkeypatch.setattr(GroupAdmin, "unstable", lambda *_: pinned)
+    monkeypatch.setattr(GroupAdmin, "positions_partition", lambda *_: kept_in)
+    monkeypatch.setattr(GroupAdmin, "open_transactions", refuse)
+    found = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).pending("group", pinned)
+    assert found == Pending("group", pinned, kept_in, (), f"no rights to {kept_in}")
+
+
+def test_shorter_max_poll_interval_is_accepted_by_every_client() -> None:
+    """The client refuses one below its session.timeout.ms, which is 45 s unless it is set."""
+    own = {"max.poll.interval.ms": "20000"}
+    cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=10_000, kafka=own))
+    cluster.consumer("g", "g.0").close()
+    assert cluster._reader.client is not None
+    cluster.close()

@@ -1,0 +1,121 @@
+"""graph/loading.py: graphs by module and by file, imports that fail, and the target of a graph."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kstreams_py.errors import GraphError, SchemaError
+from kstreams_py.graph.loading import load, target_of
+from kstreams_py.graph.topology import Graph
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory; modules imported from it are removed from sys.modules after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+SOURCE = 'from kstreams_py.graph.topology import Graph\ngraph = Graph("found")\nother = 3\n'
+
+
+def test_load_finds_a_graph_in_a_module_or_a_file(directory: Path) -> None:
+    (directory / "module_a.py").write_text(SOURCE)
+    (directory / "package").mkdir()
+    (directory / "package" / "module_b.py").write_text(SOURCE)
+    for target in ("module_a:graph", "module_a.py:graph", "package.module_b:graph", "package/module_b.py:graph"):
+        assert load(target).name == "found"
+        for name in [name for name in sys.modules if "module_" in name]:
+            del sys.modules[name]
+
+
+def test_load_without_a_name_finds_the_only_graph(directory: Path) -> None:
+    (directory / "module_e.py").write_text(SOURCE + "same = graph\n")
+    assert [load(target).name for target in ("module_e.py", "module_e")] == ["found", "found"]
+
+
+def test_load_of_a_file_ignores_a_module_of_the_same_name(directory: Path) -> None:
+    (directory / "queue.py").write_text(SOURCE)
+    assert load(str(directory / "queue.py") + ":graph").name == "found"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (SOURCE, "", "'' names no graph: write module:graph or path/to/file.py:graph"),
+        (SOURCE, ":graph", "':graph' names no graph: write module:graph or path/to/file.py:graph"),
+        (SOURCE, "place_c:", "'place_c:' names no graph: write module:graph or path/to/file.py:graph"),
+        (SOURCE, "place_c:missing", "'place_c' has no Graph named 'missing': correct the name after the colon"),
+        (SOURCE, "place_c:other", "'place_c' has no Graph named 'other': correct the name after the colon"),
+        (
+            "graph = 3\n",
+            "place_c.py",
+            "'place_c.py' holds no Graph: make one at its top level, such as graph = ks.Graph('shop')",
+        ),
+        (
+            SOURCE + "second = Graph('b')\n",
+            "place_c",
+            "'place_c' holds several graphs: write one of place_c:graph, place_c:second",
+        ),
+        (SOURCE, "absent", "'absent' does not import: ModuleNotFoundError: No module named 'absent': {remedy}"),
+        (
+            SOURCE,
+            "absent:graph",
+            "'absent' does not import: ModuleNotFoundError: No module named 'absent': {remedy}",
+        ),
+        (
+            "import os\n\n1 / 0\n",
+            "place_c:graph",
+            "'place_c' does not import: ZeroDivisionError: division by zero ({here}/place_c.py, line 3): {remedy}",
+        ),
+        (
+            "from kstreams_py.graph.topology import Graph\nGraph('g').topic('__a')\n",
+            "place_c:g",
+            "place_c: topic name '__a' is reserved: names that start with __ are the system's own: choose another one",
+        ),
+    ],
+)
+def test_load_failure_names_the_target_and_the_cause(source: str, target: str, message: str, directory: Path) -> None:
+    (directory / "place_c.py").write_text(source)
+    with pytest.raises(GraphError) as caught:
+        load(target)
+    assert str(caught.value) == message.format(
+        here=directory, remedy="correct it, or start from the directory it is in"
+    )
+
+
+def test_load_keeps_the_class_of_a_user_mistake(directory: Path) -> None:
+    (directory / "place_d.py").write_text(
+        "from kstreams_py.errors import SchemaError\nraise SchemaError('no such file')\n"
+    )
+    with pytest.raises(SchemaError, match=r"\Aplace_d.py: no such file\Z"):
+        load("place_d.py:graph")
+
+
+def test_target_names_the_module_global_that_holds_the_graph(directory: Path) -> None:
+    graph = Graph("sought")
+    with pytest.raises(GraphError) as caught:
+        target_of(graph)
+    assert str(caught.value) == (
+        "graph 'sought' is not a global of any module: several workers could not find it: "
+        "assign it at the top level of its module, or run one slot"
+    )
+    sys.modules["nothing_imported"] = None  # type: ignore[assignment]
+    held, main = ModuleType("held.by"), ModuleType("__main__")
+    main.__dict__["graph"] = graph
+    sys.modules["__main__"] = main
+    with pytest.raises(GraphError):
+        target_of(graph)  # in an interactive session, which no process can import
+    main.__file__ = "/somewhere/app.py"
+    assert target_of(graph) == "/somewhere/app.py:graph"
+    del main.__dict__["graph"]
+    held.__dict__["it"] = graph
+    sys.modules["held.by"] = held
+    assert target_of(graph) == "held.by:it"

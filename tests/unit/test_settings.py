@@ -1,0 +1,350 @@
+"""settings.py: precedence of the sources, refusals and their messages, secrets that are never shown."""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.settings import OWNED, ClientSettings, SecretUrl, Settings, redact_url
+from tests.unit.fakes import raise_error
+
+SECRETS = {
+    "sasl.username": "alice",
+    "sasl.password": "hunter2",
+    "ssl.key.pem": "-----BEGIN",
+    "ssl.key.password": "letmein",
+    "ssl.certificate.pem": "MIIB",
+    "sasl.oauthbearer.client.secret": "s3cr3t",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("KSTREAMS_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kstreams.toml"
+
+
+def read_refusal(file: Path | None = None, **arguments: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(file, **arguments)
+    return str(caught.value)
+
+
+def are_equal(one: Settings, other: Settings) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in Settings.model_fields)
+
+
+# The sources of a setting.
+
+
+def test_defaults_are_for_a_broker_on_this_machine() -> None:
+    settings = Settings.load()
+    assert settings.schema_directory.name == "schemas"
+    assert {name: getattr(settings, name) for name in Settings.model_fields if name != "schema_directory"} == {
+        "bootstrap_servers": "127.0.0.1:9092",
+        "schema_registry_url": None,
+        "auto_offset_reset": "earliest",
+        "commit_interval_ms": 100,
+        "commit_records": 100_000,
+        "transaction_timeout_ms": 10_000,
+        "session_timeout_ms": 15_000,
+        "request_timeout_ms": 15_000,
+        "drain_timeout_ms": 10_000,
+        "stuck_timeout_ms": None,
+        "leave_on_stop": False,
+        "kafka": {},
+    }
+
+
+def test_arguments_override_the_environment_which_overrides_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("commit_interval_ms = 1\ncommit_records = 2\ndrain_timeout_ms = 3\n")
+    monkeypatch.setenv("KSTREAMS_COMMIT_INTERVAL_MS", "10")
+    monkeypatch.setenv("KSTREAMS_COMMIT_RECORDS", "20")
+    settings = Settings.load(file, commit_interval_ms=100, commit_records=None)
+    assert (settings.commit_interval_ms, settings.commit_records, settings.drain_timeout_ms) == (100, 20, 3)
+    assert settings.request_timeout_ms == 15_000
+
+
+def test_client_settings_of_all_sources_are_merged(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text('[kafka]\nlinger.ms = 1\n"socket.timeout.ms" = 2\nclient.rack = "file"\n')
+    monkeypatch.setenv("KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS", "2000")
+    assert Settings.load(file, kafka={"debug": "broker"}).kafka == {
+        "debug": "broker",
+        "socket.timeout.ms": "2000",
+        "linger.ms": "1",
+        "client.rack": "file",
+    }
+
+
+def test_client_settings_may_be_one_variable_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTREAMS_KAFKA", '{"linger.ms": 7}')
+    assert Settings.load().kafka == {"linger.ms": "7"}
+
+
+def test_tables_in_the_file_are_the_dotted_names_of_the_client(file: Path) -> None:
+    file.write_text(
+        '[kafka]\nsasl.password = "p"\nsasl.oauthbearer.method = "oidc"\n"ssl.ca.location" = "ca"\n'
+        "enable.ssl.certificate.verification = false\nSOCKET_KEEPALIVE_ENABLE = true\n"
+        "[kafka.fetch]\nwait.max.ms = 5\nerror.backoff.ms = 1.5\n"
+    )
+    assert dict(Settings.load(file).kafka) == {
+        "sasl.password": "p",
+        "sasl.oauthbearer.method": "oidc",
+        "ssl.ca.location": "ca",
+        "enable.ssl.certificate.verification": "false",
+        "socket.keepalive.enable": "true",
+        "fetch.wait.max.ms": "5",
+        "fetch.error.backoff.ms": "1.5",
+    }
+
+
+@pytest.mark.parametrize(
+    "password", ["plain", "1e5", "0123", "true", "null", '"quoted"', '{"a": 1}', "{", "[1]", " a b ", "", "ü", "a=b;c'"]
+)
+def test_settings_passed_through_the_environment_are_loaded_unchanged(
+    password: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = Settings.load(
+        bootstrap_servers="a:1,b:2",
+        schema_registry_url=f"https://user:{len(password)}@registry:8081",
+        schema_directory=tmp_path,
+        auto_offset_reset="latest",
+        commit_interval_ms=5,
+        stuck_timeout_ms=60_000,
+        kafka={"sasl.password": password, "socket.timeout.ms": 2_000, "enable.metrics.push": False},
+    )
+    environment = settings.as_environment()
+    assert all(name.startswith("KSTREAMS_") for name in environment)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert are_equal(Settings.load(), settings)
+
+
+def test_settings_that_are_not_set_are_not_in_the_environment_of_another_process() -> None:
+    environment = Settings.load().as_environment()
+    assert "KSTREAMS_SCHEMA_REGISTRY_URL" not in environment
+    assert "KSTREAMS_STUCK_TIMEOUT_MS" not in environment
+    assert environment["KSTREAMS_COMMIT_INTERVAL_MS"] == "100"
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings.load().commit_records = 1
+
+
+# Refusals.
+
+SOURCES = " (set by argument, KSTREAMS_* or a settings file)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bootstrap_servers": "broker"}, "bootstrap_servers: 'broker' is not host:port"),
+        ({"bootstrap_servers": "a:1, :2"}, "bootstrap_servers: ':2' is not host:port"),
+        ({"bootstrap_servers": "a:1,b:port"}, "bootstrap_servers: 'b:port' is not host:port"),
+        ({"auto_offset_reset": "none"}, "auto_offset_reset: Input should be 'earliest' or 'latest'"),
+        ({"commit_interval_ms": 0}, "commit_interval_ms: Input should be greater than 0"),
+        ({"commit_records": -1}, "commit_records: Input should be greater than 0"),
+        (
+            {"drain_timeout_ms": "soon"},
+            "drain_timeout_ms: Input should be a valid integer, unable to parse string as an integer",
+        ),
+        ({"comit_records": 1}, "comit_records: Extra inputs are not permitted"),
+        ({"kafka": "linger.ms=1"}, "kafka: expected a table of librdkafka settings"),
+        (
+            {"commit_interval_ms": 10_000},
+            (
+                "settings: commit_interval_ms (10000) must be below transaction_timeout_ms (10000), or the broker "
+                "aborts each transaction before its commit"
+            ),
+        ),
+        (
+            {"stuck_timeout_ms": 999},
+            (
+                "settings: stuck_timeout_ms (999) must be at least 1000 and commit_interval_ms (100), or workers that "
+                "make progress count as stuck"
+            ),
+        ),
+        (
+            {"stuck_timeout_ms": 4_999, "commit_interval_ms": 5_000},
+            (
+                "settings: stuck_timeout_ms (4999) must be at least 1000 and commit_interval_ms (5000), or workers "
+                "that make progress count as stuck"
+            ),
+        ),
+        ({"stuck_timeout_ms": 0}, "stuck_timeout_ms: Input should be greater than 0"),
+        (
+            {"transaction_timeout_ms": 15_001},
+            (
+                "settings: transaction_timeout_ms (15001) must not exceed session_timeout_ms (15000), or a dead "
+                "worker's transaction outlives its membership"
+            ),
+        ),
+        (
+            {"commit_records": 0, "commit_interval_ms": -1},
+            "commit_interval_ms: Input should be greater than 0; commit_records: Input should be greater than 0",
+        ),
+    ],
+)
+def test_refusal_names_the_setting_and_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
+    assert read_refusal(**arguments) == message + SOURCES
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("KSTREAMS_COMMIT_RECORDS", "0", "commit_records: Input should be greater than 0" + SOURCES),
+        ("KSTREAMS_KAFKA__ACKS", "1", "kafka: acks belongs to the framework: it follows from the durability" + SOURCES),
+        ("KSTREAMS_KAFKA", "{", "KSTREAMS_KAFKA does not parse as JSON: correct it, or use KSTREAMS_KAFKA__<NAME>"),
+    ],
+)
+def test_settings_constructed_and_loaded_are_refused_alike(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    for make in (Settings, Settings.load):
+        with pytest.raises(SettingsError) as caught:
+            make()
+        assert (type(caught.value), str(caught.value)) == (SettingsError, message)
+
+
+def test_timeouts_at_their_limits_are_accepted() -> None:
+    settings = Settings.load(commit_interval_ms=14_999, transaction_timeout_ms=15_000, session_timeout_ms=15_000)
+    assert settings.transaction_timeout_ms == settings.session_timeout_ms
+    assert Settings.load(stuck_timeout_ms=1_000).stuck_timeout_ms == 1_000
+    assert Settings.load(stuck_timeout_ms=2_000, commit_interval_ms=2_000).stuck_timeout_ms == 2_000
+
+
+@pytest.mark.parametrize("name", OWNED)
+def test_settings_that_the_framework_owns_are_refused_with_the_reason(name: str) -> None:
+    assert read_refusal(kafka={name: "1"}) == f"kafka: {name} belongs to the framework: {OWNED[name]}{SOURCES}"
+
+
+def test_settings_that_the_framework_owns_are_refused_from_the_environment_and_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("[kafka]\nisolation.level = 1\n")
+    reason = "kafka: isolation.level belongs to the framework: inputs are always read_committed"
+    assert read_refusal(file) == f"{reason} (set by argument, KSTREAMS_* or {file})"
+    file.write_text("")
+    monkeypatch.setenv("KSTREAMS_KAFKA__ISOLATION_LEVEL", "read_uncommitted")
+    assert read_refusal(file) == f"{reason} (set by argument, KSTREAMS_* or {file})"
+
+
+def test_alias_of_a_setting_that_the_framework_owns_is_refused() -> None:
+    assert read_refusal(kafka={"metadata.broker.list": "a:1"}).startswith(
+        "kafka: metadata.broker.list belongs to the framework: "
+    )
+
+
+def test_file_that_is_missing_or_not_toml_is_refused_by_name(file: Path) -> None:
+    assert read_refusal(file) == f"settings file {file} does not exist: correct --config"
+    assert read_refusal(file.parent) == f"settings file {file.parent} does not exist: correct --config"
+    file.write_text("commit_records = \n")
+    assert read_refusal(file) == f"settings file {file} does not parse: Invalid value (at line 1, column 18)"
+    file.write_bytes(b"\xff")
+    assert read_refusal(file).startswith(f"settings file {file} does not parse: 'utf-8' codec can't decode byte 0xff")
+
+
+def test_file_that_cannot_be_read_is_refused_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.touch()
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: raise_error(denied))
+    assert read_refusal(file) == f"settings file {file} cannot be read: Permission denied"
+
+
+def test_file_is_named_when_one_of_its_settings_is_refused(file: Path) -> None:
+    file.write_text("commit_records = 0\nretries = 3\n")
+    assert read_refusal(file) == (
+        "commit_records: Input should be greater than 0; retries: Extra inputs are not permitted "
+        f"(set by argument, KSTREAMS_* or {file})"
+    )
+
+
+def test_variable_that_does_not_parse_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTREAMS_KAFKA", "linger.ms=1")
+    file.write_text("")
+    for message in (read_refusal(), read_refusal(file)):
+        assert "KSTREAMS_KAFKA" in message
+        assert not message.startswith("settings file")
+
+
+# Secrets.
+
+
+def test_secrets_do_not_show_in_any_text_of_the_settings() -> None:
+    settings = Settings.load(schema_registry_url="https://user:pass@registry:8081", kafka=SECRETS | {"linger.ms": 5})
+    kafka = settings.kafka
+    for text in (repr(settings), str(settings), repr(kafka), str(kafka), f"{kafka}", str(settings.model_dump())):
+        assert not [secret for secret in (*SECRETS.values(), "user:", "pass@") if secret in text]
+        assert "'linger.ms': '5'" in text
+    assert repr(kafka) == repr(dict.fromkeys(SECRETS, "***") | {"linger.ms": "5"})
+    assert "schema_registry_url='https://***@registry:8081'" in repr(settings)
+
+
+def test_secrets_are_readable_as_values() -> None:
+    settings = Settings.load(schema_registry_url="https://user:pass@registry:8081", kafka=SECRETS)
+    assert (settings.schema_registry_url, dict(settings.kafka)) == ("https://user:pass@registry:8081", SECRETS)
+    assert (len(settings.kafka), settings.kafka["sasl.password"]) == (len(SECRETS), "hunter2")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kafka": {**SECRETS, "acks": 1}},
+        {"kafka": SECRETS, "commit_records": 0},
+        {"kafka": str(SECRETS)},
+        {"schema_registry_url": "https://user:hunter2@registry", "commit_interval_ms": 20_000, "kafka": SECRETS},
+    ],
+)
+def test_secrets_do_not_show_in_a_refusal_or_its_traceback(arguments: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(**arguments)
+    text = "".join(traceback.format_exception(caught.value))
+    assert not [secret for secret in SECRETS.values() if secret in text]
+
+
+def test_secrets_do_not_show_in_the_refusal_of_constructed_settings() -> None:
+    table: Any = {**SECRETS, "acks": 1}
+    with pytest.raises(SettingsError) as caught:
+        Settings(kafka=table)
+    assert str(caught.value) == "kafka: acks belongs to the framework: it follows from the durability" + SOURCES
+    assert not [secret for secret in SECRETS.values() if secret in str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://user:pass@host:8081/path", "https://***@host:8081/path"),
+        ("https://token@host", "https://***@host"),
+        ("https://user:p@ss@host/path", "https://***@host/path"),
+        ("https://host/path@here", "https://host/path@here"),
+        ("https://host:8081", "https://host:8081"),
+    ],
+)
+def test_urls_are_shown_without_user_and_password(url: str, shown: str) -> None:
+    assert (redact_url(url), repr(SecretUrl(url)), str(SecretUrl(url))) == (shown, repr(shown), url)
+
+
+def test_client_settings_are_a_mapping_that_compares_by_content() -> None:
+    settings = ClientSettings({"linger": {"ms": 5}})
+    assert (list(settings), settings == {"linger.ms": "5"}, settings == ClientSettings({"linger_ms": "5"})) == (
+        ["linger.ms"], True, True,
+    )  # fmt: skip
+    assert Settings.load(kafka=settings).kafka is settings
