@@ -173,7 +173,7 @@ class KafkaProducer:
                 return Retriable(f"writing to {output[0]}[{output[3]}]: the client did not know the partition yet")
             if is_missing(found):
                 return no_such_topic(output[0])
-        if error.code() == E.TOPIC_EXCEPTION:  # as in `_take_failure`: a delivery report may have this error instead
+        if error.code() in MISSING | {E.TOPIC_EXCEPTION}:  # as in `_take_failure`: a report may have it instead
             return Abortable(f"writing to {output[0]}: {error.str()} ({error.name()})")
         return classify(error, f"writing to topic {output[0]!r}")
 

@@ -470,12 +470,8 @@ TABLE: Final = (
         each(Answered(None, GIVES_UP), Answered(None, WAITS), Answered(None, WAITS)),
         of=OUTPUT,
     ),
-    Row(
-        Api.Metadata,
-        "TOPIC_EXCEPTION",
-        each(Answered(None, BROKEN), Answered(None, GIVES_UP), Answered(None, GIVES_UP)),
-        of=OUTPUT,
-    ),
+    # The client reports the error, or an unknown topic, for a record at once or in its delivery report.
+    Row(Api.Metadata, "TOPIC_EXCEPTION", all_three(None, GIVES_UP), of=OUTPUT),
     Row(Api.Metadata, "disconnected", each(Answered(AGAIN, GIVES_UP), Answered(AGAIN, WAITS), Answered(AGAIN, WAITS))),
 )
 

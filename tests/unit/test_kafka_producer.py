@@ -178,11 +178,16 @@ def test_produce_with_a_state_error_raises_outcome_unknown(
         producer_of(client, monkeypatch).write(outputs(0, 1))
 
 
-def test_produce_to_an_invalid_topic_name_raises_abortable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [CODES.TOPIC_EXCEPTION, CODES._UNKNOWN_TOPIC], ids=["invalid", "unknown"])
+def test_produce_to_a_topic_that_the_cluster_finds_invalid_raises_abortable(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, written = Queue(sends=0), outputs(0, 2)
-    client.refuses = {b"1": CODES.TOPIC_EXCEPTION}
-    with pytest.raises(Abortable, match=r"^writing to x: Broker: Invalid topic \(TOPIC_EXCEPTION\)$"):
+    client.refuses, client.topics = {b"1": code}, {"x": CODES.TOPIC_EXCEPTION}
+    with pytest.raises(Abortable) as caught:
         producer_of(client, monkeypatch, IDEMPOTENT).write(written)
+    error = ck.KafkaError(code)
+    assert str(caught.value) == f"writing to x: {error.str()} ({error.name()})"
     assert (client.queue, written) == (outputs(0, 1), outputs(1, 2))
 
 
