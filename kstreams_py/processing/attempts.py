@@ -39,13 +39,15 @@ class Attempts:
         self._id = transactional_id
         self._sleep = sleep
         self._failures = 0
+        self._no_outages = 0
+        """Failures that no broker being away explains."""
         self._producers = 0
         self._cause = ""
         """The message of the last failure."""
 
     def committed(self) -> None:
         """Resets the counts."""
-        self._failures = self._producers = 0
+        self._failures = self._no_outages = self._producers = 0
 
     def call(self, call: Callable[[], object]) -> None:
         """Calls up to CALLS_MAX times, while that raises Retriable."""
@@ -62,7 +64,8 @@ class Attempts:
     def failed(self, error: ClientError, then: str) -> None:
         """Logs a failure and the reaction to it (`then`), and waits if there were several in a row.
 
-        Raises Fatal after FAILURES_MAX of them, unless a broker is only away.
+        Raises Fatal after FAILURES_MAX of them. Retriable does not count: a broker that is away is waited for without
+        limit, and the rebalance that follows a long outage must not end the worker.
         """
         self._cause = str(error)
         if isinstance(error, Refused):
@@ -70,9 +73,10 @@ class Attempts:
             self._producers = 0  # not the producer's fault, and halving ends
             return
         self._failures += 1
+        self._no_outages += not isinstance(error, Retriable)
         level = logging.WARNING if self._failures >= FAILURES_WARNED else logging.INFO
         logger.log(level, "%s: %s; %s", self._processor, error, then)
-        if self._failures >= FAILURES_MAX and not isinstance(error, Retriable):
+        if self._no_outages >= FAILURES_MAX:
             raise Fatal(
                 f"{self._id}: {self._failures} attempts in a row failed, at last by: {error}: remove "
                 "the cause, then start the worker again"

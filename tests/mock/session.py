@@ -57,6 +57,9 @@ RECORDS: Final = 4
 WARNINGS: Final = 5
 """A warning repeated this often is endless: all bounds of the session, as the test sets them, are lower."""
 
+UNASSIGNED: Final = 12
+"""The same for a warning each 2 s of a member without an assignment, which may wait 23 s for its JoinGroup (JOIN)."""
+
 SILENT_TURNS: Final = 60
 SILENT_SECONDS: Final = 15.0
 """Turns and seconds without progress and without a warning after which a session stands still."""
@@ -498,9 +501,9 @@ class Run:
         counts = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[before:])
         recent = Counter(re.sub(r"\d+", "#", line) for line in self._seen.warnings[max(before, self._recovered_at) :])
         for line, count in counts.items():
-            if (
-                recent[line] if "nothing has been read" in line or "has made it no assignment" in line else count
-            ) >= WARNINGS:
+            is_unassigned = "has made it no assignment" in line
+            times = recent[line] if is_unassigned or "nothing has been read" in line else count
+            if times >= (UNASSIGNED if is_unassigned else WARNINGS):
                 return line
         return ""
 

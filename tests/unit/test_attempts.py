@@ -181,6 +181,18 @@ def test_unreachable_broker_is_waited_for_without_limit() -> None:
     assert bench.visible == [b"1"]
 
 
+def test_rebalance_after_a_long_outage_does_not_end_the_session() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(FAILURES_MAX + 5):
+        bench.write()
+        bench.recover(Retriable("no broker answers"))
+    bench.write()
+    bench.recover(Abortable("partitions were revoked"))
+    bench.write()
+    bench.guarantee.commit()
+    assert bench.visible == [b"1"]
+
+
 def test_search_for_a_refused_output_counts_as_no_failed_attempt(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     bench = Bench(session_timeout=1e6)
