@@ -128,7 +128,7 @@ class LetterReader:
         if selection.offset is not None and not named:
             raise UserMistake(
                 f"no dead letter of graph {self._graph.name!r} at partition {selection.partition}, offset "
-                f"{selection.offset} fits: `kstreams dead-letters show` prints the place of each"
+                f"{selection.offset} fits: `kstreams dead-letters show` prints places"
             )
 
     def originals(self, letter: Letter) -> tuple[Message, ...] | None:

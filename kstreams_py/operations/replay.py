@@ -13,8 +13,8 @@ what it has. Two replays at once: the second fences the first, which ends with s
 
 **What stays.** A letter stays, and the exit status is 1, if its function raises again, if a topic refuses an output, if
 its processor or its inputs are not in the graph any more, or if it was cut and its inputs are gone from their topics.
-No letter is written: each is tried once in a replay, so there is no loop. After Stop, or an exception that stops a worker
-(`stop_on`, a registry without an answer), what is done is committed, and the replay ends with it.
+No letter is written: each is tried once in a replay, so there is no loop. After Stop, or an exception that stops a
+worker (`stop_on`, a registry without an answer), what is done is committed, and the replay ends with it.
 
 - *Joins*: the letter has one record of each input, and they are given in the order of the graph's inputs.
 - *Alts*: the letter has the one input that was chosen; no journal is needed, since nothing is chosen again.

@@ -24,11 +24,12 @@ from kstreams_py.errors import (
     UserMistake,
 )
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.letters import Letter, Place, Selection, group
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.operations.replay import Outcome, Summary, plan_replay, replay
 from kstreams_py.processing.environment import Environment
-from kstreams_py.records import HASH_HEADER, Message, Step
+from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.testing import Isolation, MemoryRegistry, TestDriver
 
 EVERYTHING = Selection()
@@ -53,6 +54,7 @@ class Shop:
         self.graph = self.declare()
         self.driver = TestDriver(self.graph, registry=self.registry)
         self.cluster = self.driver.cluster
+        self.settings = Settings()
 
     def declare(self) -> ks.Graph:
         graph = ks.Graph("shop", guarantee=self.guarantee, errors="dead")
@@ -68,7 +70,7 @@ class Shop:
     @property
     def environment(self) -> Environment:
         clock = self.driver.clock
-        return Environment(self.cluster, self.registry, Settings(), clock, clock.advance)
+        return Environment(self.cluster, self.registry, self.settings, clock, clock.advance)
 
     def fail(self, *values: str, topic: str = "orders", **options: Any) -> None:
         """Sends values, and lets the workers fail with them."""
@@ -299,7 +301,7 @@ def watched(shop: Shop, die_at: int | None = None, *, applied: bool = True) -> I
                 raise Crash
             shop.cluster.faults.inject("", error=Crash(), applied=True)
 
-    shop.cluster.faults.watch(watch)  # type: ignore[arg-type]
+    shop.cluster.faults.watch(watch)
     try:
         yield made
     finally:
@@ -376,7 +378,7 @@ def test_second_replay_fences_the_first_which_ends_and_nothing_is_doubled(place:
             second.append(Replayed([], {}, Summary()))
             second[0] = shop.replay()
 
-    shop.cluster.faults.watch(begin_second)  # type: ignore[arg-type]
+    shop.cluster.faults.watch(begin_second)
     if place == "function":
         call = shop.call
 
@@ -395,20 +397,13 @@ def test_second_replay_fences_the_first_which_ends_and_nothing_is_doubled(place:
 def test_replay_does_not_begin_while_a_hanging_transaction_hides_the_marks() -> None:
     shop = failed_shop("map")
     shop.replay()
-    from kstreams_py.kafka.contracts import ProducerMode  # noqa: PLC0415
-
     other = shop.cluster.producer(ProducerMode(transactional=True, acks=-1, may_repeat=True), "other")
     other.init_transactions()
     other.begin_transaction()
     other.write([("__ks.shop.replayed", b"", b"[]", 0, None, None, 0, None)])
+    shop.settings = Settings(request_timeout_ms=2_000)
     with pytest.raises(BrokerUnavailable, match="a transaction hangs there"):
-        patient = Settings(request_timeout_ms=2_000)
-        replay(
-            shop.graph,
-            Environment(shop.cluster, shop.registry, patient, shop.driver.clock, shop.driver.clock.advance),
-            EVERYTHING,
-            lambda *_: None,
-        )
+        shop.replay()
     assert [value for value, _ in shop.outputs("priced")] == [b"A", b"B"]
 
 
@@ -468,9 +463,8 @@ def test_letter_whose_output_is_refused_stays_and_its_neighbours_are_replayed() 
 
     done = shop.replay(graph=large)
     assert done.counts == {"replayed": 2, "failed again": 1}
-    assert [why for _, outcome, why in done.reports if outcome == "failed again"][0].startswith(
-        "an output for 'priced'"
-    )
+    (why,) = [why for _, outcome, why in done.reports if outcome == "failed again"]
+    assert why.startswith("a record for topic 'priced' (2000")
     assert [value for value, _ in shop.outputs("priced")] == [b"a", b"c"]
     assert len(shop.waiting()) == 1
 
@@ -544,19 +538,34 @@ def test_exception_that_stops_a_worker_stops_the_replay_after_what_is_done_is_co
 # Letters that were cut.
 
 
+LARGE = b"v" * 999_950
+
+
 def cut_shop() -> Shop:
-    shop = Shop(declare_map)
-    shop.fail("v" * 990_000)
+    shop = Shop(declare_sink)
+    shop.cluster.append("orders", LARGE, b"k")
+    shop.driver.run()
     shop.mend()
     (letter,) = shop.letters()
     assert not letter.has_whole_inputs
     return shop
 
 
+def test_letter_whose_traceback_alone_was_cut_is_replayed_from_the_letter() -> None:
+    shop = Shop(declare_map)
+    shop.cluster.append("orders", LARGE[:-450], b"k")
+    shop.driver.run()
+    shop.mend()
+    (letter,) = shop.letters()
+    assert (letter.cut.startswith("traceback: "), letter.has_whole_inputs) == (True, True)
+    shop.cluster.faults.delete_topic("orders")
+    assert shop.replay().counts == {"replayed": 1}
+
+
 def test_letter_that_was_cut_is_replayed_with_the_record_that_is_still_in_its_topic() -> None:
     shop = cut_shop()
     assert shop.replay().counts == {"replayed": 1}
-    assert shop.calls == [(b"v" * 990_000, shop.letters()[0].delivery_hash.hex())]
+    assert shop.calls == [(LARGE, shop.letters()[0].delivery_hash.hex())]
 
 
 @pytest.mark.parametrize("how", ["deleted record", "deleted topic", "topic created again"])
@@ -564,12 +573,12 @@ def test_letter_that_was_cut_stays_if_its_record_is_gone(how: str) -> None:
     shop = cut_shop()
     if how == "deleted record":
         shop.cluster.append("orders", b"next")
-        shop.cluster.truncate(ks_partition("orders"), 1)
+        shop.cluster.truncate(TopicPartition("orders", 0), 1)
     else:
         shop.cluster.faults.delete_topic("orders")
     if how == "topic created again":
         shop.cluster.create_topics([("orders", 1, -1, {})])
-        shop.cluster.append("orders", b"v" * 990_000)
+        shop.cluster.append("orders", LARGE)
     done = shop.replay()
     assert (done.counts, shop.calls, len(shop.waiting())) == ({"cannot be replayed": 1}, [], 1)
     assert done.reports[0][2].endswith("and its inputs are not in their topics any more: send the record again by hand")
@@ -629,7 +638,7 @@ def test_marks_of_a_topic_that_was_created_again_do_not_count() -> None:
         (Selection(processor="price"), ["a", "b"]),
         (Selection(processor="price", error="KeyError"), ["a"]),
         (Selection(since=1_600_000_002_000), ["b", "c"]),
-        (Selection(partition=0, offset=1), ["b"]),
+        (Selection(partition=0, offset=2), ["b"]),
         (Selection(topic="dead", partition=0), ["a", "b", "c"]),
         (Selection(partition=1), []),
     ],
@@ -670,8 +679,7 @@ def test_filters_choose_letters_and_combine(selection: Selection, chosen: list[s
         (Selection(topic="deaf"), "topic 'deaf' has no dead letters of graph 'shop': they are in dead"),
         (
             Selection(partition=0, offset=99),
-            "no dead letter of graph 'shop' at partition 0, offset 99 fits: `kstreams dead-letters show` prints the "
-            "place of each",
+            "no dead letter of graph 'shop' at partition 0, offset 99 fits: `kstreams dead-letters show` prints places",
         ),
     ],
 )
@@ -695,17 +703,16 @@ def test_dry_run_runs_nothing_writes_nothing_and_names_the_letters_that_cannot_b
 
 def test_records_that_are_no_dead_letters_and_letters_of_other_graphs_are_left_alone() -> None:
     shop = failed_shop("map")
-    other = Shop(declare_map)
-    other.graph = ks.Graph("shop.eu", errors="dead")
     shop.cluster.append("dead", b"no letter")
     shop.cluster.append("dead", None, b"k")
-    letter = shop.cluster.records("dead")[0]
-    foreign = shop.registry_bound().deserialize(letter.value()) | {"processor": "shop.eu.price"}
-    shop.cluster.append("dead", shop.registry_bound().serialize(foreign))
+    serde = shop.graph.topics["dead"].value.bind(shop.registry, "dead-value")  # type: ignore[attr-defined]
+    content = serde.deserialize(shop.cluster.records("dead")[0].value())
+    for foreign in ("shop.eu.price", "shopping.price"):
+        shop.cluster.append("dead", serde.serialize(content | {"processor": foreign}))
     done = shop.replay()
     assert done.counts == {"replayed": 2}
     starts = [why.partition(":")[0] for why in done.summary.unreadable]
-    assert starts == ["dead[0]@2 is no dead letter", "dead[0]@3 is a tombstone, and no dead letter"]
+    assert starts == ["dead[0]@3 is no dead letter", "dead[0]@4 is a tombstone, and no dead letter"]
 
 
 def test_graph_without_dead_letters_and_a_missing_topic_are_refused() -> None:
