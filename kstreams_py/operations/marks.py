@@ -28,13 +28,17 @@ def begin_record(topic: str, token: bytes) -> Output:
 
 def mark_record(topic: str, place: Place, letter: Letter, letters: Mapping[str, TopicInfo]) -> Output:
     """The mark of the dead letter at a place; `letter` is of the same delivery, `letters` has the topics by name."""
-    key = [place.topic, letters[place.topic].topic_id, place.partition, place.offset]
     value = {"processor": letter.processor, "delivery_hash": letter.delivery_hash.hex()}
-    return (topic, json.dumps(value).encode(), json.dumps(key).encode(), 0, None, None, 0, None)
+    return (topic, json.dumps(value).encode(), _key(place, letters), 0, None, None, 0, None)
+
+
+def deletion_record(topic: str, place: Place, letters: Mapping[str, TopicInfo]) -> Output:
+    """The tombstone of a mark."""
+    return (topic, None, _key(place, letters), 0, None, None, 0, None)
 
 
 def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> Place | None:
-    """The place that a record marks; None if it marks none of these topics, by name."""
+    """The place that a mark or its tombstone names; None if it is in none of these topics, by name."""
     key = m.key()
     if key is None or key == BEGUN:
         return None
@@ -42,3 +46,7 @@ def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> Place | None:
     if topic not in letters or letters[topic].topic_id != topic_id:
         return None  # of a topic that was deleted, and perhaps created again
     return Place(topic, partition, offset)
+
+
+def _key(place: Place, letters: Mapping[str, TopicInfo]) -> bytes:
+    return json.dumps([place.topic, letters[place.topic].topic_id, place.partition, place.offset]).encode()

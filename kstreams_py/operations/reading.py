@@ -85,8 +85,16 @@ class LetterReader:
         if not self._has_marks:
             return set()
         tp = TopicPartition(self._graph.replayed, 0)
-        places = (marked_place(m, self.topics) for m in self._records(tp, self._cluster.ends([tp])[tp]))
-        return {place for place in places if place is not None}
+        found = set[Place]()
+        for m in self._records(tp, self._cluster.ends([tp])[tp]):
+            if (place := marked_place(m, self.topics)) is not None:
+                (found.discard if m.value() is None else found.add)(place)
+        return found
+
+    def deleted(self, places: Collection[Place]) -> list[Place]:
+        """Those of the places whose letters are deleted, by the retention of their topic."""
+        starts = self._cluster.starts(list(self._ends))
+        return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
 
     def expect_marks(self) -> None:
         """The topic of the marks exists from now on."""

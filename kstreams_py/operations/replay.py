@@ -29,7 +29,8 @@ worker (`stop_on`, a registry without an answer), what is done is committed, and
   replayed by partition in the order in which they failed.
 - *Offsets that were set back*: a delivery that fails again makes a new letter, which is replayed on its own.
 
-Marks are in `__ks.<graph>.replayed` (compacted). If that topic is deleted, all letters count as not replayed.
+Marks are in `__ks.<graph>.replayed` (compacted); a replay deletes those whose letters are deleted. If that topic is
+deleted, all letters count as not replayed.
 """
 
 from __future__ import annotations

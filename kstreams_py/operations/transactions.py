@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from kstreams_py.errors import (
     Abortable,
@@ -26,7 +27,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.operations.letters import Letter, Place
-from kstreams_py.operations.marks import MARKS_SETTINGS, begin_record, mark_record
+from kstreams_py.operations.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
@@ -35,6 +36,9 @@ from kstreams_py.processing.topics import ensure_topics
 from kstreams_py.records import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+DELETIONS_MAX: Final = 10_000
+"""Marks that are deleted in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,11 @@ class Transactions:
         written = {topic.name for processor in self._graph.processors for topic in processor.outputs}
         self._batch_bytes = batch_bytes(self._cluster.topics([*written, self._graph.replayed]).values())
         self._renew()
+        gone = self._reader.deleted(self.marks)
+        for first in range(0, len(gone), DELETIONS_MAX):
+            places = gone[first : first + DELETIONS_MAX]
+            records = [deletion_record(self._graph.replayed, place, self._reader.topics) for place in places]
+            self._write(records, lambda: False)
 
     def commit(self, steps: Sequence[Done]) -> None:
         """Writes the outputs of steps and the marks of their letters in one transaction.
@@ -85,6 +94,10 @@ class Transactions:
             for step in steps
             for place in step.places
         ]
+        self._write(outputs, lambda: steps[0].places[0] in self.marks)
+
+    def _write(self, outputs: Sequence[Output], is_committed: Callable[[], bool]) -> None:
+        """Writes a transaction, until that succeeds. `is_committed` tells by the marks, after an unknown outcome."""
         while True:
             try:
                 if self._of_client.tainted:
@@ -99,7 +112,7 @@ class Transactions:
                 self._attempts.failed(error, "going back to the marks")
                 if isinstance(error, OutcomeUnknown) or not self._abort():
                     self._renew()
-                    if steps[0].places[0] in self.marks:
+                    if is_committed():
                         break
             except Fenced as error:
                 raise self._replaced(error) from None

@@ -745,6 +745,21 @@ def test_replay_leaves_no_output_open_or_aborted_when_it_ends() -> None:
     assert [m.value() for m in uncommitted] == [b"A", b"B"]
 
 
+def test_marks_of_letters_that_are_deleted_are_deleted_by_the_next_replay() -> None:
+    shop = failed_shop("map")
+    shop.replay()
+    first, second = shop.letters()
+    shop.cluster.truncate(TopicPartition("dead", 0), second.place.offset)
+    with watched(shop) as made:
+        assert shop.replay().counts == {}
+    records = shop.cluster.records("__ks.shop.replayed")
+    keys = [json.loads(m.key() or b"") for m in records if m.value() is None]
+    assert ([key[2:] for key in keys], made.count("commit_transaction")) == ([[0, first.place.offset]], 2)
+    with watched(shop) as made:
+        assert shop.replay().counts == {}
+    assert (made.count("commit_transaction"), shop.waiting()) == (1, [])
+
+
 # Counts.
 
 
