@@ -21,6 +21,9 @@ from kstreams_py.records import Message, TopicPartition
 PAGE: Final = 200
 """Records that are read at once; a dead letter may have a megabyte."""
 
+UNREADABLE_NAMED: Final = 20
+"""Records that are no dead letters, and are named one by one."""
+
 
 @dataclass(slots=True)
 class Index:
@@ -63,22 +66,31 @@ class LetterReader:
         }
         partitions = [TopicPartition(name, n) for name, info in found.items() for n in range(info.partitions)]
         self._ends = self._cluster.ends(partitions)
-        self.unreadable: list[str] = []
-        """Why records of these topics are no dead letters, from the last call of `letters`."""
+        self._unreadable: list[str] = []
+        self._unnamed = 0
+        """Records that are no dead letters, after the first UNREADABLE_NAMED."""
 
     def letters(self) -> Iterator[Letter]:
         """Yields the dead letters of this graph's processors, by topic and partition in the order of their offsets."""
-        self.unreadable = []
+        self._unreadable, self._unnamed = [], 0
         ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
             for m in self._records(tp, end):
                 try:
                     letter = parse(m, self._decode[tp.topic])
                 except DecodeError as error:
-                    self.unreadable.append(str(error))
+                    if len(self._unreadable) < UNREADABLE_NAMED:
+                        self._unreadable.append(str(error))
+                    else:
+                        self._unnamed += 1
                     continue
                 if letter.processor.startswith(ours) and "." not in letter.processor[len(ours) :]:
                     yield letter
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Why records of these topics are no dead letters, from the last call of `letters`."""
+        return self._unreadable + ([f"{self._unnamed:,} more records"] if self._unnamed else [])
 
     def marks(self) -> set[Place]:
         """The places of the dead letters that are marked as replayed."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from kstreams_py.operations.reading import LetterReader
 from kstreams_py.operations.replay import Outcome, Summary, plan_replay, replay
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
+from kstreams_py.sinks import SqliteTable
 from kstreams_py.testing import Isolation, MemoryRegistry, TestDriver
 
 EVERYTHING = Selection()
@@ -362,6 +364,28 @@ def test_late_request_of_a_replay_makes_a_new_producer_before_the_next_transacti
         assert shop.replay().counts == {"replayed": 250}
     assert made.count("init_transactions") == 2
     assert [value for value, _ in shop.outputs("priced")] == [f"V{number:03}".encode() for number in range(250)]
+
+
+def test_replay_that_dies_between_a_row_of_a_sink_and_its_mark_stores_the_row_once(tmp_path: Path) -> None:
+    table = SqliteTable(tmp_path / "shop.sqlite", "orders", ["value"])
+
+    def declare(shop: Shop, graph: ks.Graph) -> None:
+        graph.topic("orders", value=ks.String())
+
+        @graph.sink("orders")
+        def store(value: str, step: Step) -> None:
+            shop.call(value, step)
+            table.insert([(step.delivery_hash, value)])
+
+    shop = Shop(declare)
+    shop.fail("a", "b")
+    shop.mend()
+    shop.cluster.faults.inject("commit_transaction", nth=2, error=Crash(), applied=False)
+    with pytest.raises(Crash):
+        shop.replay()
+    assert (len(list(table.rows())), len(shop.waiting())) == (2, 2)
+    assert shop.replay().counts == {"replayed": 2}
+    assert (sorted(row[1] for row in table.rows()), len(shop.calls)) == (["a", "b"], 4)
 
 
 # Two replays.
@@ -713,6 +737,14 @@ def test_records_that_are_no_dead_letters_and_letters_of_other_graphs_are_left_a
     assert done.counts == {"replayed": 2}
     starts = [why.partition(":")[0] for why in done.summary.unreadable]
     assert starts == ["dead[0]@3 is no dead letter", "dead[0]@4 is a tombstone, and no dead letter"]
+
+
+def test_of_many_records_that_are_no_dead_letters_the_first_are_named_and_the_rest_counted() -> None:
+    shop = failed_shop("map")
+    for _ in range(25):
+        shop.cluster.append("dead", b"no letter")
+    unreadable = shop.replay().summary.unreadable
+    assert (len(unreadable), unreadable[-1]) == (21, "5 more records")
 
 
 def test_graph_without_dead_letters_and_a_missing_topic_are_refused() -> None:
