@@ -152,7 +152,8 @@ def replay(
     counts = [f"{count:,} {outcome}" for outcome, count in summary.counts.items() if count]
     if dry_run:
         counts = [each.replace(f" {Outcome.REPLAYED}", " would be replayed") for each in counts]
-    print(", ".join(counts) or "no dead letters to replay")
+    nothing = "nothing was replayed" if summary.stopped else "no dead letters to replay"
+    print(", ".join(counts) or nothing)
     if not summary.is_complete and not dry_run:
         raise typer.Exit(1)
 
