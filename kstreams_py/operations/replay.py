@@ -46,8 +46,9 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter, Place, Selection
 from kstreams_py.operations.reading import LetterReader
-from kstreams_py.operations.steps import NotReplayable, StepFailed, Steps
+from kstreams_py.operations.steps import Steps
 from kstreams_py.operations.transactions import Done, Transactions
+from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.outputs import are_many, value_bytes
 
@@ -100,11 +101,9 @@ def plan_replay(graph: Graph, environment: Environment, selection: Selection, re
     chosen = reader.index(selection, reader.marks()).chosen
     for letter in reader.letters():
         if letter.place in chosen:
-            try:
-                steps.prepare(letter)
-                outcome, why = Outcome.REPLAYED, ""
-            except NotReplayable as reason:
-                outcome, why = Outcome.STAYS, str(reason)
+            inputs = steps.prepare(letter)
+            why = inputs if isinstance(inputs, str) else ""
+            outcome = Outcome.STAYS if why else Outcome.REPLAYED
             summary.counts[outcome] += 1
             report(letter, outcome, why)
     summary.unreadable = reader.unreadable
@@ -165,15 +164,16 @@ class _Replay:
     def _run_step(self, letter: Letter, places: Sequence[Place]) -> None:
         if not self._done:
             self._begun = self._clock()
-        try:
-            outputs = self._steps.run(letter, self._steps.prepare(letter))
-        except NotReplayable as reason:
-            self._count(letter, Outcome.STAYS, str(reason))
-        except StepFailed as failure:
-            self._count(letter, Outcome.FAILED, str(failure))
-        else:
-            self._done.append(Done(letter, places, outputs))
-            self._outputs += outputs
+        inputs = self._steps.prepare(letter)
+        if isinstance(inputs, str):
+            self._count(letter, Outcome.STAYS, inputs)
+            return
+        outputs = self._steps.run(letter, inputs)
+        if isinstance(outputs, Failure):
+            self._count(letter, Outcome.FAILED, str(outputs))
+            return
+        self._done.append(Done(letter, places, outputs))
+        self._outputs += outputs
 
     @property
     def _is_due(self) -> bool:

@@ -11,6 +11,7 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter
+from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import pack_offset
 from kstreams_py.processing.ledger import Ledger
@@ -26,14 +27,6 @@ REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in 
 """The classes of dead letters whose function did not raise: a topic refused an output of the step."""
 
 
-class StepFailed(Exception):
-    """The step raised again."""
-
-
-class NotReplayable(Exception):
-    """The step cannot be run; says why, and what to do."""
-
-
 class Steps:
     """Runs the steps of dead letters, each with the delivery hash of its letter."""
 
@@ -44,16 +37,16 @@ class Steps:
         self._processors = {processor.id: processor for processor in graph.processors}
         self._loaded: dict[str, tuple[Runner, _OneStep]] = {}
 
-    def prepare(self, letter: Letter) -> Inputs:
-        """The inputs of the letter's step as its processor takes them now. Raises NotReplayable."""
+    def prepare(self, letter: Letter) -> Inputs | str:
+        """The inputs of the letter's step as its processor takes them now, or why the step cannot be run."""
         name = letter.processor.rpartition(".")[2]
         processor = self._processors.get(name)
         if processor is None:
-            raise NotReplayable(f"graph {self._graph.name!r} has no processor {name!r} any more: declare it again")
+            return f"graph {self._graph.name!r} has no processor {name!r} any more: declare it again"
         declared, read = [topic.name for topic in processor.inputs], {each.name: each for each in letter.inputs}
         fits = sorted(read) == sorted(declared) if processor.joins else len(read) == 1 and set(read) <= set(declared)
         if not fits:
-            raise NotReplayable(
+            return (
                 f"it read {', '.join(map(repr, read))}, and processor {name!r} reads "
                 f"{', '.join(map(repr, declared))} now: declare the inputs as they were"
             )
@@ -62,24 +55,24 @@ class Steps:
             and letter.error in REFUSED
             and (processor.generator or len(processor.outputs) > 1)
         ):
-            raise NotReplayable(
+            return (
                 f"a topic refused one output of its step, and at most once the others are written already: "
                 f"replaying it would double them: write the missing record by hand ({letter.message})"
             )
         if len(letter.inputs) == 1 and letter.delivery_hash[8:] != pack_offset(letter.inputs[0].at):
-            raise NotReplayable("its delivery hash is of another version of kstreams_py: replay it with that version")
+            return "its delivery hash is of another version of kstreams_py: replay it with that version"
         whole: Inputs | None = letter.inputs if letter.has_whole_inputs else self._originals(letter)
         if whole is None:
-            raise NotReplayable(
+            return (
                 f"it was cut to fit its topic ({letter.cut}), and its inputs are not in their topics any more: send "
                 "the record again by hand"
             )
         return tuple(sorted(whole, key=lambda m: declared.index(m.topic())))
 
-    def run(self, letter: Letter, inputs: Inputs) -> list[Output]:
-        """The outputs of the letter's step, which `prepare` has prepared.
+    def run(self, letter: Letter, inputs: Inputs) -> list[Output] | Failure:
+        """The outputs of the letter's step, which `prepare` has prepared, or its failure if it raises again.
 
-        Raises StepFailed if the step raises again, Stop or what stops a worker if it raises that.
+        Raises Stop, or what stops a worker, if the step raises that.
         """
         processor = self._processors[letter.processor.rpartition(".")[2]]
         runner, tasks = self._load(processor)
@@ -87,9 +80,7 @@ class Steps:
         plan = runner.run(Intake([inputs] if processor.joins else list(inputs)))
         if plan.interrupt is not None:
             raise plan.interrupt
-        for failure in plan.failures:
-            raise StepFailed(str(failure)) from failure.error
-        return plan.outputs
+        return plan.failures[0] if plan.failures else plan.outputs
 
     def _load(self, processor: Processor) -> tuple[Runner, _OneStep]:
         if processor.id not in self._loaded:
