@@ -144,8 +144,9 @@ class _Replay:
     def run(self, selection: Selection) -> Summary:
         chosen = self._reader.index(selection, self._transactions.marks).chosen
         for letter in self._reader.letters():
-            if (places := chosen.get(letter.place)) is None:
-                continue
+            places = chosen.get(letter.place)
+            if places is None or not self._transactions.marks.isdisjoint(places):
+                continue  # not meant, or replayed by another that ran since, see Transactions.marks
             try:
                 self._run_step(letter, places)
             except Stop as stop:

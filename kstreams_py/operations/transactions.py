@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kstreams_py.errors import (
@@ -65,7 +66,7 @@ class Transactions:
         self._open = False
         self._batch_bytes: int | None = None
         self.marks: set[Place] = set()
-        """The dead letters that were replayed when this producer started."""
+        """The dead letters that were replayed when this producer started. While it is used, no other commits."""
 
     def start(self) -> None:
         """Fences the replay before, waits for the end of its transaction, then reads the marks.
@@ -79,31 +80,40 @@ class Transactions:
         self._renew()
         gone = self._reader.deleted(self.marks)
         for first in range(0, len(gone), DELETIONS_MAX):
-            places = gone[first : first + DELETIONS_MAX]
-            records = [deletion_record(self._graph.replayed, place, self._reader.topics) for place in places]
-            self._write(records, lambda: False)
+            self._write(partial(self._deletions, gone[first : first + DELETIONS_MAX]))
 
     def commit(self, steps: Sequence[Done]) -> None:
         """Writes the outputs of steps and the marks of their letters in one transaction.
 
         Raises Refused if a topic refuses an output: nothing is written then. Raises Replaced if another replay began.
         """
-        outputs = [output for step in steps for output in step.outputs]
-        outputs += [
-            mark_record(self._graph.replayed, place, step.letter, self._reader.topics)
-            for step in steps
-            for place in step.places
-        ]
-        self._write(outputs, lambda: steps[0].places[0] in self.marks)
+        self._write(partial(self._records, steps))
 
-    def _write(self, outputs: Sequence[Output], is_committed: Callable[[], bool]) -> None:
-        """Writes a transaction, until that succeeds. `is_committed` tells by the marks, after an unknown outcome."""
+    def _records(self, steps: Sequence[Done]) -> list[Output]:
+        """The outputs of the steps that no mark says are replayed, and their marks."""
+        left = [step for step in steps if self.marks.isdisjoint(step.places)]
+        topic, topics = self._graph.replayed, self._reader.topics
+        outputs = [output for step in left for output in step.outputs]
+        return outputs + [mark_record(topic, place, step.letter, topics) for step in left for place in step.places]
+
+    def _deletions(self, places: Sequence[Place]) -> list[Output]:
+        """Tombstones of the marks of these places that there are."""
+        topic, topics = self._graph.replayed, self._reader.topics
+        return [deletion_record(topic, place, topics) for place in places if place in self.marks]
+
+    def _write(self, records: Callable[[], Sequence[Output]]) -> None:
+        """Writes a transaction, until that succeeds.
+
+        `records` returns what is left to write by the marks, which are read again with each new producer: the last
+        transaction may be committed, or another replay may have run since.
+        """
         while True:
             try:
                 if self._of_client.tainted:
                     # a request that timed out may reach the broker late and end a later transaction of the same epoch
                     self._renew()
-                self._transact(outputs)
+                if left := records():
+                    self._transact(left)
             except Refused:
                 if not self._abort():
                     self._renew()
@@ -112,18 +122,17 @@ class Transactions:
                 self._attempts.failed(error, "going back to the marks")
                 if isinstance(error, OutcomeUnknown) or not self._abort():
                     self._renew()
-                    if is_committed():
-                        break
             except Fenced as error:
                 raise self._replaced(error) from None
             else:
-                break
-        self._attempts.committed()
+                self._attempts.committed()
+                return
 
     def end(self) -> None:
         """Aborts a transaction that is open, and drops the producer."""
         if self._open:
-            self._abort()
+            with suppress(KStreamsError):  # what ends the replay is raised already
+                self._abort()
         if self._producer is not None:
             self._producer.drop()
             self._producer = None

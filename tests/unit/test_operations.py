@@ -33,6 +33,7 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable
 from kstreams_py.testing import Isolation, MemoryRegistry, TestDriver
+from kstreams_py.testing.memory_clients import Fault
 
 EVERYTHING = Selection()
 
@@ -416,6 +417,34 @@ def test_second_replay_fences_the_first_which_ends_and_nothing_is_doubled(place:
     assert second[0].counts == {"replayed": 2}
     assert [value for value, _ in shop.outputs("priced")] == [b"A", b"B"]
     assert shop.replay().counts == {}
+
+
+@pytest.mark.parametrize("first_of_second", [0, 1, 3])
+def test_replay_that_another_overtook_without_its_knowledge_repeats_none_of_what_that_one_did(
+    first_of_second: int,
+) -> None:
+    """The commit of the first is lost without an answer while the second runs and ends: nothing says `fenced`."""
+    shop = Shop(declare_map)
+    values = [f"v{number:03}" for number in range(150)]
+    shop.fail(*values)
+    shop.mend()
+    letters = shop.letters()
+    overtaken = [letters[first_of_second].place, letters[120].place]
+    commits = 0
+
+    def overtake(name: str, _: object) -> Fault | None:
+        nonlocal commits
+        commits += name == "commit_transaction"
+        if name != "commit_transaction" or commits != 2:
+            return None
+        for place in overtaken:
+            assert shop.replay(Selection(partition=0, offset=place.offset)).counts == {"replayed": 1}
+        return Fault(OutcomeUnknown("no answer"), applied=False, late=None)
+
+    shop.cluster.faults.watch(overtake)
+    shop.replay()
+    assert Counter(value for value, _ in shop.outputs("priced")) == Counter(v.upper().encode() for v in values)
+    assert shop.waiting() == []
 
 
 def test_replay_does_not_begin_while_a_hanging_transaction_hides_the_marks() -> None:
