@@ -445,6 +445,7 @@ def test_replay_that_another_overtook_without_its_knowledge_repeats_none_of_what
     shop.replay()
     assert Counter(value for value, _ in shop.outputs("priced")) == Counter(v.upper().encode() for v in values)
     assert shop.waiting() == []
+    assert Counter(value for value, _ in shop.calls)[b"v120"] == 1
 
 
 def test_replay_does_not_begin_while_a_hanging_transaction_hides_the_marks() -> None:
