@@ -2,14 +2,15 @@
 
 In reading order:
 
-main     adapter  the command with all its groups, the log on stderr, errors as one message and an exit status
-options  adapter  arguments and options that several commands share
-run      adapter  kstreams run
-topics   adapter  kstreams topics create, check
-slots    adapter  kstreams slots list, release
-graph    adapter  kstreams graph
-broker   adapter  kstreams broker start, stop, status
-jars     adapter  kstreams jars
-spark    adapter  kstreams spark-options
-demo     adapter  kstreams demo flights
+main          adapter  the command with all its groups, the log on stderr, errors as one message and an exit status
+options       adapter  arguments and options that several commands share
+run           adapter  kstreams run
+topics        adapter  kstreams topics create, check
+slots         adapter  kstreams slots list, release
+dead_letters  adapter  kstreams dead-letters list, show, replay
+graph         adapter  kstreams graph
+broker        adapter  kstreams broker start, stop, status
+jars          adapter  kstreams jars
+spark         adapter  kstreams spark-options
+demo          adapter  kstreams demo flights
 """

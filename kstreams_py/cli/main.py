@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from kstreams_py.cli import broker, demo, graph, jars, run, slots, spark, topics
+from kstreams_py.cli import broker, dead_letters, demo, graph, jars, run, slots, spark, topics
 from kstreams_py.errors import KStreamsError, SettingsError
 from kstreams_py.running import pipe
 
@@ -29,6 +29,7 @@ app.command()(jars.jars)
 app.command()(spark.spark_options)
 app.add_typer(topics.app, name="topics")
 app.add_typer(slots.app, name="slots")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(broker.app, name="broker")
 app.add_typer(demo.app, name="demo")
 

@@ -274,6 +274,11 @@ class Graph:
         """The topic that records which partitions the processors have begun to read."""
         return f"{RESERVED}ks.{self.name}.beginnings"
 
+    @property
+    def replayed(self) -> str:
+        """The topic that marks the dead letters whose step was replayed: operations/marks.py."""
+        return f"{RESERVED}ks.{self.name}.replayed"
+
     def journal(self, processor: Processor) -> str | None:
         """The topic where an alts saves its choices before its functions run; None if the processor needs none."""
         if processor.kind.is_alts and RULES[processor.guarantee].journals_choices:

@@ -222,5 +222,5 @@ class KafkaCluster:
     def newest(self, partition: TopicPartition) -> Message | None:
         return self._reader.newest(partition)
 
-    def read(self, partition: TopicPartition) -> Sequence[Message]:
-        return self._reader.read(partition)
+    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
+        return self._reader.read(partition, start, limit)

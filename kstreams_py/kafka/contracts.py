@@ -192,8 +192,12 @@ class Cluster(Protocol):
     def newest(self, partition: TopicPartition) -> Message | None:
         """The newest committed record of a partition; None if it has none."""
 
-    def read(self, partition: TopicPartition) -> Sequence[Message]:
-        """All committed records of a partition, in order."""
+    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
+        """Committed records of a partition, in order.
+
+        - `start`: the first offset that is read.
+        - `limit`: the most records to return; None for all.
+        """
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
         """Deletes the records before the offset `before`."""

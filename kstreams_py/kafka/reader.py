@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -62,11 +63,11 @@ class Reader:
             doing = name_object(f"reading the newest record of {partition}", error.args[0], topics=[partition.topic])
             raise classify(error.args[0], doing) from None
 
-    def read(self, partition: TopicPartition) -> Sequence[Message]:
+    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
         try:
             with self._lock:
                 low, stable = self._watermarks(partition)
-                return self._between(partition, low, stable)
+                return self._between(partition, max(low, start), stable, limit)
         except ck.KafkaException as error:
             doing = name_object(f"reading {partition}", error.args[0], topics=[partition.topic])
             raise classify(error.args[0], doing) from None
@@ -106,9 +107,10 @@ class Reader:
             else:
                 return low, stable
 
-    def _between(self, partition: TopicPartition, start: int, stable: int) -> list[Message]:
-        """The committed records from `start` on and before `stable`."""
+    def _between(self, partition: TopicPartition, start: int, stable: int, limit: int | None = None) -> list[Message]:
+        """The committed records from `start` on and before `stable`, `limit` of them at most."""
         found: list[Any] = []
+        wanted = sys.maxsize if limit is None else limit
         if start >= stable:
             return found
         reader = self.client
@@ -116,14 +118,14 @@ class Reader:
         deadline = time.monotonic() + self._limit
         try:
             while time.monotonic() < deadline:
-                for m in reader.consume(1000, 0.05):
+                for m in reader.consume(min(1000, wanted - len(found)), 0.05):
                     if (error := m.error()) is None:
                         found.append(m)
                     elif error.code() == E._PARTITION_EOF:
                         return found
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
                         raise failure  # not Retriable: the caller would ask again for ever
-                if found and found[-1].offset() + 1 >= stable:
+                if len(found) == wanted or (found and found[-1].offset() + 1 >= stable):
                     return found
         finally:
             reader.unassign()

@@ -62,6 +62,14 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
     }
     wanted = {name: (partitions, JOURNAL_SETTINGS) for name, partitions in journals.items()}
     wanted[graph.beginnings] = (1, BEGINNINGS_SETTINGS)
+    ensure_topics(cluster, wanted)
+
+
+def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+    """Creates the framework's own topics that are missing, and adds partitions to those that have fewer.
+
+    `wanted` has their partitions and settings by name. Raises TopicError for settings that differ.
+    """
     existing = cluster.topics(list(wanted))
     cluster.create_topics((name, *wanted[name][:1], -1, wanted[name][1]) for name in wanted if name not in existing)
     for name, info in existing.items():

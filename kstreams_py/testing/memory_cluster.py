@@ -18,6 +18,7 @@ lingering records, late requests) happen at the next call after the clock was mo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from random import Random
 
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
@@ -151,9 +152,9 @@ class MemoryCluster:
     def offsets_retention_minutes(self) -> int | None:
         return None
 
-    def read(self, partition: TopicPartition) -> Sequence[Message]:
+    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
         return self._network.request(
-            "read", lambda: list(self._broker.partition(partition).read(0, Isolation.COMMITTED))
+            "read", lambda: list(islice(self._broker.partition(partition).read(start, Isolation.COMMITTED), limit))
         )
 
     def newest(self, partition: TopicPartition) -> Message | None:

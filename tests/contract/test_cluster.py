@@ -623,6 +623,26 @@ def test_producer_writes_to_partitions_added_after_its_first_write(rig: Rig) -> 
     assert [m.value() for m in rig.cluster.read(TopicPartition(topic, 2))] == [b"a", b"b"]
 
 
+def test_reading_a_partition_begins_at_the_start_and_ends_at_the_limit_or_the_last_stable_offset(rig: Rig) -> None:
+    topic = rig.topic()
+    tp = TopicPartition(topic, 0)
+    rig.append(topic, *(b"%d" % number for number in range(10)))
+    producer = rig.producer()
+    producer.begin_transaction()
+    producer.write([output(topic, b"aborted")])
+    producer.abort_transaction()
+    rig.append(topic, b"last")
+    rig.settle(topic)
+    rig.cluster.truncate(tp, 2)
+
+    def read(start: int, limit: int | None = None) -> list[bytes | None]:
+        return [m.value() for m in rig.cluster.read(tp, start, limit)]
+
+    assert read(0) == [b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b"last"]
+    assert (read(0, 2), read(2, 3), read(9, 2)) == ([b"2", b"3"], [b"2", b"3", b"4"], [b"9", b"last"])
+    assert (read(10, 1), read(100, 1)) == ([b"last"], [])
+
+
 def test_records_without_a_key_go_to_any_partition_and_none_is_lost(rig: Rig) -> None:
     topic = rig.topic(3)
     values = [b"%02d" % number for number in range(30)]

@@ -170,3 +170,17 @@ def find_leader_of_a(producer: KafkaProducer) -> int:
     with suppress(ck.KafkaException):
         return int(producer._producer.list_topics("a", 0.2).topics["a"].partitions[0].leader)
     return -1
+
+
+def test_partition_is_read_in_pages_each_from_its_start_to_its_limit(mock: MockCluster) -> None:
+    mock.create("a")
+    write(mock, "a", [b"%d" % number for number in range(10)])
+    cluster, tp = open_cluster(mock), TopicPartition("a", 0)
+    try:
+        pages = [
+            [int(m.value() or b"") for m in cluster.read(tp, start, limit)]
+            for start, limit in ((0, 3), (3, 3), (3, 1), (9, 3), (10, 3), (0, None))
+        ]
+    finally:
+        cluster.close()
+    assert pages == [[0, 1, 2], [3, 4, 5], [3], [9], [], list(range(10))]

@@ -20,6 +20,11 @@ from confluent_kafka.admin import (
 
 import kstreams_py as ks
 from kstreams_py import Settings, errors
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.operations.letters import Selection
+from kstreams_py.operations.replay import replay
+from kstreams_py.processing.environment import Environment
 from tests.system.command import kstreams
 from tests.system.harness import Cluster, RunningSlot, broker_with_password, running, wait_until
 
@@ -221,3 +226,46 @@ def test_command_that_lacks_a_right_ends_with_status_3_and_one_message(
     assert len(done.error_lines) == 1, done.err
     assert "WRITE" in done.error_lines[0]
     assert repr(app.target) in done.error_lines[0]
+
+
+def test_replay_that_lacks_a_right_names_it_and_writes_nothing(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str
+) -> None:
+    app, dead, marks = (
+        MapApp(broker_with_rights, name, settings, "exactly_once"),
+        f"{name}.dead",
+        f"__ks.{name}.replayed",
+    )
+    app.cluster.create(dead)
+    mended = False
+
+    def step(value: bytes) -> bytes:
+        if not mended:
+            raise ValueError(value)
+        return value
+
+    app.graph = ks.Graph(name, errors=dead)
+    app.graph.map(app.graph.topic(app.source), to=app.graph.topic(app.target))(step)
+    with running(app.graph, app.settings):
+        app.cluster.await_committed(app.group, app.source, {0: 3})
+    mended = True
+    cluster = KafkaCluster(app.settings)
+    environment = Environment(cluster, FileRegistry(app.settings.schema_directory), app.settings)
+    try:
+        for kind, of, operation in (
+            (TOPIC, dead, AclOperation.READ),
+            (TOPIC, dead, AclOperation.DESCRIBE),
+            (TRANSACTIONAL_ID, f"{name}.dead-letters", AclOperation.WRITE),
+            (TOPIC, marks, AclOperation.WRITE),
+            (TOPIC, marks, AclOperation.READ),
+            (TOPIC, app.target, AclOperation.WRITE),
+        ):
+            with broker_with_rights.denied(kind, of, operation), pytest.raises(errors.NotAuthorized) as refused:
+                replay(app.graph, environment, Selection(), lambda *_: None)
+            wanted = (*expected_words(kind, of, operation), "kafka-acls")
+            assert [word for word in wanted if word not in str(refused.value)] == [], refused.value
+            assert app.cluster.values(app.target) == []
+        assert replay(app.graph, environment, Selection(), lambda *_: None).is_complete
+    finally:
+        cluster.close()
+    assert app.cluster.values(app.target) == [b"0", b"1", b"2"]

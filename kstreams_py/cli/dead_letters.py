@@ -1,0 +1,204 @@
+"""`kstreams dead-letters`: lists, shows and replays the dead letters of a graph."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.errors import SettingsError
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.operations.described import Describer, group_as_json, groups_as_text
+from kstreams_py.operations.letters import Letter, Selection, group
+from kstreams_py.operations.reading import LetterReader
+from kstreams_py.operations.replay import Outcome, plan_replay
+from kstreams_py.operations.replay import replay as replay_letters
+from kstreams_py.processing.environment import Environment
+from kstreams_py.settings import Settings
+
+app = typer.Typer(help="The dead letters of a graph: list, show and replay them.", no_args_is_help=True)
+
+Error = Annotated[
+    str | None, typer.Option("--error", help="only of this class of exceptions, such as KeyError or shop.TooExpensive")
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", help="only records from then on (their own timestamps): 30m, 1h, 2d, or 2026-05-01T12:00"),
+]
+OfProcessor = Annotated[str | None, typer.Option("--processor", help="only of this processor, by its id")]
+OfTopic = Annotated[str | None, typer.Option("--topic", help="only from this topic of dead letters")]
+OfPartition = Annotated[int | None, typer.Option("--partition", help="only from this partition", min=0)]
+AtOffset = Annotated[int | None, typer.Option("--offset", help="only the letter at this offset", min=0)]
+AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
+
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@app.command("list")
+def list_letters(
+    target: Target,
+    error: Error = None,
+    since: Since = None,
+    processor: OfProcessor = None,
+    topic: OfTopic = None,
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Count the dead letters by processor and class of the exception, with the newest message of each."""
+    selection = Selection(processor, error, parse_since(since, time.time()), topic)
+    with _opened(target, bootstrap_servers, config) as (graph, environment):
+        reader = LetterReader(graph, environment)
+        marks, processors = reader.marks(), set[str]()
+
+        def chosen() -> Iterator[tuple[Letter, bool]]:
+            for letter in reader.letters():
+                processors.add(letter.processor.rpartition(".")[2])
+                if selection.fits(letter):
+                    yield letter, letter.place in marks
+
+        groups = group(chosen())
+        reader.check(selection, processors, named=bool(groups))
+        _warn_unreadable(reader.unreadable)
+    if as_json:
+        for (of, kind), each in groups.items():
+            print(group_as_json(of, kind, each))
+    else:
+        print(groups_as_text(groups) if groups else "no dead letters")
+
+
+@app.command()
+def show(
+    target: Target,
+    error: Error = None,
+    since: Since = None,
+    processor: OfProcessor = None,
+    topic: OfTopic = None,
+    partition: OfPartition = None,
+    offset: AtOffset = None,
+    count: Annotated[int, typer.Option("-n", help="the newest ones of each partition", min=1)] = 10,
+    replayed: Annotated[bool, typer.Option("--replayed", help="those that are replayed, too")] = False,
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print dead letters with their inputs decoded: what was read, the exception, the traceback."""
+    selection = _select(processor, error, since, topic, partition, offset)
+    with _opened(target, bootstrap_servers, config) as (graph, environment):
+        reader = LetterReader(graph, environment)
+        marks, processors = reader.marks(), set[str]()
+        kept: dict[tuple[str, int], deque[Letter]] = {}
+        for letter in reader.letters():
+            processors.add(letter.processor.rpartition(".")[2])
+            waits = letter.place not in marks
+            if selection.fits(letter) and (waits or replayed or offset is not None):
+                kept.setdefault(letter.place[:2], deque(maxlen=count)).append(letter)
+        reader.check(selection, processors, named=bool(kept))
+        _warn_unreadable(reader.unreadable)
+        describer = Describer(graph, environment.registry)
+        describe = describer.as_json if as_json else describer.as_text
+        for letters in kept.values():
+            for letter in letters:
+                print(describe(letter, replayed=letter.place in marks))
+    if not kept and not as_json:
+        print("no dead letters")
+
+
+@app.command()
+def replay(
+    target: Target,
+    error: Error = None,
+    since: Since = None,
+    processor: OfProcessor = None,
+    topic: OfTopic = None,
+    partition: OfPartition = None,
+    offset: AtOffset = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be replayed, and run nothing")] = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Send the inputs of dead letters back through their processors; exit status 1 if one of the letters stays.
+
+    Outputs are committed together with a mark of each letter: after a crash, run it again, and nothing is sent twice.
+    Other processors of the input topic are not disturbed, and the workers may run meanwhile. Needs the rights to read
+    the dead letters, to write the outputs and __ks.GRAPH.replayed, and to the transactional id GRAPH.dead-letters.
+    """
+    selection = _select(processor, error, since, topic, partition, offset)
+
+    def report(letter: Letter, outcome: Outcome, why: str) -> None:
+        if outcome is not Outcome.REPLAYED:
+            print(f"{letter.place}  {letter.processor}  {outcome}: {why}")
+        elif dry_run:
+            print(f"{letter.place}  {letter.processor}  would be replayed ({letter.error}: {letter.message[:100]})")
+
+    with _opened(target, bootstrap_servers, config) as (graph, environment):
+        act = plan_replay if dry_run else replay_letters
+        summary = act(graph, environment, selection, report)
+    _warn_unreadable(summary.unreadable)
+    if summary.stopped:
+        print(f"stopped at {summary.stopped}")
+    counts = [f"{count:,} {outcome}" for outcome, count in summary.counts.items() if count]
+    if dry_run:
+        counts = [each.replace(f" {Outcome.REPLAYED}", " would be replayed") for each in counts]
+    nothing = "nothing was replayed" if summary.stopped else "no dead letters to replay"
+    print(", ".join(counts) or nothing)
+    if not summary.is_complete and not dry_run:
+        raise typer.Exit(1)
+
+
+def parse_since(text: str | None, now: float) -> int | None:
+    """Milliseconds since 1970 of `--since`; `now` is in seconds. Raises SettingsError."""
+    if text is None:
+        return None
+    if found := re.fullmatch(r"(\d+)([smhd])", text):
+        return int((now - int(found[1]) * UNITS[found[2]]) * 1000)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise SettingsError(
+            f"--since {text!r}: write a number with s, m, h or d, such as 1h, or a time such as 2026-05-01T12:00"
+        ) from None
+
+
+def _select(
+    processor: str | None,
+    error: str | None,
+    since: str | None,
+    topic: str | None,
+    partition: int | None,
+    offset: int | None,
+) -> Selection:
+    if offset is not None and partition is None:
+        raise SettingsError("--offset names a letter together with its partition: add --partition")
+    return Selection(processor, error, parse_since(since, time.time()), topic, partition, offset)
+
+
+@contextmanager
+def _opened(target: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[tuple[Graph, Environment]]:
+    """The graph, and a real cluster to work in."""
+    graph = load(target)
+    graph.validate()
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    cluster = KafkaCluster(settings)
+    try:
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        yield graph, Environment(cluster, registry, settings)
+    finally:
+        cluster.close()
+
+
+def _warn_unreadable(reasons: list[str]) -> None:
+    for reason in reasons:
+        print(f"not read: {reason}", file=sys.stderr)

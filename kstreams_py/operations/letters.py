@@ -1,0 +1,183 @@
+"""A dead letter as it is read back, which ones are chosen, and their counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kstreams_py.errors import DecodeError
+from kstreams_py.records import Message
+
+
+class Place(NamedTuple):
+    """Where a dead letter is."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A record that the step of a dead letter read; a records.Message.
+
+    - `milliseconds`: its timestamp; negative if it has none.
+    """
+
+    name: str
+    number: int
+    at: int
+    milliseconds: int
+    own_key: bytes | None
+    data: bytes | None
+    pairs: tuple[tuple[str, bytes | None], ...]
+
+    def topic(self) -> str:
+        return self.name
+
+    def partition(self) -> int:
+        return self.number
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes | None:
+        return self.own_key
+
+    def value(self) -> bytes | None:
+        return self.data
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return list(self.pairs) or None
+
+    def timestamp(self) -> tuple[int, int]:
+        return (int(self.milliseconds >= 0), self.milliseconds)
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.number}]@{self.at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter.
+
+    - `timestamp`: milliseconds since 1970, of the record that failed; of its append where the topic says LogAppendTime.
+    - `processor`: graph and processor, as graph.processor.
+    - `error`: module and name of the exception's class.
+    - `cut`: what is missing because the letter would have been too large; "" if nothing is.
+    """
+
+    place: Place
+    timestamp: int
+    processor: str
+    delivery_hash: bytes
+    error: str
+    message: str
+    traceback: str
+    inputs: tuple[Input, ...]
+    cut: str
+
+    @property
+    def has_whole_inputs(self) -> bool:
+        """No key, value or header of its inputs is cut."""
+        return not any(part.startswith(("key of ", "value of ", "headers of ")) for part in self.cut.split("; "))
+
+
+def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
+    """The dead letter that a record holds. Raises DecodeError if it is none."""
+    place = Place(m.topic(), m.partition(), m.offset())
+    if (data := m.value()) is None:
+        raise DecodeError(f"{place} is a tombstone, and no dead letter")
+    try:
+        content: Mapping[str, Any] = deserialize(data)
+    except DecodeError as error:
+        raise DecodeError(f"{place} is no dead letter: {error}") from None
+    inputs = tuple(
+        Input(
+            read["topic"],
+            read["partition"],
+            read["offset"],
+            read["timestamp"],
+            read["key"],
+            read["value"],
+            tuple((header["name"], header["value"]) for header in read["headers"]),
+        )
+        for read in content["inputs"]
+    )
+    return Letter(
+        place=place,
+        timestamp=m.timestamp()[1],
+        processor=content["processor"],
+        delivery_hash=content["delivery_hash"],
+        error=content["exception_class"],
+        message=content["exception_message"],
+        traceback=content["traceback"],
+        inputs=inputs,
+        cut=content["cut"] or "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which dead letters are meant: those that fit all that is not None.
+
+    - `processor`: its id.
+    - `error`: the name of the exception's class, with its module or without.
+    - `since`: milliseconds since 1970; older ones are left out.
+    - `topic`, `partition`, `offset`: where the letter is.
+    """
+
+    processor: str | None = None
+    error: str | None = None
+    since: int | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+    def fits(self, letter: Letter) -> bool:
+        """Whether the dead letter is meant."""
+        return (
+            self.processor in (None, letter.processor.rpartition(".")[2])
+            and self.error in (None, letter.error, letter.error.rpartition(".")[2])
+            and (self.since is None or letter.timestamp >= self.since)
+            and self.topic in (None, letter.place.topic)
+            and self.partition in (None, letter.place.partition)
+            and self.offset in (None, letter.place.offset)
+        )
+
+
+@dataclass(slots=True)
+class Group:
+    """Dead letters of one processor and one class of exceptions.
+
+    - `waiting`, `replayed`: how many wait, and how many are replayed.
+    - `first`, `last`: their oldest and newest timestamp.
+    - `example`: the newest of those that wait, or else of all.
+    """
+
+    waiting: int
+    replayed: int
+    first: int
+    last: int
+    example: Letter
+
+
+def group(letters: Iterable[tuple[Letter, bool]]) -> dict[tuple[str, str], Group]:
+    """Groups dead letters, each with whether it is replayed, by processor and class of the exception."""
+    found: dict[tuple[str, str], Group] = {}
+    for letter, replayed in letters:
+        key = letter.processor, letter.error
+        each = found.get(key)
+        if each is None:
+            each = found[key] = Group(0, 0, letter.timestamp, letter.timestamp, letter)
+        if not replayed or not each.waiting:
+            each.example = letter
+        each.waiting += not replayed
+        each.replayed += replayed
+        each.first = min(each.first, letter.timestamp)
+        each.last = max(each.last, letter.timestamp)
+    return dict(sorted(found.items()))

@@ -1,0 +1,194 @@
+"""Reads the dead letters of a graph, and their marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kstreams_py.errors import DecodeError, GraphError, TopicError, UserMistake
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.operations.letters import Letter, Place, Selection, parse
+from kstreams_py.operations.marks import marked_place
+from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
+from kstreams_py.records import Message, TopicPartition
+
+PAGE: Final = 200
+"""Records that are read at once; a dead letter may have a megabyte."""
+
+UNREADABLE_NAMED: Final = 20
+"""Records that are no dead letters, and are named one by one."""
+
+
+@dataclass(slots=True)
+class Index:
+    """The dead letters that wait and are meant.
+
+    - `chosen`: by the place of one letter of each delivery, the places of all of them that wait. At least once, a crash
+      can leave several.
+    - `read`: how many dead letters of the graph were read, replayed ones among them.
+    """
+
+    chosen: dict[Place, list[Place]] = field(default_factory=dict)
+    read: int = 0
+
+
+class LetterReader:
+    """Reads the dead letters that were there when this was made."""
+
+    def __init__(self, graph: Graph, environment: Environment) -> None:
+        """Raises GraphError if the graph has no topic for dead letters, TopicError if one is missing."""
+        self._cluster = environment.cluster
+        self._attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
+        self._graph = graph
+        names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
+        if not names:
+            raise GraphError(
+                f"graph {graph.name!r} has no topic for dead letters: declare one with errors=, of the graph or of a "
+                "processor"
+            )
+        found = self._cluster.topics([*names, graph.replayed])
+        if missing := [name for name in names if name not in found]:
+            raise TopicError(
+                f"missing topics: {', '.join(missing)}: no dead letter was ever written there; run "
+                "`kstreams topics create`, or correct --bootstrap-servers"
+            )
+        self._has_marks = found.pop(graph.replayed, None) is not None
+        self.topics: dict[str, TopicInfo] = found
+        """The topics of dead letters, by name."""
+        self._decode: dict[str, Callable[[bytes], Any]] = {
+            name: bind(graph.topics[name].value, environment.registry, f"{name}-value").deserialize for name in found
+        }
+        partitions = [TopicPartition(name, n) for name, info in found.items() for n in range(info.partitions)]
+        self._ends = self._cluster.ends(partitions)
+        self._unreadable: list[str] = []
+        self._unnamed = 0
+        """Records that are no dead letters, after the first UNREADABLE_NAMED."""
+
+    def letters(self) -> Iterator[Letter]:
+        """Yields the dead letters of this graph's processors, by topic and partition in the order of their offsets."""
+        self._unreadable, self._unnamed = [], 0
+        ours = f"{self._graph.name}."
+        for tp, end in sorted(self._ends.items()):
+            for m in self._records(tp, end):
+                try:
+                    letter = parse(m, self._decode[tp.topic])
+                except DecodeError as error:
+                    if len(self._unreadable) < UNREADABLE_NAMED:
+                        self._unreadable.append(str(error))
+                    else:
+                        self._unnamed += 1
+                    continue
+                if letter.processor.startswith(ours) and "." not in letter.processor[len(ours) :]:
+                    yield letter
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Why records of these topics are no dead letters, from the last call of `letters`."""
+        return self._unreadable + ([f"{self._unnamed:,} more records"] if self._unnamed else [])
+
+    def marks(self) -> set[Place]:
+        """The places of the dead letters that are marked as replayed."""
+        if not self._has_marks:
+            return set()
+        tp = TopicPartition(self._graph.replayed, 0)
+        found = set[Place]()
+        for m in self._records(tp, self._cluster.ends([tp])[tp]):
+            if (place := marked_place(m, self.topics)) is not None:
+                (found.discard if m.value() is None else found.add)(place)
+        return found
+
+    def deleted(self, places: Collection[Place]) -> list[Place]:
+        """Those of the places whose letters are deleted, by the retention of their topic."""
+        starts = self._cluster.starts(list(self._ends))
+        return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
+
+    def expect_marks(self) -> None:
+        """The topic of the marks exists from now on."""
+        self._has_marks = True
+
+    def index(self, selection: Selection, marks: Collection[Place]) -> Index:
+        """The dead letters that wait and are meant. Raises UserMistake for names and places that do not exist."""
+        found, waiting = Index(), dict[bytes, list[Place]]()
+        chosen, processors, named = dict[bytes, Place](), set[str](), False
+        for letter in self.letters():
+            found.read += 1
+            processors.add(letter.processor.rpartition(".")[2])
+            fits = selection.fits(letter)
+            named |= fits
+            if letter.place not in marks:
+                waiting.setdefault(letter.delivery_hash, []).append(letter.place)
+                if fits:
+                    chosen.setdefault(letter.delivery_hash, letter.place)
+        self.check(selection, processors, named=named)
+        found.chosen = {place: waiting[digest] for digest, place in chosen.items()}
+        return found
+
+    def check(self, selection: Selection, processors: Collection[str], *, named: bool) -> None:
+        """Raises UserMistake for a selection with a processor, topic or place that does not exist.
+
+        - `processors`: those that have dead letters; they may be in the graph no more.
+        - `named`: a letter fits the selection.
+        """
+        known = sorted({processor.id for processor in self._graph.processors} | set(processors))
+        if selection.processor is not None and selection.processor not in known:
+            raise UserMistake(
+                f"graph {self._graph.name!r} has no processor {selection.processor!r}: it has {', '.join(known)}"
+            )
+        if selection.topic is not None and selection.topic not in self.topics:
+            raise UserMistake(
+                f"topic {selection.topic!r} has no dead letters of graph {self._graph.name!r}: they are in "
+                f"{', '.join(self.topics)}"
+            )
+        if selection.offset is not None and not named:
+            raise UserMistake(
+                f"no dead letter of graph {self._graph.name!r} at partition {selection.partition}, offset "
+                f"{selection.offset} fits: `kstreams dead-letters show` prints places"
+            )
+
+    def originals(self, letter: Letter) -> tuple[Message, ...] | None:
+        """The inputs of a dead letter, read again from their topics; None if one is not there any more.
+
+        The delivery hash has the ids of the topics: it tells a topic that was created again.
+        """
+        infos = self._cluster.topics({each.name for each in letter.inputs})
+        ids = {name: info.topic_id for name, info in infos.items()}
+        if any(each.name not in ids for each in letter.inputs) or _hash(letter, ids) != letter.delivery_hash:
+            return None
+        found = []
+        for each in letter.inputs:
+            page = self._page(TopicPartition(each.name, each.number), each.at, 1)
+            if not page or page[0].offset() != each.at:
+                return None
+            found.append(page[0])
+        return tuple(found)
+
+    def _records(self, tp: TopicPartition, end: int) -> Iterator[Message]:
+        start = 0
+        while start < end:
+            page = self._page(tp, start, PAGE)
+            for m in page:
+                if m.offset() >= end:
+                    return
+                yield m
+            if len(page) < PAGE:
+                return
+            start = page[-1].offset() + 1
+
+    def _page(self, tp: TopicPartition, start: int, limit: int) -> Sequence[Message]:
+        page: list[Message] = []
+        self._attempts.call(lambda: page.extend(self._cluster.read(tp, start, limit)))
+        return page
+
+
+def _hash(letter: Letter, ids: Mapping[str, str]) -> bytes:
+    """The delivery hash of a step that reads these offsets of the topics with these ids."""
+    if len(letter.inputs) > 1:
+        return joined_hash(letter.processor, ((m.name, ids[m.name], m.number, m.at) for m in letter.inputs))
+    (m,) = letter.inputs
+    return hash_prefix(letter.processor, m.name, ids[m.name], m.number) + pack_offset(m.at)

@@ -1,0 +1,214 @@
+"""Replays dead letters: the original input goes back through its processor.
+
+**What a replay does.** For each dead letter that is chosen and not marked, it runs the letter's step: it decodes the
+inputs that the letter holds, calls the function, encodes the results. It writes the outputs and a mark of the letter in
+one transaction of its own producer. The alternative, to write the inputs to their topic again, was refused: every
+processor of that topic would read them, other outputs would be doubled, the step would have another delivery hash, and
+a join would pair the record with one that it does not belong to.
+
+**After a crash.** A new replay first fences the one before, which ends its transaction, and then reads the marks. A
+letter has its outputs and its mark, or neither: nothing is sent twice, and nothing is lost. The function runs again
+for letters that were not committed, with the same delivery hash as at the first delivery: a sink that stores it skips
+what it has. Two replays at once: the second fences the first, which ends with status 4.
+
+**What stays.** A letter stays, and the exit status is 1, if its function raises again, if a topic refuses an output, if
+its processor or its inputs are not in the graph any more, or if it was cut and its inputs are gone from their topics.
+No letter is written: each is tried once in a replay, so there is no loop. After Stop, or an exception that stops a
+worker (`stop_on`, a registry without an answer), what is done is committed, and the replay ends with it.
+
+- *Joins*: the letter has one record of each input, and they are given in the order of the graph's inputs.
+- *Alts*: the letter has the one input that was chosen; no journal is needed, since nothing is chosen again.
+- *Batches*: the function gets a list of one value.
+- *Refused outputs*: the letter of an output that a topic refused is replayed like others. At most once the other
+  outputs of such a step are written already: it stays if the step could have several.
+- *At least once* a crash can leave several letters of one delivery: one is run, and all are marked. A delivery that
+  succeeded after its letter was written is sent once more by a replay, as this guarantee allows.
+- *Weaker guarantees*: outputs and marks are transactional for them too; a reader must be `read_committed`, or it sees
+  the outputs of aborted attempts. Side effects of a function may happen more than once under every guarantee.
+- *Order*: the outputs of a letter come later than those of its neighbours, with the timestamp of the input. Letters are
+  replayed by partition in the order in which they failed.
+- *Offsets that were set back*: a delivery that fails again makes a new letter, which is replayed on its own.
+
+Marks are in `__ks.<graph>.replayed` (compacted); a replay deletes those whose letters are deleted. If that topic is
+deleted, all letters count as not replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from kstreams_py.errors import Refused, Stop
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.operations.letters import Letter, Place, Selection
+from kstreams_py.operations.reading import LetterReader
+from kstreams_py.operations.steps import Steps
+from kstreams_py.operations.transactions import Done, Transactions
+from kstreams_py.processing.dead_letters import Failure
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.outputs import are_many, value_bytes
+
+logger = logging.getLogger(__name__)
+
+STEPS_MAX: Final = 100
+"""Steps in one transaction."""
+
+SECONDS_MAX: Final = 1.0
+"""Seconds for which steps are run before they are committed; the transaction is open only while they are written."""
+
+PROGRESS_SECONDS: Final = 2.0
+"""Seconds between two lines of progress."""
+
+
+class Outcome(StrEnum):
+    """What came of a dead letter that was chosen."""
+
+    REPLAYED = "replayed"
+    FAILED = "failed again"
+    STAYS = "cannot be replayed"
+
+
+Report = Callable[[Letter, Outcome, str], None]
+"""Called for each letter that was chosen, with the reason if it stays; after its transaction is committed."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a replay came to: letters by their outcome.
+
+    - `stopped`: why the replay ended early; "" if it did not.
+    - `unreadable`: records of the topics that are no dead letters, each with the reason.
+    """
+
+    counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    stopped: str = ""
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every letter that was chosen is replayed."""
+        return not (self.counts[Outcome.FAILED] or self.counts[Outcome.STAYS] or self.stopped)
+
+
+def plan_replay(graph: Graph, environment: Environment, selection: Selection, report: Report) -> Summary:
+    """Reports what a replay would run, and runs, writes and fences nothing. Raises as `replay`."""
+    reader = LetterReader(graph, environment)
+    steps, summary = Steps(graph, environment, reader.originals), Summary()
+    chosen = reader.index(selection, reader.marks()).chosen
+    for letter in reader.letters():
+        if letter.place in chosen:
+            inputs = steps.prepare(letter)
+            why = inputs if isinstance(inputs, str) else ""
+            outcome = Outcome.STAYS if why else Outcome.REPLAYED
+            summary.counts[outcome] += 1
+            report(letter, outcome, why)
+    summary.unreadable = reader.unreadable
+    return summary
+
+
+def replay(graph: Graph, environment: Environment, selection: Selection, report: Report) -> Summary:
+    """Replays the dead letters that are chosen and not replayed yet.
+
+    Raises UserMistake for a selection that names what does not exist, GraphError and TopicError if there are no dead
+    letters, NotAuthorized, Replaced if another replay begins, and what stops a worker if a function raises that.
+    """
+    reader = LetterReader(graph, environment)
+    transactions = Transactions(graph, reader, environment)
+    try:
+        transactions.start()
+        return _Replay(graph, environment, reader, transactions, report).run(selection)
+    finally:
+        transactions.end()
+
+
+class _Replay:
+    """One replay."""
+
+    def __init__(
+        self, graph: Graph, environment: Environment, reader: LetterReader, transactions: Transactions, report: Report
+    ) -> None:
+        self._reader = reader
+        self._transactions = transactions
+        self._report = report
+        self._clock = environment.clock
+        self._steps = Steps(graph, environment, reader.originals)
+        self._summary = Summary()
+        self._done: list[Done] = []
+        self._outputs: list[Output] = []
+        self._begun = self._shown = self._clock()
+
+    def run(self, selection: Selection) -> Summary:
+        chosen = self._reader.index(selection, self._transactions.marks).chosen
+        for letter in self._reader.letters():
+            places = chosen.get(letter.place)
+            if places is None or not self._transactions.marks.isdisjoint(places):
+                continue  # not meant, or replayed by another that ran since, see Transactions.marks
+            try:
+                self._run_step(letter, places)
+            except Stop as stop:
+                self._summary.stopped = f"{letter.place}: its function raised Stop{f': {stop}' if str(stop) else ''}"
+                break
+            except Exception:
+                self._commit()
+                raise
+            if self._is_due:
+                self._commit()
+                self._show_progress(len(chosen))
+        self._commit()
+        self._summary.unreadable = self._reader.unreadable
+        return self._summary
+
+    def _run_step(self, letter: Letter, places: Sequence[Place]) -> None:
+        if not self._done:
+            self._begun = self._clock()
+        inputs = self._steps.prepare(letter)
+        if isinstance(inputs, str):
+            self._count(letter, Outcome.STAYS, inputs)
+            return
+        outputs = self._steps.run(letter, inputs)
+        if isinstance(outputs, Failure):
+            self._count(letter, Outcome.FAILED, str(outputs))
+            return
+        self._done.append(Done(letter, places, outputs))
+        self._outputs += outputs
+
+    @property
+    def _is_due(self) -> bool:
+        return bool(self._done) and (
+            len(self._done) >= STEPS_MAX
+            or are_many(self._outputs, value_bytes(self._outputs))
+            or self._clock() - self._begun >= SECONDS_MAX
+        )
+
+    def _commit(self) -> None:
+        """Commits the steps that are done; one by one if an output of them is refused."""
+        done, self._done, self._outputs = self._done, [], []
+        if not done:
+            return
+        try:
+            self._transactions.commit(done)
+        except Refused as refused:
+            if len(done) == 1:
+                self._count(done[0].letter, Outcome.FAILED, str(refused.mistake))
+                return
+        else:
+            for step in done:
+                self._count(step.letter, Outcome.REPLAYED, "", len(step.places))
+            return
+        for step in done:
+            self._done = [step]
+            self._commit()
+
+    def _count(self, letter: Letter, outcome: Outcome, why: str, letters: int = 1) -> None:
+        self._summary.counts[outcome] += letters
+        self._report(letter, outcome, why)
+
+    def _show_progress(self, deliveries: int) -> None:
+        if self._clock() - self._shown >= PROGRESS_SECONDS:
+            self._shown = self._clock()
+            counts = ", ".join(f"{count:,} {outcome}" for outcome, count in self._summary.counts.items() if count)
+            logger.info("dead letters: %s, of %s", counts, f"{deliveries:,}")

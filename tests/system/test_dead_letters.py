@@ -1,0 +1,148 @@
+"""`kstreams dead-letters` on a real broker: list, show, and a replay that is killed in the middle, again and again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstreams_py import Settings
+from tests.system.command import Finished, command, kstreams
+from tests.system.harness import Cluster, wait_until
+
+MakeSettings = Callable[..., Settings]
+
+GRAPH = """
+import json
+import time
+from pathlib import Path
+
+import kstreams_py as ks
+
+MENDED = Path({mended!r})
+graph = ks.Graph({name!r}, errors="{name}.dead")
+orders = graph.topic("{name}.in", value=ks.Json())
+graph.topic("{name}.out", value=ks.Json())
+
+
+@graph.map(orders, to=["{name}.out"])
+def price(order):
+    if not MENDED.exists():
+        raise KeyError("unit_price")
+    if "name" not in order:
+        raise ValueError("an order without a name")
+    time.sleep(0.01)
+    return {{"number": order["number"]}}
+
+
+@graph.sink(orders)
+def count(order):
+    pass
+"""
+
+ORDERS = 300
+KILLS = 3
+
+
+class Shop:
+    """A graph in a file, whose workers have made dead letters."""
+
+    def __init__(self, directory: Path, cluster: Cluster, settings: Settings, name: str) -> None:
+        self.name, self.cluster, self.directory = name, cluster, directory
+        self.environment = settings.as_environment()
+        self.file = directory / "shop.py"
+        self.mended = directory / "mended"
+        self.file.write_text(GRAPH.format(name=name, mended=str(self.mended)))
+        cluster.create(f"{name}.in", f"{name}.dead", partitions=2)
+        cluster.create(f"{name}.out")
+
+    def run_until(self, letters: int) -> None:
+        """Runs the workers until there are so many dead letters."""
+        with command(self.directory, "run", self.file, environment=self.environment) as running:
+            wait_until(lambda: len(self.cluster.values(f"{self.name}.dead")) == letters, f"{letters} dead letters")
+            running.send(signal.SIGTERM)
+            assert running.wait() == 0, running.text
+
+    def dead_letters(self, verb: str, *options: object) -> Finished:
+        return kstreams("dead-letters", verb, self.file, *options, environment=self.environment)
+
+    def numbers(self) -> list[int]:
+        """The committed outputs, in order."""
+        return [json.loads(value or b"")["number"] for value in self.cluster.values(f"{self.name}.out")]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, cluster: Cluster, settings: MakeSettings, name: str) -> Shop:
+    return Shop(tmp_path, cluster, settings(), name)
+
+
+def encode(content: Any) -> bytes:
+    return json.dumps(content).encode()
+
+
+def test_replay_that_is_killed_again_and_again_delivers_each_letter_once_by_the_command_line(shop: Shop) -> None:
+    orders = [encode({"number": n, "name": f"order {n}"}) for n in range(ORDERS)]
+    orders[7] = encode({"number": 7})
+    shop.cluster.write(f"{shop.name}.in", orders, keys=[b"%d" % n for n in range(ORDERS)])
+    shop.run_until(ORDERS)
+    table = shop.dead_letters("list")
+    assert (table.status, table.out.splitlines()[1].split()[:4]) == (0, [f"{shop.name}.price", "KeyError", "300", "0"])
+    shop.mended.touch()
+    (line,) = shop.dead_letters("show", "--json", "--error", "KeyError", "--partition", 0, "-n", 1).out.splitlines()
+    shown = json.loads(line)
+    (read,) = shown["inputs"]
+    assert shown["message"] == "'unit_price'"
+    assert orders[int(read["key"])] == encode(read["value"])
+    planned = shop.dead_letters("replay", "--dry-run")
+    assert (planned.status, planned.out.splitlines()[-1], shop.numbers()) == (0, "300 would be replayed", [])
+    for _ in range(KILLS):
+        before = len(shop.numbers())
+        arguments = ("dead-letters", "replay", shop.file)
+        with command(shop.directory, *arguments, environment=shop.environment) as running:
+            wait_until(lambda: len(shop.numbers()) > before, "the replay has committed")  # noqa: B023
+            running.send(signal.SIGKILL)
+            running.wait()
+    assert len(shop.numbers()) < ORDERS - 1
+    last = shop.dead_letters("replay")
+    rest, *_, counts = last.out.splitlines()
+    assert last.status == 1, last.err
+    assert f"{shop.name}.price  failed again: ValueError: an order without a name" in rest
+    assert counts.endswith("replayed, 1 failed again")
+    assert sorted(shop.numbers()) == [n for n in range(ORDERS) if n != 7]
+    (group,) = map(json.loads, shop.dead_letters("list", "--json").out.splitlines())
+    assert (group["waiting"], group["replayed"], group["letter"]["topic"]) == (1, ORDERS - 1, f"{shop.name}.dead")
+    again = shop.dead_letters("replay", "--partition", group["letter"]["partition"])
+    assert (again.status, again.out.splitlines()[-1]) == (1, "1 failed again")
+    assert len(shop.numbers()) == ORDERS - 1
+
+
+def test_second_replay_ends_the_first_with_status_4_and_nothing_is_doubled(shop: Shop) -> None:
+    orders = [encode({"number": n, "name": f"order {n}"}) for n in range(ORDERS)]
+    shop.cluster.write(f"{shop.name}.in", orders)
+    shop.run_until(ORDERS)
+    shop.mended.touch()
+    with command(shop.directory, "dead-letters", "replay", shop.file, environment=shop.environment) as first:
+        wait_until(shop.numbers, "the first replay has committed")
+        second = shop.dead_letters("replay")
+        assert (first.wait(), f"another replay of graph '{shop.name}' has begun" in first.text) == (4, True), first.text
+    assert second.status == 0, second.err
+    assert sorted(shop.numbers()) == list(range(ORDERS))
+
+
+def test_mistakes_have_one_message_and_status_2(shop: Shop) -> None:
+    for options, message in (
+        (("--processor", "prize"), f"graph '{shop.name}' has no processor 'prize': it has count, price"),
+        (("--since", "yesterday"), "--since 'yesterday': write a number with s, m, h or d, such as 1h, or a time such"),
+        (("--offset", "3"), "--offset names a letter together with its partition: add --partition"),
+        (("--partition", "0", "--offset", "3"), f"no dead letter of graph '{shop.name}' at partition 0, offset 3 fits"),
+    ):
+        done = shop.dead_letters("replay", *options)
+        assert (done.status, done.out) == (2, "")
+        (line,) = done.error_lines
+        assert message in line
+    empty = shop.dead_letters("replay")
+    assert (empty.status, empty.out) == (0, "no dead letters to replay\n")

@@ -1,0 +1,165 @@
+"""`kstreams dead-letters` on a cluster in memory: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import kstreams_py as ks
+from kstreams_py.cli import dead_letters
+from kstreams_py.errors import SettingsError, UserMistake
+from tests.unit.test_operations import Shop, declare_map
+
+
+class Unclosed:
+    """A cluster in memory that a command may close."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    def close(self) -> None:
+        """The test goes on with it."""
+
+
+class Terminal:
+    """Runs the command on a shop with three letters; one of them, of order c, fails again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shop = Shop(declare_map)
+        for second, value in enumerate("abc"):
+            self.shop.fail(value, timestamp=1_600_000_000_000 + second * 1000)
+        self.shop.mend()
+        call = self.shop.call
+
+        def picky(value: Any, step: Any) -> None:
+            call(value, step)
+            if value == b"c":
+                raise ValueError("no price")
+
+        monkeypatch.setattr(self.shop, "call", picky)
+        monkeypatch.setattr(dead_letters, "load", lambda _: self.shop.graph)
+        monkeypatch.setattr(dead_letters, "KafkaCluster", lambda _: Unclosed(self.shop.cluster))
+        monkeypatch.setattr(dead_letters, "open_registry", lambda *_: self.shop.registry)
+
+    def run(self, verb: str, *options: str) -> Result:
+        return CliRunner().invoke(dead_letters.app, [verb, "shop.py", *options])
+
+    @property
+    def places(self) -> list[str]:
+        return [str(letter.place) for letter in self.shop.letters()]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terminal:
+    monkeypatch.chdir(tmp_path)
+    return Terminal(monkeypatch)
+
+
+def test_replay_prints_the_letters_that_stay_and_the_counts_and_ends_with_status_1(terminal: Terminal) -> None:
+    *_, place = terminal.places
+    digest = terminal.shop.letters()[2].delivery_hash.hex()
+    done = terminal.run("replay")
+    assert (done.exit_code, done.stdout.splitlines()) == (
+        1,
+        [
+            f"{place}  shop.price  failed again: ValueError: no price (reading orders[0]@2, delivery {digest})",
+            "2 replayed, 1 failed again",
+        ],
+    )
+    assert [value for value, _ in terminal.shop.outputs("priced")] == [b"A", b"B"]
+
+
+def test_replay_of_chosen_letters_ends_with_status_0_and_a_second_one_finds_none(terminal: Terminal) -> None:
+    offset = terminal.shop.letters()[1].place.offset
+    found = [terminal.run("replay", "--partition", "0", "--offset", str(offset)) for _ in range(2)]
+    assert [(each.exit_code, each.stdout) for each in found] == [
+        (0, "1 replayed\n"),
+        (0, "no dead letters to replay\n"),
+    ]
+
+
+def test_dry_run_prints_what_would_be_replayed_and_runs_nothing(terminal: Terminal) -> None:
+    done = terminal.run("replay", "--dry-run", "--since", "2020-09-13T12:26:41Z")
+    assert (done.exit_code, done.stdout.splitlines()) == (
+        0,
+        [f"{place}  shop.price  would be replayed (builtins.KeyError: 'price')" for place in terminal.places[1:]]
+        + ["2 would be replayed"],
+    )
+    assert terminal.shop.calls == []
+
+
+def test_replay_that_a_function_stops_says_where_and_ends_with_status_1(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise ks.Stop
+
+    monkeypatch.setattr(terminal.shop, "call", stop)
+    done = terminal.run("replay")
+    assert (done.exit_code, done.stdout.splitlines()) == (
+        1,
+        [f"stopped at {terminal.places[0]}: its function raised Stop", "nothing was replayed"],
+    )
+
+
+def test_list_counts_letters_as_a_table_and_as_json(terminal: Terminal) -> None:
+    terminal.run("replay")
+    table, line = terminal.run("list"), terminal.run("list", "--json", "--error", "KeyError", "--processor", "price")
+    assert table.stdout.splitlines() == [
+        "processor   error     waiting  replayed  first                 last",
+        "shop.price  KeyError        1         2  2020-09-13T12:26:40Z  2020-09-13T12:26:42Z",
+        f"    {terminal.places[2]}: 'price'",
+    ]
+    found = json.loads(line.stdout)
+    assert (found["waiting"], found["replayed"], found["letter"]["offset"]) == (
+        1,
+        2,
+        terminal.shop.letters()[2].place.offset,
+    )
+    empty = terminal.run("list", "--error", "ValueError")
+    assert (empty.exit_code, empty.stdout) == (0, "no dead letters\n")
+
+
+def test_show_prints_the_newest_that_wait_and_replayed_ones_if_asked(terminal: Terminal) -> None:
+    terminal.run("replay")
+
+    def shown(*options: str) -> list[tuple[str, bool]]:
+        lines = map(json.loads, terminal.run("show", "--json", *options).stdout.splitlines())
+        return [(each["inputs"][0]["value"], each["replayed"]) for each in lines]
+
+    assert shown() == [("c", False)]
+    assert shown("--replayed") == [("a", True), ("b", True), ("c", False)]
+    assert shown("--replayed", "-n", "2") == [("b", True), ("c", False)]
+    first = str(terminal.shop.letters()[0].place.offset)
+    assert shown("--partition", "0", "--offset", first) == [("a", True)]
+    text = terminal.run("show").stdout.splitlines()
+    assert text[:2] == [
+        f"{terminal.places[2]}  shop.price  2020-09-13T12:26:42Z",
+        "  error      builtins.KeyError: 'price'",
+    ]
+    assert terminal.run("show", "--error", "ValueError").stdout == "no dead letters\n"
+
+
+def test_records_that_are_no_dead_letters_are_named_on_stderr(terminal: Terminal) -> None:
+    terminal.shop.cluster.append("dead", None)
+    for verb in ("list", "show", "replay"):
+        assert "is a tombstone, and no dead letter\n" in terminal.run(verb).stderr
+
+
+@pytest.mark.parametrize("verb", ["list", "show", "replay"])
+def test_mistakes_are_raised_before_anything_is_done(terminal: Terminal, verb: str) -> None:
+    unknown = terminal.run(verb, "--processor", "prize").exception
+    assert isinstance(unknown, UserMistake)
+    assert str(unknown) == "graph 'shop' has no processor 'prize': it has price"
+    assert isinstance(terminal.run(verb, "--since", "soon").exception, SettingsError)
+    if verb != "list":
+        alone = terminal.run(verb, "--offset", "3").exception
+        assert str(alone) == "--offset names a letter together with its partition: add --partition"
+    assert (terminal.shop.calls, len(terminal.shop.waiting())) == ([], 3)
