@@ -40,6 +40,7 @@ from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.sizes import batch_bytes, record_bytes
 from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.waits import Waits
 from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class Worker:
         )
         self.pace = Pace(whole_fetches=committer.commits_each_intake or journal is not None)
         self.search = Search()
+        retries = self.runner.retries
+        self._waits = Waits(processor.id, retries, self.tasks, environment, self.counters) if retries else None
         self._committed = CommittedOffsets(self.name, self.instance_id, self.consumer, environment)
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._beginning = Beginning(environment, processor, graph.beginnings, self._inputs)
@@ -137,6 +140,11 @@ class Worker:
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
         """The exception of a callback, to be raised by the turn."""
+
+    @property
+    def is_retrying(self) -> bool:
+        """A partition waits before a step is run again. Any thread may ask."""
+        return bool(self.tasks.held)
 
     def run(self) -> None:
         """Starts, runs turns until `stopping` is set, and commits what is processed by then."""
@@ -244,7 +252,9 @@ class Worker:
             self.consumer.pause(self._assigned)
         started = self._clock()
         hurried = self._must_rewind or self.committer.busy or self.tasks.ready
-        records = self.consumer.consume(min(self.pace.fetch, self.tasks.fetch_limit), 0.0 if hurried else IDLE_WAIT)
+        records = self.consumer.consume(
+            min(self.pace.fetch, self.tasks.fetch_limit), 0.0 if hurried else self._patience
+        )
         idle = self._clock() - started >= IDLE_WAIT
         self._follow_group()
         if self._failure is not None:
@@ -256,16 +266,31 @@ class Worker:
         if self.committer.must_repeat_commit or self.consumer.tainted:
             self._run_saved()
             self._commit()
+            self._give_held_back()
             if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin()
                 return
-        while not self._stopping.is_set() and self._take():
-            self._run_taken()
+        self._run_ready()
         if not records and self._interrupt is None:  # the step that raised is not processed
             self.tasks.advance(self.consumer.ends)
             if self.committer.busy or idle:
                 self._commit()
         self.consumer.pause(self.tasks.paused)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for a record: until the next attempt at a step, if one waits."""
+        return IDLE_WAIT if self._waits is None else self._waits.seconds(IDLE_WAIT)
+
+    def _run_ready(self) -> None:
+        """Runs the steps that are ready, and those whose wait is over."""
+        if self._waits is not None:
+            self._give_held_back()
+            self._waits.release()
+        while not self._stopping.is_set() and self._take():
+            if self._run_taken():  # what is done before the step that waits is committed first
+                self._commit()
+                self._give_held_back()
 
     def _take(self) -> bool:
         """Takes the next intake, unless one is waiting to be prepared; False if no step is ready."""
@@ -273,8 +298,11 @@ class Worker:
             self._taken = self.tasks.take(min(self.pace.take, self.search.limit))
         return self._taken is not None
 
-    def _run_taken(self) -> None:
-        """Prepares the intake, runs its steps, writes the outputs, and commits when that is due."""
+    def _run_taken(self) -> bool:
+        """Prepares the intake, runs its steps, writes the outputs, and commits when that is due.
+
+        Returns whether a step failed that is run again after a wait.
+        """
         intake = self._taken
         assert intake is not None
         if not intake.prepared:
@@ -285,6 +313,8 @@ class Worker:
         self.pace.ran(max(1, plan.steps), self._clock() - started)
         if plan.steps:
             self._last = intake
+        if plan.again is not None and self._waits is not None:
+            self._waits.begin(plan.again)
         if plan.interrupt is not None and self.committer.must_finish:
             self._stop(plan.interrupt)
         if plan.interrupt is not None and not self.committer.must_finish:
@@ -293,6 +323,12 @@ class Worker:
             self.committer.write(plan)
         if self.committer.due or self.search.searching:
             self._commit()
+        return plan.again is not None
+
+    def _give_held_back(self) -> None:
+        """At most once: commits the offsets before the steps that wait, so that a crash does not lose them."""
+        if self.tasks.held:
+            self.committer.give_back(self.tasks.held.keys())
 
     def _run_saved(self) -> None:
         """Runs the intake that was taken, if its offsets are committed or may be, and then its rest."""
@@ -338,6 +374,7 @@ class Worker:
         self._run_rest()
         if self._interrupt is not None:  # the worker ends: the ledger still has what is to be given back
             return
+        self._give_held_back()
         self._growth.check(partitions)
         positions = self._committed.read(partitions)
         self._taken = self._still_saved(positions)
@@ -346,6 +383,8 @@ class Worker:
         choices = {tp.partition: self._journal.newest(tp.partition) for tp in positions} if self._journal else {}
         for reason in self.tasks.assign(positions, choices):
             logger.warning("%s: %s", self.processor.id, reason)
+        if self._waits is not None:
+            self._waits.restore()
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
             self.consumer.assign(positions)
         self._must_rewind = False
