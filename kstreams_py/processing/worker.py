@@ -136,6 +136,8 @@ class Worker:
         """Taken from the tasks and not run yet; prepared again where the commit of its offsets found no answer."""
         self._last: Intake | None = None
         """The intake that was run last."""
+        self._owed: dict[TopicPartition, tuple[int, int]] = {}
+        """At most once, over a `rejoin`: what `_owing` returned before it."""
         self._interrupt: Exception | None = None
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
@@ -144,7 +146,7 @@ class Worker:
     @property
     def is_retrying(self) -> bool:
         """A partition waits before a step is run again. Any thread may ask."""
-        return bool(self.tasks.held)
+        return bool(self.tasks.held or self._owed)
 
     def run(self) -> None:
         """Starts, runs turns until `stopping` is set, and commits what is processed by then."""
@@ -206,6 +208,8 @@ class Worker:
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
         """
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
+        while self._owed and self._clock() < deadline:  # between `rejoin` and the assignment nothing can be given back
+            self.run_turn()
         while True:
             try:
                 self._run_saved()
@@ -266,12 +270,12 @@ class Worker:
         if self.committer.must_repeat_commit or self.consumer.tainted:
             self._run_saved()
             self._commit()
-            self._give_held_back()
             if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin()
                 return
         self._run_ready()
-        if not records and self._interrupt is None:  # the step that raised is not processed
+        # the step that raised is not processed; a commit that may come late must not be overtaken
+        if not records and self._interrupt is None and not self.consumer.tainted:
             self.tasks.advance(self.consumer.ends)
             if self.committer.busy or idle:
                 self._commit()
@@ -285,8 +289,10 @@ class Worker:
     def _run_ready(self) -> None:
         """Runs the steps that are ready, and those whose wait is over."""
         if self._waits is not None:
-            self._give_held_back()
-            self._waits.release()
+            if self._owing():
+                self._give_held_back()  # only the next `consume` tells whether this commit may come late
+            else:
+                self._waits.release()
         while not self._stopping.is_set() and self._take():
             if self._run_taken():  # what is done before the step that waits is committed first
                 self._commit()
@@ -327,8 +333,22 @@ class Worker:
 
     def _give_held_back(self) -> None:
         """At most once: commits the offsets before the steps that wait, so that a crash does not lose them."""
-        if self.tasks.held:
+        if self.tasks.held and not self.consumer.tainted:  # else a late commit would undo this: `rejoin` comes first
             self.committer.give_back(self.tasks.held.keys())
+
+    def _owing(self) -> dict[TopicPartition, tuple[int, int]]:
+        """At most once: the next and the committed offset of partitions that wait and are not given back yet."""
+        held, cursors = self.tasks.held, self.ledger.cursors
+        return {
+            tp: (at.next, at.committed) for tp, at in cursors.items() if tp.partition in held and at.next < at.committed
+        }
+
+    def _start_at(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
+        """The offsets to start at: the committed ones, but where a step waits that no other worker would run."""
+        back = {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
+        if self._taken is not None and not self._taken.positions().keys().isdisjoint(back):
+            self._taken = None  # it is read again
+        return positions | back
 
     def _run_saved(self) -> None:
         """Runs the intake that was taken, if its offsets are committed or may be, and then its rest."""
@@ -374,20 +394,22 @@ class Worker:
         self._run_rest()
         if self._interrupt is not None:  # the worker ends: the ledger still has what is to be given back
             return
-        self._give_held_back()
+        owed = self._owed or self._owing()
         self._growth.check(partitions)
         positions = self._committed.read(partitions)
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)
         choices = {tp.partition: self._journal.newest(tp.partition) for tp in positions} if self._journal else {}
-        for reason in self.tasks.assign(positions, choices):
+        starts = self._start_at(positions, owed) if owed else positions
+        for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
+        self.ledger.commit(positions)
         if self._waits is not None:
             self._waits.restore()
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
-            self.consumer.assign(positions)
-        self._must_rewind = False
+            self.consumer.assign(starts)
+        self._must_rewind, self._owed = False, {}
 
     def _still_saved(self, positions: Positions) -> Intake | None:
         """The intake that was taken, if its offsets are committed: no other worker would run it."""
@@ -397,7 +419,9 @@ class Worker:
     def _rejoin(self) -> None:
         """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
         logger.warning("%s: a commit of offsets may reach the broker late: joining again", self.processor.id)
+        owed = self._owing()
         self._let_go()
+        self._owed = owed
         self.consumer.rejoin()
 
     # The consumer's callbacks record; only what has to be done before partitions are revoked is done at once.
@@ -430,7 +454,7 @@ class Worker:
 
     def _lose(self) -> None:
         """Acts on a lost membership: only steps that no other worker would run are run."""
-        if self._taken is not None and self._taken.saved:
+        if self._owing() or self._owed or (self._taken is not None and self._taken.saved):
             logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
         self.committer.lost()
         try:
@@ -451,6 +475,7 @@ class Worker:
     def _let_go(self) -> None:
         self._assigned = set()
         self._taken = None
+        self._owed = {}
         self.tasks.clear()
 
 

@@ -148,7 +148,7 @@ class Functions:
             except (LookupError, ConnectionError) as error:
                 done.append(error)
             except (Halt, Stop) as stop:
-                places = {(t, self._world.recreations_of(t), p, o) for each in steps for t, p, o in each.offsets_read}
+                places = self._places(steps)
                 if isinstance(stop, Halt):
                     self._world.bounds.losable[stage.id] |= places
                 else:
@@ -156,7 +156,13 @@ class Functions:
                 raise
         # a step that always fails must not take the others along to the dead letters
         failed = [(v, e) for v, e in zip(values, done, strict=True) if isinstance(e, ConnectionError)]
+        if failed:  # the batch is run again as a whole
+            self._watched_worker(stage).note_not_done(self._places(steps))
         passing = [error for value, error in failed if not value.endswith(FAILS)]
-        if passing and self._world.random.choice((True, False)):
+        if passing and self._world.random.random() < 0.5:
             raise passing[0]
         return done
+
+    def _places(self, steps: list[Step]) -> set[Place]:
+        """The places of all records of a batch."""
+        return {(t, self._world.recreations_of(t), p, o) for each in steps for t, p, o in each.offsets_read}
