@@ -109,6 +109,6 @@ def _bounds(backoff: object) -> tuple[float, float]:
     shortest, longest = float(found[1]) * _UNITS[found[2]], float(found[3]) * _UNITS[found[4]]
     if not 0 < shortest <= longest:
         raise GraphError(
-            f"Retry: backoff {backoff!r} has a shortest wait of 0 or above the longest: give the smaller first"
+            f"Retry: backoff {backoff!r} is not from a wait above 0 to a longer one: give the shorter first"
         )
     return shortest, longest
