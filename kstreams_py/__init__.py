@@ -37,6 +37,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
@@ -63,6 +64,7 @@ __all__ = [
     "RecordRefused",
     "RecordTooLarge",
     "Replaced",
+    "Retry",
     "Running",
     "SchemaError",
     "Serde",

@@ -16,6 +16,7 @@ class Counters:
     dead_letters: int = 0
     commits: int = 0
     aborts: int = 0
+    retries: int = 0
 
     def stepped(self, *, read: int, written: int, failed: int) -> None:
         """Counts steps that were run and are not committed yet.
@@ -35,6 +36,10 @@ class Counters:
     def aborted(self) -> None:
         """Counts an abort; its steps will be run again."""
         self.aborts += 1
+
+    def retried(self) -> None:
+        """Counts a step, or a batch, that failed and is run again."""
+        self.retries += 1
 
     def as_dict(self) -> dict[str, int]:
         """Name to count."""

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from kstreams_py.errors import GraphError
 from kstreams_py.graph.declarations import RESERVED, Classes, Options, Processor, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.retry import Retry
 
 Choice = TypeVar("Choice", Guarantee, Durability)
 
@@ -71,6 +72,12 @@ def list_exceptions(what: str, stop_on: Classes) -> tuple[type[BaseException], .
         if not isinstance(each, type) or not issubclass(each, BaseException):
             raise GraphError(f"{what}: stop_on has {each!r}: give exception classes")
     return classes
+
+
+def check_retry(what: str, retry: object) -> Retry | None:
+    if retry is not None and not isinstance(retry, Retry):
+        raise GraphError(f"{what}: retry is {retry!r}: give Retry(...), or None for no retries")
+    return retry
 
 
 def name_processor(function: Callable[..., Any], options: Options) -> str:

@@ -14,6 +14,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.formats.serdes import Serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.retry import Retry
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -86,6 +87,7 @@ class Processor:
     - `errors`: the name of the topic of its dead letters; None for none.
     - `stop_on`: exception classes that stop the worker instead of making a dead letter.
     - `hash_header`: outputs have the delivery hash as a header.
+    - `retry`: when a step that raised is run again; None for never.
     """
 
     id: str
@@ -101,6 +103,7 @@ class Processor:
     errors: str | None
     stop_on: tuple[type[BaseException], ...]
     hash_header: bool
+    retry: Retry | None = None
 
     @property
     def joins(self) -> bool:
@@ -121,6 +124,7 @@ class OptionsOfAll(TypedDict, total=False):
     errors: End | None
     stop_on: Classes
     hash_header: bool
+    retry: Retry | None
 
 
 class Options(OptionsOfAll, total=False):

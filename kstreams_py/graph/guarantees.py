@@ -14,6 +14,9 @@ guarantee         offsets are committed    lost     duplicated  producer        
 `at_least_once` repeats the steps since the last commit after a crash, after an output that was refused or failed, and
 where partitions are revoked before their outputs are acknowledged.
 
+A step that is run again (retry.py) keeps its guarantee. `at_most_once` commits its offset before each attempt, and
+takes it back while the step waits: the function may be called again, but only after an attempt that wrote nothing.
+
 `Durability` is a separate choice: which failures an acknowledged write survives. Kafka's transactional and idempotent
 producers need acks=all. So `exactly_once` requires `committed`, and `at_most_once` excludes `leader`: without a
 producer id, the client sends a batch again that its broker may have written. With `leader` or `none`, outputs are lost

@@ -19,6 +19,7 @@ from kstreams_py.graph.checks import (
     check_dead_letters,
     check_ends,
     check_graph_name,
+    check_retry,
     check_topic,
     check_topic_name,
     choose,
@@ -42,6 +43,7 @@ from kstreams_py.graph.declarations import (
 )
 from kstreams_py.graph.functions import is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
+from kstreams_py.graph.retry import Retry
 
 OwnKey = TypeVar("OwnKey", default=bytes)
 OwnValue = TypeVar("OwnValue", default=bytes)
@@ -57,6 +59,7 @@ class Graph:
     - `guarantee`, `durability`: see guarantees.py.
     - `stop_on`: exception classes that stop the worker instead of making a dead letter.
     - `hash_header`: outputs have the delivery hash as a header; dead letters always do.
+    - `retry`: when a step that raised is run again; None for never.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Graph:
         durability: Durability | str = Durability.COMMITTED,
         stop_on: Classes = (),
         hash_header: bool = True,
+        retry: Retry | None = None,
     ) -> None:
         self.name = name
         self._topics: dict[str, Topic] = {}
@@ -79,6 +83,7 @@ class Graph:
             errors=None if errors is None else str(errors),
             stop_on=stop_on,
             hash_header=hash_header,
+            retry=check_retry(f"graph {name!r}", retry),
         )
         what = f"graph {name!r}"
         check_graph_name(what, name)
@@ -218,6 +223,7 @@ class Graph:
                 errors=self._resolve_errors(what, chosen["errors"]),
                 stop_on=list_exceptions(what, chosen["stop_on"]),
                 hash_header=chosen["hash_header"],
+                retry=check_retry(what, chosen["retry"]),
             )
             self._add(what, processor)
             return function
@@ -350,6 +356,7 @@ class Graph:
                 "writes": ", ".join(map(str, processor.outputs)),
                 "dead letters": processor.errors or "none",
                 "stops on": ", ".join(each.__name__ for each in processor.stop_on),
+                "retries": processor.retry and str(processor.retry),
                 "journal": self.journal(processor),
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")

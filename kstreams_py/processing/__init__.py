@@ -9,15 +9,17 @@ task             rule     one processor on one partition number, and the records
 tasks            rule     routes records to tasks, and takes the steps that are ready
 hashes           rule     the delivery hash of a step
 outputs          rule     makes records of the results of a step
+retries          rule     which failures are tried again, and how often they were
 runner           rule     calls the function for each step
 pace             rule     how many records to take at once
 states           rule     the states of a session, and its transitions
-attempts         acts     retries: how often, how long after a failure, when the worker gives up
+attempts         acts     attempts at a request: how often, how long after a failure, when the worker gives up
 session          acts     one producer at a time, as the states allow
 committer        acts     what the guarantees share: uncommitted steps, and how an attempt fails
 guarantees       acts     exactly once, at least once, at most once, side by side
 committed        acts     reads the committed offsets of the group
 beginning        acts     where a group begins to read
+waits            acts     partitions that wait before a step is run again
 worker           acts     the loop: from fetch to commit
 topics           acts     creates and checks the topics of a graph
 growth           acts     checks inputs again, and extends journals, when partitions are added

@@ -1,4 +1,4 @@
-"""Retries: how often, how long after a failure, and when the worker gives up."""
+"""Attempts at requests and commits: how often, how long after a failure, and when the worker gives up."""
 
 from __future__ import annotations
 

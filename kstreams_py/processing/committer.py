@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -179,8 +179,11 @@ class Committer(ABC):
         """Commits, in the order of the guarantee."""
 
     @abstractmethod
-    def give_back(self) -> None:
-        """Undoes `prepare` for the steps that were not run because a function stopped the worker."""
+    def give_back(self, partitions: Collection[int] | None = None) -> None:
+        """Undoes `prepare` for steps that were not run: a function stopped the worker, or they wait for an attempt.
+
+        `partitions` are the numbers of those that wait; None for all.
+        """
 
     # After errors and rebalances.
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.records import HASH_HEADER, Headers, Inputs
+from kstreams_py.records import HASH_HEADER, Inputs
 
 Content = dict[str, Any]
 """A dead letter's value before it is encoded, by schemas/dead_letter.avsc."""
+
+ATTEMPTS_HEADER: Final = "ks-attempts"
+"""Header of a dead letter that follows retries: how often the step was tried, in decimal digits."""
 
 _TRACEBACK_LIMIT: Final = 16_000
 _MESSAGE_LIMIT: Final = 4_000
@@ -38,16 +41,18 @@ def _utf8(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A step whose function (or serde) raised: the records read, the delivery hash, the exception."""
+    """A step whose function (or serde) raised: the records read, the delivery hash, the exception, the attempts."""
 
     inputs: Inputs
     delivery_hash: bytes
     error: Exception
+    attempts: int = 1
 
     def __str__(self) -> str:
         read = ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
         error = f"{type(self.error).__name__}: {format_error(self.error)}"
-        return f"{error} (reading {read}, delivery {self.delivery_hash.hex()})"
+        tried = f", {self.attempts} attempts" if self.attempts > 1 else ""
+        return f"{error} (reading {read}, delivery {self.delivery_hash.hex()}{tried})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,14 @@ class DeadLetters:
             ],
             "cut": None,
         }
-        headers: Headers = [
+        headers: list[tuple[str, bytes | None]] = [
             (HASH_HEADER, failure.delivery_hash),
             ("ks-type", b"dead-letter"),
             ("ks-proc", self.processor.encode()),
             ("ks-error", type(error).__name__.encode()),
         ]
+        if failure.attempts > 1:
+            headers.append((ATTEMPTS_HEADER, str(failure.attempts).encode()))
 
         def record(content: Content, key: bytes | None) -> Output:
             value = self.encode(content)

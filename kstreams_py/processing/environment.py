@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Environment:
     - `clock`: returns seconds that only grow.
     - `sleep`: waits for a number of seconds.
     - `outputs_held`: see OUTPUTS_HELD.
+    - `chance`: returns a number between 0 and 1, by which the waits before retries differ.
     """
 
     cluster: Cluster
@@ -33,3 +35,4 @@ class Environment:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     outputs_held: int = OUTPUTS_HELD
+    chance: Callable[[], float] = random.random

@@ -8,7 +8,7 @@ member may have them already.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kstreams_py.errors import (
@@ -84,7 +84,7 @@ class ExactlyOnce(Committer):
         self.session.abort_or_renew(age)
         return True
 
-    def give_back(self) -> None:
+    def give_back(self, partitions: Collection[int] | None = None) -> None:
         """Nothing was committed before the functions ran."""
 
     def _settle(self, run_saved: Callable[[], None]) -> None:
@@ -162,7 +162,7 @@ class AtLeastOnce(_WithoutTransactions):
     def prepare(self, intake: Intake) -> None:
         """Nothing is committed before the functions run."""
 
-    def give_back(self) -> None:
+    def give_back(self, partitions: Collection[int] | None = None) -> None:
         """Nothing was committed before the functions ran."""
 
     def recover(self, error: ClientError) -> bool:
@@ -227,9 +227,10 @@ class AtMostOnce(_WithoutTransactions):
         super().commit()
         self._refused.committed()
 
-    def give_back(self) -> None:
-        if unprocessed := self._ledger.unprocessed:
-            self._save(unprocessed)
+    def give_back(self, partitions: Collection[int] | None = None) -> None:
+        unprocessed = self._ledger.unprocessed
+        if back := {tp: at for tp, at in unprocessed.items() if partitions is None or tp.partition in partitions}:
+            self._save(back)
 
     def recover(self, error: ClientError) -> bool:
         if isinstance(error, Refused):

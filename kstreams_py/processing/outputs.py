@@ -13,7 +13,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import HASH_HEADER, KEEP, Headers, Inputs, Message, Out
 
-OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error"})
+OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
 
 OUTPUTS_MAX: Final = 10_000

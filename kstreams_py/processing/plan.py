@@ -20,12 +20,14 @@ class Intake:
     - `choices`: for each alts task, what it reads from here on; to be saved before the functions run.
     - `prepared`: this is the rest of an intake for which everything is saved.
     - `saved`: the offsets after this intake are committed, or may be: no other worker would run it.
+    - `repeated`: its steps failed before; the partitions have waited, and the tasks hold what follows.
     """
 
     steps: Sequence[Message] | Sequence[Inputs]
     choices: dict[int, Choices] = field(default_factory=dict)
     prepared: bool = False
     saved: bool = False
+    repeated: bool = False
 
     def starts(self) -> Positions:
         """The offsets at which the inputs of the choices stand before this intake."""
@@ -45,6 +47,15 @@ class Intake:
         return {TopicPartition(*tp): offset + 1 for tp, offset in last.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Steps to be run again, together, after a wait: a single one, or a whole batch. `attempts` have failed."""
+
+    steps: Sequence[Any]
+    error: Exception
+    attempts: int
+
+
 @dataclass(slots=True)
 class Plan:
     """What the steps of an intake came to. The ledger has advanced past those that are done.
@@ -55,6 +66,7 @@ class Plan:
     - `interrupt`: what a step raised that stops the worker: write and commit what is done, then raise it.
     - `tried`: the next offsets after the step that raised; empty if it was not tried: it raised Stop, or the function
       was not called.
+    - `again`: what is to be run again after a wait, instead of an interrupt; it is not done.
     - `intake`: what was run.
     - `owners`: the inputs of each output's step, where outputs have no delivery hash and are traced; None once a dead
       letter was made of them.
@@ -66,6 +78,7 @@ class Plan:
     failures: list[Failure] = field(default_factory=list)
     interrupt: Exception | None = None
     tried: Positions = field(default_factory=dict)
+    again: Again | None = None
     intake: Intake = field(default_factory=lambda: Intake([]), repr=False, compare=False)
     owners: list[Inputs | None] = field(default_factory=list)
 
@@ -75,4 +88,21 @@ class Plan:
         self.steps += later.steps
         self.dead_letters += later.dead_letters
         self.failures += later.failures
-        self.interrupt, self.tried = later.interrupt, later.tried
+        self.interrupt, self.tried, self.again = later.interrupt, later.tried, later.again
+
+
+def read_by(step: Any) -> tuple[tuple[str, int, int], ...]:
+    """Topic, partition and offset of each record that a step reads."""
+    inputs: Inputs = step if isinstance(step, tuple) else (step,)
+    return tuple((m.topic(), m.partition(), m.offset()) for m in inputs)
+
+
+def partition_of(step: Any) -> int:
+    """The partition number of a step: each of its records has it."""
+    number: int = (step[0] if isinstance(step, tuple) else step).partition()
+    return number
+
+
+def partitions_of(steps: Sequence[Any]) -> set[int]:
+    """The partition numbers of steps."""
+    return {partition_of(step) for step in steps}

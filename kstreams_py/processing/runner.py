@@ -9,11 +9,13 @@ from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRef
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.retry import Then
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.dead_letters import DeadLetters, Failure
 from kstreams_py.processing.hashes import pack_offset
 from kstreams_py.processing.outputs import Outputs, are_many, decoder, is_same, value_bytes
-from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.plan import Again, Intake, Plan, partitions_of, read_by
+from kstreams_py.processing.retries import Retries
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
 
@@ -48,6 +50,7 @@ class Runner:
         self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
         self._dead_letters = dead_letters
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
+        self.retries = Retries(processor.retry) if processor.retry is not None else None
         self._refused: dict[Read, RecordRefused] = {}
         self._owned = traces_outputs and not processor.hash_header
         """Keeps the step of each output (Plan.owners), as no delivery hash names it."""
@@ -62,19 +65,28 @@ class Runner:
     def run(self, intake: Intake) -> Plan:
         """Calls the function for each step.
 
-        Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks.
+        Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks; so they do where a
+        step is to be run again, whose partition then waits.
         """
         apart = self._refused or self._owned
         plan = self._run_one_by_one(intake.steps) if apart else self._run_together(intake)
         plan.intake = intake
+        if intake.repeated:
+            self._tasks.resume(partitions_of(intake.steps))
         if plan.interrupt is None and plan.steps < len(intake.steps):
-            self._tasks.rest = Intake(intake.steps[plan.steps :], prepared=True, saved=intake.saved)
+            left: Any = intake.steps[plan.steps :]
+            if plan.again is not None:
+                left = self._tasks.hold_back(plan.again.steps, left)
+            if left:
+                self._tasks.rest = Intake(left, prepared=True, saved=intake.saved)
         return plan
 
     def _run_together(self, intake: Intake) -> Plan:
-        plan = Plan()
+        plan = Plan(intake=intake)
         self._run(intake.steps, plan)
         if self._processor.batch:  # done as a whole or not at all
+            if plan.again is not None:
+                return Plan(again=plan.again)
             if plan.interrupt is not None:
                 return Plan(interrupt=plan.interrupt, tried=intake.positions() if plan.tried else {})
             self._ledger.advance(intake.positions())
@@ -85,14 +97,14 @@ class Runner:
         whole, size = Plan(), 0
         for step in steps:
             inputs = step if self._joins else (step,)
-            if (mistake := self._refused.get(_read(inputs))) is None:
+            if (mistake := self._refused.get(read_by(inputs))) is None:
                 plan = self._run_together(Intake([step]))
             else:
                 plan = Plan(steps=1)
                 self._add_dead_letter(inputs, mistake, plan)
                 self._ledger.advance(Intake([step]).positions())
             whole.add(plan)
-            if whole.interrupt is not None:
+            if whole.interrupt is not None or whole.again is not None:
                 break
             whole.owners += [inputs] * len(plan.outputs)
             size += value_bytes(plan.outputs)
@@ -164,9 +176,10 @@ class Runner:
         """All steps in one call: a list of values per input in, one result per step out, exceptions among them.
 
         If the function raises, no step can be told from the others: all of them are dead letters, each with its hash.
+        A retry repeats all of them, whichever failed.
         """
         batch, columns = self._columns(steps, plan)
-        if plan.interrupt is not None:
+        if plan.interrupt is not None or plan.again is not None:
             return
         emit, append, one, tasks = self._outputs.emit, plan.outputs.append, not self._joins, self._tasks.by_partition
         hashed, alts = self._processor.hash_header, self._processor.kind.is_alts
@@ -234,24 +247,41 @@ class Runner:
     # Steps that fail.
 
     def _handle(self, inputs: Inputs, error: Exception, plan: Plan, *, tried: bool = True) -> bool:
-        """Makes a dead letter; False if the exception is one that stops the worker instead.
+        """Makes a dead letter; False if the exception is one that stops the worker instead, or the step is run again.
 
         `tried`: the function was called. A step whose schema could not be read, for example, was not tried.
         """
-        if isinstance(error, self._stops) or (isinstance(error, KStreamsError) and not isinstance(error, DecodeError)):
+        attempts = 1
+        if self._retries_on(error):
+            assert self.retries is not None
+            step: Any = inputs if self._joins else inputs[0]
+            together = plan.intake.steps if self._processor.batch else [step]
+            attempts = self.retries.attempts(together)
+            if not self.retries.is_last(attempts):
+                plan.again = Again(together, error, attempts)
+                return False
+            if self.retries.retry.then is Then.STOP:
+                plan.interrupt, plan.tried = error, {}
+                return False
+        elif isinstance(error, self._stops) or (
+            isinstance(error, KStreamsError) and not isinstance(error, DecodeError)
+        ):
             plan.interrupt = error
             plan.tried = Intake([inputs]).positions() if tried and not isinstance(error, Stop) else {}
             return False
         try:
-            self._add_dead_letter(inputs, error, plan)
+            self._add_dead_letter(inputs, error, plan, attempts)
         except KStreamsError as unavailable:  # the schema registry, at the first dead letter
             plan.interrupt, plan.tried = unavailable, {}
             return False
         return True
 
-    def _add_dead_letter(self, inputs: Inputs, error: Exception, plan: Plan) -> None:
+    def _retries_on(self, error: Exception) -> bool:
+        return self.retries is not None and self.retries.covers(error) and not isinstance(error, self._stops)
+
+    def _add_dead_letter(self, inputs: Inputs, error: Exception, plan: Plan, attempts: int = 1) -> None:
         """Writes the dead letter of a step."""
-        failure = Failure(inputs, self._tasks.delivery_hash(inputs), error)
+        failure = Failure(inputs, self._tasks.delivery_hash(inputs), error, attempts)
         if self._dead_letters is not None:
             plan.outputs.append(self._dead_letters.of(failure))
             plan.dead_letters += 1
@@ -262,13 +292,15 @@ class Runner:
     def refuse(self, intake: Intake, mistake: RecordRefused) -> None:
         """From now on the only step of an intake comes to a dead letter. Raises the mistake if it did so already."""
         step: Any = intake.steps[0]
-        read = _read(step if self._joins else (step,))
+        read = read_by(step)
         if read in self._refused:
             raise mistake
         self._refused[read] = mistake
 
     def committed(self) -> None:
-        """Everything is committed: refused steps before the ledger's offsets will not be run again."""
+        """Everything is committed: steps before the ledger's offsets will not be run again."""
+        if self.retries is not None:
+            self.retries.committed(self._ledger.positions)
         if self._refused:
             at = self._ledger.positions
             self._refused = {
@@ -297,7 +329,3 @@ class Runner:
         steps: Sequence[Any] = plan.intake.steps
         read: Iterable[Inputs] = steps if self._joins else ((m,) for m in steps)
         return next((inputs for inputs in read if self._tasks.delivery_hash(inputs) == digest), None)
-
-
-def _read(inputs: Inputs) -> Read:
-    return tuple((m.topic(), m.partition(), m.offset()) for m in inputs)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.plan import Intake
+from kstreams_py.processing.plan import Intake, partition_of, partitions_of
 from kstreams_py.processing.task import Task
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition
 
@@ -52,6 +52,10 @@ class Tasks:
         self._follows = False
         """A task follows saved choices."""
         self._ready: list[Any] = []
+        self.held: dict[int, list[Any]] = {}
+        """By partition that waits before a step is run again: the steps that were ready behind that step."""
+        self._repeated = deque[Sequence[Any]]()
+        """Steps whose wait is over, to be run again."""
 
     def assign(self, committed: Positions, choices: Mapping[int, Choices]) -> list[str]:
         """Starts at these offsets; alts tasks follow what is left of their choices first.
@@ -86,17 +90,19 @@ class Tasks:
         self.by_partition = {}
         self.rest = None
         self._ready = []
+        self.held = {}
+        self._repeated.clear()
         self._follows = False
 
     def add(self, messages: Sequence[Message]) -> None:
         """Takes records in, each partition's in order."""
-        if not self._joins and not self._follows:
+        if not self._joins and not self._follows and not self.held:
             self._ready = [*self._ready, *messages] if self._ready else list(messages)
             return
         tasks = self.by_partition
         for m in messages:
             task = tasks[m.partition()]
-            if task.defers:
+            if task.defers or m.partition() in self.held:
                 task.queues[m.topic()].append(m)
             else:
                 self._ready.append(m)
@@ -105,7 +111,8 @@ class Tasks:
     def _take_ready(self) -> None:
         tasks = self.by_partition.values()
         for task in tasks:
-            self._ready += task.take_ready()
+            if task.partition not in self.held:
+                self._ready += task.take_ready()
         self._follows = any(task.runs_left for task in tasks)
 
     @property
@@ -116,23 +123,24 @@ class Tasks:
     @property
     def ready(self) -> bool:
         """A step could be taken."""
-        return self.rest is not None or bool(self._ready)
+        return self.rest is not None or bool(self._repeated) or bool(self._ready)
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
         """Partitions of which so many records wait that no more should come in.
 
         None that is waited for is among them: no record of it is here. The more waits in all, the less may of each, so
-        that one idle input leaves enough for the tasks of other partitions.
+        that one idle input leaves enough for the tasks of other partitions. A task that waits takes nothing in.
         """
-        if not self._joins and not self._follows:
+        if not self._joins and not self._follows and not self.held:
             return frozenset()
         limit = BUFFER_BYTES - self._bytes
         return frozenset(
             TopicPartition(topic, task.partition)
             for task in self.by_partition.values()
             for topic, queue in task.queues.items()
-            if queue.records and (len(queue.records) >= BUFFER_LIMIT or queue.bytes >= limit)
+            if (queue.records and (len(queue.records) >= BUFFER_LIMIT or queue.bytes >= limit))
+            or (task.partition in self.held and topic in task.cursors)
         )
 
     @property
@@ -156,7 +164,9 @@ class Tasks:
             return
         for tp, end in ends.items():
             cursor = self.ledger.cursors.get(tp)
-            if cursor is not None and end > cursor.next and not self.by_partition[tp.partition].holds(tp.topic):
+            if cursor is None or end <= cursor.next or tp.partition in self.held:
+                continue
+            if not self.by_partition[tp.partition].holds(tp.topic):
                 cursor.next = end
         if self._follows:
             for task in self.by_partition.values():
@@ -175,19 +185,54 @@ class Tasks:
         return (held or hash_prefix(self._name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
 
     def take(self, limit: int) -> Intake | None:
-        """Up to `limit` steps that are ready, or all the rest of those taken before; None if none is."""
+        """Up to `limit` ready steps, all the rest of those taken before, or all that are run again; None if none is."""
         if (rest := self.rest) is not None:
             self.rest = None
             return rest
+        if self._repeated:
+            again = self._repeated.popleft()
+            return Intake(again, self._choices(again) if self._alts else {}, repeated=True)
         if not self._ready:
             return None
         steps, self._ready = self._ready[:limit], self._ready[limit:]
         return Intake(steps, self._choices(steps) if self._alts else {})
 
+    # Partitions that wait before a step is run again.
+
+    def hold(self, partitions: Collection[int]) -> None:
+        """Lets these partitions wait; what is ready of them waits, too."""
+        for number in partitions:
+            self.held.setdefault(number, []).extend(m for m in self._ready if partition_of(m) == number)
+        self._ready = [step for step in self._ready if partition_of(step) not in self.held]
+
+    def hold_back(self, failed: Sequence[Any], left: Sequence[Any]) -> list[Any]:
+        """Lets the partitions of steps that failed wait, and returns those of `left` that need not.
+
+        `left` has the steps of the intake from the first that failed on.
+        """
+        self.held |= {number: [] for number in partitions_of(failed)}
+        others: list[Any] = []
+        for step in left[len(failed) :]:
+            behind = self.held.get(partition_of(step))
+            (others if behind is None else behind).append(step)
+        self.hold(partitions_of(failed))
+        return others
+
+    def repeat(self, steps: Sequence[Any]) -> None:
+        """Lets steps that failed be taken again, by themselves; what follows them still waits."""
+        self._repeated.append(steps)
+
+    def resume(self, partitions: Collection[int]) -> None:
+        """Ends the wait of these partitions: what was ready comes first, then what has come in since."""
+        behind = [step for number in partitions for step in self.held.pop(number, ())]
+        self._ready = [*behind, *self._ready]
+        self._take_ready()
+
     def _choices(self, steps: Sequence[Message]) -> dict[int, Choices]:
         """Per task in `steps`, all that it is known to read from here on, as chosen now or at an earlier attempt."""
         runs: dict[int, list[tuple[str, int]]] = {m.partition(): [] for m in steps}
-        for m in (*steps, *self._ready):
+        behind = (m for number in runs for m in self.held.get(number, ()))
+        for m in (*steps, *behind, *self._ready):
             if (chosen := runs.get(m.partition())) is not None:
                 if chosen and chosen[-1][0] == m.topic():
                     chosen.pop()

@@ -40,6 +40,7 @@ from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.sizes import batch_bytes, record_bytes
 from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.waits import Waits
 from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class Worker:
         )
         self.pace = Pace(whole_fetches=committer.commits_each_intake or journal is not None)
         self.search = Search()
+        retries = self.runner.retries
+        self._waits = Waits(processor.id, retries, self.tasks, environment, self.counters) if retries else None
         self._committed = CommittedOffsets(self.name, self.instance_id, self.consumer, environment)
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._beginning = Beginning(environment, processor, graph.beginnings, self._inputs)
@@ -133,10 +136,17 @@ class Worker:
         """Taken from the tasks and not run yet; prepared again where the commit of its offsets found no answer."""
         self._last: Intake | None = None
         """The intake that was run last."""
+        self._owed: dict[TopicPartition, tuple[int, int]] = {}
+        """At most once, over a `rejoin`: what `_owing` returned before it."""
         self._interrupt: Exception | None = None
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
         """The exception of a callback, to be raised by the turn."""
+
+    @property
+    def is_retrying(self) -> bool:
+        """A partition waits before a step is run again. Any thread may ask."""
+        return bool(self.tasks.held or self._owed)
 
     def run(self) -> None:
         """Starts, runs turns until `stopping` is set, and commits what is processed by then."""
@@ -198,6 +208,8 @@ class Worker:
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
         """
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
+        while self._owed and self._clock() < deadline:  # between `rejoin` and the assignment nothing can be given back
+            self.run_turn()
         while True:
             try:
                 self._run_saved()
@@ -244,7 +256,9 @@ class Worker:
             self.consumer.pause(self._assigned)
         started = self._clock()
         hurried = self._must_rewind or self.committer.busy or self.tasks.ready
-        records = self.consumer.consume(min(self.pace.fetch, self.tasks.fetch_limit), 0.0 if hurried else IDLE_WAIT)
+        records = self.consumer.consume(
+            min(self.pace.fetch, self.tasks.fetch_limit), 0.0 if hurried else self._patience
+        )
         idle = self._clock() - started >= IDLE_WAIT
         self._follow_group()
         if self._failure is not None:
@@ -259,13 +273,30 @@ class Worker:
             if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin()
                 return
-        while not self._stopping.is_set() and self._take():
-            self._run_taken()
-        if not records and self._interrupt is None:  # the step that raised is not processed
+        self._run_ready()
+        # the step that raised is not processed; a commit that may come late must not be overtaken
+        if not records and self._interrupt is None and not self.consumer.tainted:
             self.tasks.advance(self.consumer.ends)
             if self.committer.busy or idle:
                 self._commit()
         self.consumer.pause(self.tasks.paused)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for a record: until the next attempt at a step, if one waits."""
+        return IDLE_WAIT if self._waits is None else self._waits.seconds(IDLE_WAIT)
+
+    def _run_ready(self) -> None:
+        """Runs the steps that are ready, and those whose wait is over."""
+        if self._waits is not None:
+            if self._owing():
+                self._give_held_back()  # only the next `consume` tells whether this commit may come late
+            else:
+                self._waits.release()
+        while not self._stopping.is_set() and self._take():
+            if self._run_taken():  # what is done before the step that waits is committed first
+                self._commit()
+                self._give_held_back()
 
     def _take(self) -> bool:
         """Takes the next intake, unless one is waiting to be prepared; False if no step is ready."""
@@ -273,8 +304,11 @@ class Worker:
             self._taken = self.tasks.take(min(self.pace.take, self.search.limit))
         return self._taken is not None
 
-    def _run_taken(self) -> None:
-        """Prepares the intake, runs its steps, writes the outputs, and commits when that is due."""
+    def _run_taken(self) -> bool:
+        """Prepares the intake, runs its steps, writes the outputs, and commits when that is due.
+
+        Returns whether a step failed that is run again after a wait.
+        """
         intake = self._taken
         assert intake is not None
         if not intake.prepared:
@@ -285,6 +319,8 @@ class Worker:
         self.pace.ran(max(1, plan.steps), self._clock() - started)
         if plan.steps:
             self._last = intake
+        if plan.again is not None and self._waits is not None:
+            self._waits.begin(plan.again)
         if plan.interrupt is not None and self.committer.must_finish:
             self._stop(plan.interrupt)
         if plan.interrupt is not None and not self.committer.must_finish:
@@ -293,6 +329,26 @@ class Worker:
             self.committer.write(plan)
         if self.committer.due or self.search.searching:
             self._commit()
+        return plan.again is not None
+
+    def _give_held_back(self) -> None:
+        """At most once: commits the offsets before the steps that wait, so that a crash does not lose them."""
+        if self.tasks.held and not self.consumer.tainted:  # else a late commit would undo this: `rejoin` comes first
+            self.committer.give_back(self.tasks.held.keys())
+
+    def _owing(self) -> dict[TopicPartition, tuple[int, int]]:
+        """At most once: the next and the committed offset of partitions that wait and are not given back yet."""
+        held, cursors = self.tasks.held, self.ledger.cursors
+        return {
+            tp: (at.next, at.committed) for tp, at in cursors.items() if tp.partition in held and at.next < at.committed
+        }
+
+    def _start_at(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
+        """The offsets to start at: the committed ones, but where a step waits that no other worker would run."""
+        back = {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
+        if self._taken is not None and not self._taken.positions().keys().isdisjoint(back):
+            self._taken = None  # it is read again
+        return positions | back
 
     def _run_saved(self) -> None:
         """Runs the intake that was taken, if its offsets are committed or may be, and then its rest."""
@@ -338,17 +394,22 @@ class Worker:
         self._run_rest()
         if self._interrupt is not None:  # the worker ends: the ledger still has what is to be given back
             return
+        owed = self._owed or self._owing()
         self._growth.check(partitions)
         positions = self._committed.read(partitions)
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)
         choices = {tp.partition: self._journal.newest(tp.partition) for tp in positions} if self._journal else {}
-        for reason in self.tasks.assign(positions, choices):
+        starts = self._start_at(positions, owed) if owed else positions
+        for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
+        self.ledger.commit(positions)
+        if self._waits is not None:
+            self._waits.restore()
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
-            self.consumer.assign(positions)
-        self._must_rewind = False
+            self.consumer.assign(starts)
+        self._must_rewind, self._owed = False, {}
 
     def _still_saved(self, positions: Positions) -> Intake | None:
         """The intake that was taken, if its offsets are committed: no other worker would run it."""
@@ -358,7 +419,9 @@ class Worker:
     def _rejoin(self) -> None:
         """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
         logger.warning("%s: a commit of offsets may reach the broker late: joining again", self.processor.id)
+        owed = self._owing()
         self._let_go()
+        self._owed = owed
         self.consumer.rejoin()
 
     # The consumer's callbacks record; only what has to be done before partitions are revoked is done at once.
@@ -391,7 +454,7 @@ class Worker:
 
     def _lose(self) -> None:
         """Acts on a lost membership: only steps that no other worker would run are run."""
-        if self._taken is not None and self._taken.saved:
+        if self._owing() or self._owed or (self._taken is not None and self._taken.saved):
             logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
         self.committer.lost()
         try:
@@ -412,6 +475,7 @@ class Worker:
     def _let_go(self) -> None:
         self._assigned = set()
         self._taken = None
+        self._owed = {}
         self.tasks.clear()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from types import TracebackType
 from typing import Any, Final, Self
@@ -107,7 +107,9 @@ class TestDriver:
         """The cluster: has all records as bytes, and `faults` for failures other than a crash."""
         self._graph = graph
         self._registry = registry or MemoryRegistry()
-        self._environment = Environment(self.cluster, self._registry, settings, self._engine_clock, self.clock.advance)
+        self._environment = Environment(
+            self.cluster, self._registry, settings, self.clock, self.clock.advance, chance=lambda: 1.0
+        )
         self._serdes: dict[tuple[str, str], Serde] = {}
         self._down: set[int] = set()
         self._joining: set[int] = set()
@@ -115,7 +117,8 @@ class TestDriver:
         self._stopping: dict[int, Event] = {}
         self._slots = range(slots)
         self._waiting = False
-        self._waited = 0.0
+        self._idled = dict[tuple[int, str], float]()
+        """Seconds that each worker has waited for records, by slot and processor."""
         graph.validate()
         if partitions is not None:
             alike = {name: graph.partitions_like(name, {}) for name in graph.topics}
@@ -184,7 +187,7 @@ class TestDriver:
     # Turns.
 
     def run(self) -> None:
-        """Runs all processes until every record is processed and committed.
+        """Runs all processes until every record is processed and committed, or waits for another attempt (Retry).
 
         Raises an exception that stops a worker: a function's of a class in `stop_on`, or one of errors.py. After Stop,
         the process is down.
@@ -201,8 +204,17 @@ class TestDriver:
         self._turn_all()
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock; time-outs take effect at the next turn."""
+        """Moves the clock; time-outs, and the ends of waits before another attempt, take effect at the next turn.
+
+        After n attempts that failed, a step waits for `2 ** n` times the shortest wait of its Retry, up to the longest:
+        chance makes no wait shorter here.
+        """
         self.clock.advance(seconds)
+
+    @property
+    def retrying(self) -> frozenset[str]:
+        """The ids of the processors of which a step waits for another attempt."""
+        return frozenset(w.processor.id for workers in self._workers.values() for w in workers if w.is_retrying)
 
     # Crashes.
 
@@ -269,13 +281,18 @@ class TestDriver:
             for worker in workers
         ]
 
-    def _on_request(self, name: str, _: object) -> None:
+    def _on_request(self, name: str, client: object) -> None:
         if self._waiting and name == "consume":
             # an idle worker waits; all workers wait at the same time, so the broker's clock does not move
-            self._waited += IDLE_WAIT
+            for slot, workers in self._workers.items():
+                for worker in workers:
+                    if worker.consumer is client and not worker.is_retrying:
+                        self._idled[slot, worker.processor.id] += IDLE_WAIT
 
-    def _engine_clock(self) -> float:
-        return self.clock() + self._waited
+    def _clock_of(self, slot: int, processor: str) -> Callable[[], float]:
+        """The clock of a worker. Where a partition waits for another attempt, only `advance` moves it."""
+        self._idled[slot, processor] = 0.0
+        return lambda: self.clock() + self._idled[slot, processor]
 
     def _check_up(self) -> None:
         if len(self._down) == len(self._slots):
@@ -319,7 +336,13 @@ class TestDriver:
             return
         self._stopping[slot] = stopping = Event()
         self._workers[slot] = [
-            open_worker(self._graph, processor, slot, self._environment, stopping)
+            open_worker(
+                self._graph,
+                processor,
+                slot,
+                replace(self._environment, clock=self._clock_of(slot, processor.id)),
+                stopping,
+            )
             for processor in self._graph.processors
         ]
         for worker in self._workers[slot]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstreams_py.errors import Stop
+from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
-from tests.simulation.plan import FAILS, HALTS, SKIPS, STOPS, Halt, Kind, Stage
+from tests.simulation.plan import ATTEMPTS, FAILS, FAILURES_MAX, HALTS, SKIPS, STOPS, Halt, Kind, Stage
 from tests.simulation.watched_worker import Place, WatchedWorker
 
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ class Functions:
         self.effects: Counter[bytes] = Counter()
         """How often the effect of a sink has happened, by delivery hash."""
         self._stopped: set[tuple[str, tuple[bytes, ...]]] = set()
+        self._failures_left: dict[tuple[str, tuple[bytes, ...]], int] = {}
+        """How many more attempts at a step fail, by processor and values."""
         self._world = world
 
     def graph(self) -> Graph:
         """Builds the graph of the current processors."""
-        graph = Graph("g", guarantee=self._world.plan.guarantee, errors="dead", stop_on=Halt)
+        retry = Retry(attempts=ATTEMPTS, backoff="100ms..1s") if self._world.plan.away else None
+        graph = Graph("g", guarantee=self._world.plan.guarantee, errors="dead", stop_on=Halt, retry=retry)
         for topic in dict.fromkeys(topic for stage in self._world.stages for topic in (*stage.inputs, *stage.outputs)):
             graph.topic(topic)
         for stage in self._world.stages:
@@ -102,6 +106,8 @@ class Functions:
                 raise Halt(values)
             watched.note_not_done(places)
             raise Stop(values)
+        if world.plan.away:
+            self._fail_for_a_while(stage, watched, places, values)
         if mark == FAILS:
             raise LookupError(values)
         if not stage.outputs and mark != SKIPS:
@@ -111,6 +117,17 @@ class Functions:
         if stage.is_refused(values):
             return [(topic, Out(value, key=None) if topic == stage.outputs[0] else value) for topic, value in results]
         return results
+
+    def _fail_for_a_while(
+        self, stage: Stage, watched: WatchedWorker, places: tuple[Place, ...], values: tuple[bytes, ...]
+    ) -> None:
+        """Raises what is tried again: at every attempt for FAILS, at the first few for others."""
+        if (left := self._failures_left.get((stage.id, values))) is None:
+            left = self._world.random.randint(0, FAILURES_MAX)
+        self._failures_left[stage.id, values] = max(0, left - 1)
+        if values[0].endswith(FAILS) or left:
+            watched.note_not_done(places)
+            raise ConnectionError(values)
 
     def _one(self, stage: Stage, step: Step, *values: bytes) -> Any:
         found = self._work(stage, step, *values)
@@ -128,13 +145,24 @@ class Functions:
         for value, step in zip(values, steps, strict=True):
             try:
                 done.append(self._one(stage, step, value))
-            except LookupError as error:
+            except (LookupError, ConnectionError) as error:
                 done.append(error)
             except (Halt, Stop) as stop:
-                places = {(t, self._world.recreations_of(t), p, o) for each in steps for t, p, o in each.offsets_read}
+                places = self._places(steps)
                 if isinstance(stop, Halt):
                     self._world.bounds.losable[stage.id] |= places
                 else:
                     self._watched_worker(stage).note_not_done(places)
                 raise
+        # a step that always fails must not take the others along to the dead letters
+        failed = [(v, e) for v, e in zip(values, done, strict=True) if isinstance(e, ConnectionError)]
+        if failed:  # the batch is run again as a whole
+            self._watched_worker(stage).note_not_done(self._places(steps))
+        passing = [error for value, error in failed if not value.endswith(FAILS)]
+        if passing and self._world.random.random() < 0.5:
+            raise passing[0]
         return done
+
+    def _places(self, steps: list[Step]) -> set[Place]:
+        """The places of all records of a batch."""
+        return {(t, self._world.recreations_of(t), p, o) for each in steps for t, p, o in each.offsets_read}

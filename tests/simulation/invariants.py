@@ -223,7 +223,8 @@ def rechosen(case: Case) -> Violations:
     mine = (called.places for called in world.functions.steps.values() if called.stage.id == stage.id)
     rank = {places: place for place, places in enumerate(mine)}
     for (watched, attempt, partition), calls in world.functions.calls.items():
-        if watched.stage.id == stage.id and any(rank[left] >= rank[right] for left, right in pairwise(calls)):
+        least = 0 if world.plan.away else 1  # a call that failed is followed by another of the same step
+        if watched.stage.id == stage.id and any(rank[right] - rank[left] < least for left, right in pairwise(calls)):
             yield "choices", f"attempt {attempt} on partition {partition}: {calls}"
 
 

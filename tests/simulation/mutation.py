@@ -26,7 +26,8 @@ SEEDS_MAX = 400
 class Mutation:
     """A patch, and the invariants of which one must detect it.
 
-    The runs are random: with the faults in `faults`, or with those in `struck`, each at a request of its name.
+    The runs are random: with the faults in `faults`, or with those in `struck`, each at a request of its name; with
+    `away`, functions fail for a while.
     """
 
     apply: Patch
@@ -35,6 +36,7 @@ class Mutation:
     kinds: Sequence[Kind] = tuple(Kind)
     faults: Sequence[Fault] = tuple(Fault)
     struck: Sequence[tuple[Fault, str]] = ()
+    away: bool = False
 
 
 class Mutations(dict[str, Mutation]):
@@ -55,8 +57,9 @@ def candidates(mutation: Mutation) -> Iterator[Plan]:
     for seed in range(1, SEEDS_MAX + 1):
         kind = mutation.kinds[seed % len(mutation.kinds)]
         if not mutation.struck:
-            yield replace(Plan.random(seed, mutation.faults), kind=kind, guarantee=mutation.guarantee)
-        elif struck := _struck_at(Plan(kind, mutation.guarantee, seed), mutation.struck):
+            drawn = Plan.random(seed, mutation.faults)
+            yield replace(drawn, kind=kind, guarantee=mutation.guarantee, away=mutation.away or drawn.away)
+        elif struck := _struck_at(Plan(kind, mutation.guarantee, seed, away=mutation.away), mutation.struck):
             yield struck
 
 

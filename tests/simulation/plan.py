@@ -23,6 +23,12 @@ FAILS, SKIPS, HALTS, STOPS, REFUSED = b"!", b"~", b"^", b"$", b"%"
 with an exception of `stop_on` (`^`) or with Stop (`$`), or returns outputs without a key (`%`), which the compacted
 topic x refuses."""
 
+ATTEMPTS: Final = 4
+"""Of a step, where functions fail for a while (Plan.away): a dead letter for FAILS, as each attempt fails."""
+
+FAILURES_MAX: Final = 2
+"""Attempts at any other step that fail in a run, where functions fail for a while: fewer than ATTEMPTS."""
+
 GHOST = b"ghost of "
 """The prefix of the values of aborted transactions."""
 
@@ -161,7 +167,9 @@ class Strike:
 class Plan:
     """Everything that a run depends on. `seed` determines inputs, times, fetches and turns; 0 leaves nothing to chance.
 
-    As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition.
+    With `away`, the functions of all processors fail for a while, and their steps are run again (Retry).
+
+    As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition, and 7~ for `away`.
     """
 
     kind: Kind
@@ -169,6 +177,7 @@ class Plan:
     seed: int
     strikes: tuple[Strike, ...] = ()
     records: int = RECORDS
+    away: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -179,7 +188,7 @@ class Plan:
 
     def __str__(self) -> str:
         seed = str(self.seed) if self.records == RECORDS else f"{self.seed}/{self.records}"
-        return ":".join([self.kind, self.guarantee, seed, *map(str, self.strikes)])
+        return ":".join([self.kind, self.guarantee, seed + "~" * self.away, *map(str, self.strikes)])
 
     @property
     def chance(self) -> Random:
@@ -192,9 +201,10 @@ class Plan:
         if text.isdigit():
             return cls.random(int(text))
         kind, guarantee, surroundings, *strikes = text.split(":")
-        seed, _, records = surroundings.partition("/")
+        away = surroundings.endswith("~")
+        seed, _, records = surroundings.removesuffix("~").partition("/")
         struck = tuple(Strike(Fault(strike.split("@")[0]), int(strike.split("@")[1])) for strike in strikes)
-        return cls(Kind(kind), Guarantee(guarantee), int(seed), struck, int(records or RECORDS))
+        return cls(Kind(kind), Guarantee(guarantee), int(seed), struck, int(records or RECORDS), away)
 
     @classmethod
     def random(cls, seed: int, faults: Sequence[Fault] = tuple(Fault)) -> Self:
@@ -202,7 +212,8 @@ class Plan:
         random = Random(f"plan {seed}")
         kind = random.choice(list(Kind))
         strikes = [Strike(random.choice(faults), random.randint(1, 40)) for _ in range(random.randint(0, 4))]
-        return cls(kind, (EO, ALO, EO, AMO)[seed % 4], seed, tuple(strikes))
+        away = Random(f"away {seed}").random() < 0.25
+        return cls(kind, (EO, ALO, EO, AMO)[seed % 4], seed, tuple(strikes), away=away)
 
 
 class Calm(Random):

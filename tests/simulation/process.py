@@ -51,6 +51,7 @@ class Process:
                 world.clock,
                 world.pass_time,
                 outputs_held=world.outputs_held,
+                chance=world.random.random,
             )
             watched.worker = open_worker(
                 world.graph, processors[watched.stage.id], self.slot, environment, self._stopping

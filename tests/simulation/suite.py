@@ -43,23 +43,23 @@ def run_block(first: int, guarantee: Guarantee) -> None:
             run(plan)
 
 
-def crash_everywhere(kind: Kind, guarantee: Guarantee, attempt: int) -> int:
+def crash_everywhere(kind: Kind, guarantee: Guarantee, attempt: int, *, away: bool = False) -> int:
     """Makes every fault (after the first attempt, CRASHES) happen at every point of the nth attempt.
 
-    The earlier attempts die before their commit. Returns the number of runs.
+    The earlier attempts die before their commit. With `away`, functions fail for a while. Returns the number of runs.
     """
     undone = "commit" if guarantee is AMO else "returned"
     records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
     before: tuple[Strike, ...] = ()
     for _ in range(attempt):
-        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records)).strikes.points
+        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records, away)).strikes.points
         if len(before) < attempt - 1:
             before += (Strike(Fault.DIES, points.index(undone) + 1),)
     runs = 0
     for after, point in enumerate(points, 1):
         for fault in Fault if attempt == 1 else sorted(CRASHES):
             if _can_happen(fault, point):
-                world = run(Plan(kind, guarantee, SEED_OF[attempt], (*before, Strike(fault, after)), records))
+                world = run(Plan(kind, guarantee, SEED_OF[attempt], (*before, Strike(fault, after)), records, away))
                 # an alts that is deployed without its third input has other points
                 has_third = kind is Kind.ALTS and fault is Fault.DEPLOYED
                 assert len(world.strikes.fired) == attempt or has_third, world.report()

@@ -1,4 +1,4 @@
-"""The simulation must detect each mutation of the engine (mutations_of_engine.py, mutations_of_findings.py).
+"""The simulation must detect each mutation of the engine (mutations_of_*.py).
 
 The mutation must violate an invariant that it names; an exception of the mutated code does not count. Without the
 mutation, the same run has no violations.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import invariants, mutations_of_engine, mutations_of_findings
+from tests.simulation import invariants, mutations_of_engine, mutations_of_findings, mutations_of_retries
 from tests.simulation.mutation import SEEDS_MAX, find
 from tests.simulation.world import World
 
-MUTATIONS = mutations_of_engine.MUTATIONS | mutations_of_findings.MUTATIONS
+MUTATIONS = mutations_of_engine.MUTATIONS | mutations_of_findings.MUTATIONS | mutations_of_retries.MUTATIONS
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

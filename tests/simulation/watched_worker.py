@@ -84,7 +84,10 @@ class WatchedWorker:
 
     @property
     def busy(self) -> bool:
-        return self.worker is None or self.worker.committer.busy or self.worker.committer.must_repeat_commit
+        worker = self.worker
+        if worker is None or worker.is_retrying:
+            return True
+        return worker.committer.busy or worker.committer.must_repeat_commit
 
     @property
     def _is_member(self) -> bool:
@@ -232,6 +235,7 @@ class WatchedWorker:
             try:
                 commit(positions)
             except ClientError:
+                self._in_doubt |= given_back
                 if self.is_zombie and given_back:  # no other worker runs the steps of a fenced one
                     self._world.bounds.may_lose(self, self.in_flight)
                 raise
@@ -260,7 +264,8 @@ class WatchedWorker:
 
     def _lost(self, callback: Callable[[], None]) -> None:
         """The membership is lost: it stays unknown whether the offsets in doubt were committed."""
-        self._world.bounds.may_lose(self, self._in_doubt)
+        waits = self.worker is not None and self.worker.is_retrying  # with offsets that could not be given back
+        self._world.bounds.may_lose(self, self.in_flight if waits else self._in_doubt)
         self._revoked(callback)
 
     def _saved(self) -> Positions:

@@ -321,7 +321,7 @@ def test_counters_count_records_commits_and_aborts() -> None:
     bench.write()
     bench.recover(Abortable("refused"))
     assert bench.counters.as_dict() == {
-        "records_in": 2, "records_out": 2, "dead_letters": 0, "commits": 1, "aborts": 1,
+        "records_in": 2, "records_out": 2, "dead_letters": 0, "commits": 1, "aborts": 1, "retries": 0,
     }  # fmt: skip
 
 

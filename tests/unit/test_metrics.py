@@ -21,7 +21,10 @@ def test_counters_count_outputs_and_dead_letters_apart() -> None:
     counters.committed()
     counters.committed()
     counters.aborted()
-    assert counters.as_dict() == {"records_in": 8, "records_out": 2, "dead_letters": 2, "commits": 2, "aborts": 1}
+    counters.retried()
+    assert counters.as_dict() == {
+        "records_in": 8, "records_out": 2, "dead_letters": 2, "commits": 2, "aborts": 1, "retries": 1,
+    }  # fmt: skip
 
 
 def test_lag_is_the_sum_of_the_records_between_positions_and_ends() -> None:

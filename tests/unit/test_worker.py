@@ -1404,7 +1404,7 @@ def test_counters_of_a_worker_count_records_dead_letters_and_commits() -> None:
     worker = plant.worker()
     plant.run(worker)
     assert worker.counters.as_dict() == {
-        "records_in": 5, "records_out": 3, "dead_letters": 1, "commits": 1, "aborts": 0,
+        "records_in": 5, "records_out": 3, "dead_letters": 1, "commits": 1, "aborts": 0, "retries": 0,
     }  # fmt: skip
 
 

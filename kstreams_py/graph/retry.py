@@ -1,0 +1,114 @@
+"""Retry: which exceptions repeat a step, how often, how long apart, and what follows the last attempt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from kstreams_py.errors import GraphError, Stop
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
+_BACKOFF: Final = re.compile(rf"{_DURATION}\.\.{_DURATION}")
+
+_DOUBLINGS_MAX: Final = 60
+"""A power of two beyond any longest wait; much larger ones are no floats."""
+
+
+class Then(StrEnum):
+    """What follows the last attempt."""
+
+    DEAD_LETTER = "dead_letter"
+    STOP = "stop"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Repeats a step whose function (or serde) raised, while the partition of its records waits.
+
+    - `on`: exception classes, one or several. `stop_on` goes before them, and Stop is never repeated.
+    - `attempts`: calls of the function in all, the first one included; 2 or more.
+    - `backoff`: the shortest and the longest wait between two attempts, as "200ms..30s", in ms, s, m or h. A wait is
+      twice as long as the one before, by chance up to half of that shorter.
+    - `then`: what follows the last attempt. "dead_letter" goes on with the next record; "stop" stops the worker with
+      the exception, and its next start reads the record again; "pause" tries again after every longest wait, with a
+      warning, until an attempt succeeds or the worker is stopped.
+
+    Raises GraphError if an argument is not usable.
+    """
+
+    on: type[Exception] | Iterable[type[Exception]] = (ConnectionError, TimeoutError)
+    attempts: int = 8
+    backoff: str = "200ms..30s"
+    then: Then | str = Then.DEAD_LETTER
+    classes: tuple[type[Exception], ...] = field(init=False, repr=False)
+    """The classes of `on`."""
+    shortest: float = field(init=False, repr=False)
+    """The shortest wait, in seconds."""
+    longest: float = field(init=False, repr=False)
+    """The longest wait, in seconds."""
+
+    def __post_init__(self) -> None:
+        shortest, longest = _bounds(self.backoff)
+        for name, value in (
+            ("classes", _classes(self.on)),
+            ("attempts", _checked_attempts(self.attempts)),
+            ("then", _checked_then(self.then)),
+            ("shortest", shortest),
+            ("longest", longest),
+        ):
+            object.__setattr__(self, name, value)
+
+    def wait(self, failures: int, chance: float) -> float:
+        """Seconds until the next attempt, after `failures` attempts (1 or more); `chance` is between 0 and 1."""
+        most = min(self.longest, self.shortest * 2.0 ** min(failures, _DOUBLINGS_MAX))
+        least = max(self.shortest, most / 2)
+        return least + (most - least) * chance
+
+    def __str__(self) -> str:
+        names = ", ".join(each.__name__ for each in self.classes)
+        return f"on {names}, {self.attempts} attempts, {self.backoff} apart, then {self.then}"
+
+
+def _classes(on: object) -> tuple[type[Exception], ...]:
+    classes = tuple(on) if isinstance(on, Iterable) else (on,)
+    for each in classes:
+        if not isinstance(each, type) or not issubclass(each, Exception):
+            raise GraphError(f"Retry: on has {each!r}: give subclasses of Exception")
+        if issubclass(each, Stop):
+            raise GraphError("Retry: on has Stop, by which a function stops its worker on purpose: leave it out")
+    if not classes:
+        raise GraphError("Retry: on has no class: name one, or leave retry= out")
+    return classes
+
+
+def _checked_attempts(attempts: object) -> int:
+    if not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 2:
+        raise GraphError(f"Retry: attempts is {attempts!r}: give 2 or more, as the first call is one of them")
+    return attempts
+
+
+def _checked_then(then: str) -> Then:
+    try:
+        return Then(then)
+    except ValueError:
+        raise GraphError(f"Retry: then {then!r} is not known: choose {', '.join(Then)}") from None
+
+
+def _bounds(backoff: object) -> tuple[float, float]:
+    found = _BACKOFF.fullmatch(backoff) if isinstance(backoff, str) else None
+    if found is None:
+        raise GraphError(
+            f"Retry: backoff {backoff!r} is not a shortest and a longest wait: write them as '200ms..30s', "
+            "in ms, s, m or h"
+        )
+    shortest, longest = float(found[1]) * _UNITS[found[2]], float(found[3]) * _UNITS[found[4]]
+    if not 0 < shortest <= longest:
+        raise GraphError(
+            f"Retry: backoff {backoff!r} is not from a wait above 0 to a longer one: give the shorter first"
+        )
+    return shortest, longest

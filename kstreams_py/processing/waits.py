@@ -1,0 +1,124 @@
+"""Partitions that wait before a step is run again; the other partitions of the worker go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kstreams_py.graph.retry import Then
+from kstreams_py.metrics import Counters
+from kstreams_py.processing.dead_letters import format_error
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.plan import Again, partitions_of
+from kstreams_py.processing.retries import Retries
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.records import Positions
+
+logger = logging.getLogger(__name__)
+
+WARNED_SECONDS: Final = 30.0
+"""Seconds between two warnings about the same partition; attempts between them are logged as information."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Steps that are run again, together.
+
+    - `steps`: none if the worker has rewound since: they are read again.
+    - `until`: clock time of the next attempt.
+    - `positions`: the next offsets of their tasks; what is before them is committed.
+    """
+
+    steps: Sequence[Any]
+    partitions: frozenset[int]
+    until: float
+    positions: Positions
+
+
+class Waits:
+    """The waits of one worker. A partition is in one of them at most."""
+
+    def __init__(
+        self, processor: str, retries: Retries, tasks: Tasks, environment: Environment, counters: Counters
+    ) -> None:
+        """`processor` is its id, for the log."""
+        self._processor = processor
+        self._retries = retries
+        self._tasks = tasks
+        self._clock = environment.clock
+        self._chance = environment.chance
+        self._counters = counters
+        self._waits: list[Wait] = []
+        self._warned: dict[int, float] = {}
+        """By partition, when it was last warned of."""
+
+    def begin(self, again: Again) -> None:
+        """Lets the partitions of steps that failed wait; the tasks hold them already."""
+        self._counters.retried()
+        self._retries.failed(again.steps, again.attempts)
+        seconds = self._retries.retry.wait(again.attempts, self._chance())
+        partitions = frozenset(partitions_of(again.steps))
+        at = {tp: next_ for tp, next_ in self._tasks.ledger.positions.items() if tp.partition in partitions}
+        self._waits = [wait for wait in self._waits if not wait.partitions & partitions]
+        self._waits.append(Wait(again.steps, partitions, self._clock() + seconds, at))
+        self._log(again, partitions, seconds)
+
+    def seconds(self, limit: float) -> float:
+        """Seconds until the first wait ends, `limit` at most."""
+        if not self._waits:
+            return limit
+        now, held = self._clock(), self._tasks.held.keys()
+        return min([limit, *(max(0.0, wait.until - now) for wait in self._waits if wait.partitions <= held)])
+
+    def release(self) -> None:
+        """Ends the waits whose time has come: their steps can be taken again."""
+        if not self._waits:
+            return
+        # a wait of partitions that were revoked is kept until `restore`: they may come back
+        now, held = self._clock(), self._tasks.held.keys()
+        due = [wait for wait in self._waits if wait.until <= now and wait.partitions <= held]
+        self._waits = [wait for wait in self._waits if wait not in due]
+        for wait in due:
+            if wait.steps:
+                self._tasks.repeat(wait.steps)
+            else:
+                self._tasks.resume(wait.partitions)
+
+    def restore(self) -> None:
+        """Goes on with the waits after a rewind, as far as the tasks are held here and stand where they did."""
+        positions, kept = self._tasks.ledger.positions, []
+        for wait in self._waits:
+            same = {
+                number
+                for number in wait.partitions
+                if (mine := {tp: at for tp, at in wait.positions.items() if tp.partition == number})
+                and all(positions.get(tp) == at for tp, at in mine.items())
+            }
+            if same:
+                kept.append(Wait((), frozenset(same), wait.until, wait.positions))
+                self._tasks.hold(same)
+        self._waits = kept
+
+    def _log(self, again: Again, partitions: frozenset[int], seconds: float) -> None:
+        now, retry = self._clock(), self._retries.retry
+        names = ", ".join(map(str, sorted(partitions)))
+        error = f"{type(again.error).__name__}: {format_error(again.error)}"
+        first = again.attempts == 1
+        warns = first or any(now - self._warned.get(number, -WARNED_SECONDS) >= WARNED_SECONDS for number in partitions)
+        level = logging.WARNING if warns else logging.INFO
+        if warns:
+            self._warned |= dict.fromkeys(partitions, now)
+        if retry.then is Then.PAUSE and again.attempts >= retry.attempts:
+            logger.log(
+                level,
+                "%s: partition %s is paused after %d attempts: %s; the next is in %.1f s",
+                self._processor, names, again.attempts, error, seconds,
+            )  # fmt: skip
+        else:
+            logger.log(
+                level,
+                "%s: partition %s waits: %s; attempt %d of %d is in %.1f s",
+                self._processor, names, error, again.attempts + 1, retry.attempts, seconds,
+            )  # fmt: skip

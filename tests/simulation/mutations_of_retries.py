@@ -1,0 +1,95 @@
+"""Mutations of retries: of what keeps a step that is run again in its place, once, and not lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kstreams_py.processing.guarantees import AtMostOnce
+from kstreams_py.processing.plan import Intake
+from kstreams_py.processing.retries import Retries
+from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.waits import Waits
+from kstreams_py.processing.worker import Worker
+from tests.simulation.mutation import Mutations
+from tests.simulation.plan import ALO, AMO, Fault, Kind
+
+MUTATIONS = Mutations()
+
+
+def _pass_the_waiting_step(patch: pytest.MonkeyPatch) -> None:
+    """As if the step that waits were done."""
+    hold_back = Tasks.hold_back
+
+    def hold_and_pass(self: Tasks, failed: Sequence[Any], left: Sequence[Any]) -> list[Any]:
+        self.ledger.advance(Intake(failed).positions())
+        return hold_back(self, failed, left)
+
+    patch.setattr(Tasks, "hold_back", hold_and_pass)
+
+
+@MUTATIONS.add("torn transaction", "lost", away=True)
+def commit_past_the_waiting_step(patch: pytest.MonkeyPatch) -> None:
+    _pass_the_waiting_step(patch)
+
+
+@MUTATIONS.add("position too early", "lost", guarantee=ALO, away=True)
+def commit_past_the_waiting_step_at_least_once(patch: pytest.MonkeyPatch) -> None:
+    _pass_the_waiting_step(patch)
+
+
+@MUTATIONS.add("order broken", "torn transaction", away=True, kinds=[Kind.MAP, Kind.JOIN], faults=[Fault.SLOW])
+def steps_behind_the_waiting_one_are_run(patch: pytest.MonkeyPatch) -> None:
+    """The step that failed is run again after those that were taken with it."""
+    patch.setattr(Tasks, "hold_back", lambda self, failed, left: list(left[len(failed) :]))
+
+    patch.setattr(Waits, "begin", lambda self, again: self._tasks.repeat(again.steps))
+
+
+@MUTATIONS.add("torn transaction", "lost", away=True)
+def markers_behind_the_waiting_step_are_passed(patch: pytest.MonkeyPatch) -> None:
+    advance = Tasks.advance
+
+    def advance_all(self: Tasks, ends: Any) -> None:
+        held, self.held = self.held, {}
+        advance(self, ends)
+        self.held = held
+
+    patch.setattr(Tasks, "advance", advance_all)
+
+
+@MUTATIONS.add("lost", guarantee=AMO, away=True)
+def at_most_once_gives_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AtMostOnce, "give_back", lambda self, partitions=None: None)
+
+
+@MUTATIONS.add("lost", guarantee=AMO, away=True, struck=[(Fault.DOUBLED, "commit")])
+def at_most_once_gives_back_though_a_commit_may_come_late(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: Worker) -> None:
+        if self.tasks.held:
+            self.committer.give_back(self.tasks.held.keys())
+
+    patch.setattr(Worker, "_give_held_back", give_back)
+
+
+@MUTATIONS.add("hash", away=True)
+def each_attempt_has_its_own_hash(patch: pytest.MonkeyPatch) -> None:
+    run, attempts = Runner.run, iter(range(10**9))
+
+    def run_with_another_prefix(self: Runner, intake: Intake) -> Any:
+        if intake.repeated:
+            for task in self._tasks.by_partition.values():
+                number = next(attempts).to_bytes(8, "big")
+                task.prefixes = {topic: (number + prefix)[:8] for topic, prefix in task.prefixes.items()}
+        return run(self, intake)
+
+    patch.setattr(Runner, "run", run_with_another_prefix)
+
+
+@MUTATIONS.add("foreign", "lost", "torn transaction", "duplicate", away=True)
+def dead_letter_at_the_first_attempt(patch: pytest.MonkeyPatch) -> None:
+    """As before there were retries: a service that is away makes dead letters."""
+    patch.setattr(Retries, "is_last", lambda self, attempts: True)

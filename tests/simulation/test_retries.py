@@ -1,0 +1,37 @@
+"""Retries in the simulation: functions fail for a while, with any fault; each guarantee holds as without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.processing.plan import Again
+from kstreams_py.processing.waits import Waits
+from tests.simulation.plan import Kind, Plan
+from tests.simulation.suite import crash_everywhere, run
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+@pytest.mark.parametrize("kind", Kind)
+def test_fault_at_every_point_while_functions_fail_keeps_the_guarantee(kind: Kind, guarantee: Guarantee) -> None:
+    assert crash_everywhere(kind, guarantee, 1, away=True) > 50
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_random_faults_while_functions_fail_keep_the_guarantee(
+    guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    begin = Waits.begin
+
+    def count(self: Waits, again: Again) -> None:
+        begun.append(again.attempts)
+        begin(self, again)
+
+    monkeypatch.setattr(Waits, "begin", count)
+    for seed in range(1, 201):
+        run(replace(Plan.random(seed), guarantee=guarantee, away=True))
+    assert {1, 2, 3} <= set(begun)  # the last attempt of four is no wait
+    assert len(begun) > 1_000
