@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
 
+import pytest
+from typer.testing import CliRunner
+
+from kstreams_py.cli import run
+from kstreams_py.cli.main import app
 from kstreams_py.errors import SettingsError
 from kstreams_py.running.slot_number import slot_number
 
@@ -49,3 +54,24 @@ def test_text_that_is_no_slot_is_refused(text: str) -> None:
     with pytest.raises(SettingsError) as caught:
         slot_number(text, {"KSTREAMS_SLOT": "1"}, "shop-3")
     assert str(caught.value) == f"--slot {text!r} is no slot: write a number from 0, or auto"
+
+
+@pytest.mark.parametrize(
+    ("option", "variables", "slot"),
+    [("auto", {"HOSTNAME": "shop-5"}, 5), ("auto", {"HOSTNAME": "shop-5", "KSTREAMS_SLOT": "0"}, 0), ("2", {}, 2)],
+)
+def test_command_runs_that_slot(
+    option: str, variables: Mapping[str, str], slot: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(run, "load", lambda target: target)
+    monkeypatch.setattr(run, "SlotRun", lambda graph, number, *_, **__: started.append(number))
+    monkeypatch.setattr(run, "run_in_foreground", lambda _: None)
+    done = CliRunner().invoke(app, ["run", "shop.py", "--slot", option], env=variables, catch_exceptions=False)
+    assert (done.exit_code, started) == (0, [slot])
+
+
+def test_command_without_a_number_to_be_found_ends_as_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KSTREAMS_SLOT", raising=False)
+    with pytest.raises(SettingsError, match=r"^--slot auto found no number: KSTREAMS_SLOT is not set, and the host na"):
+        CliRunner().invoke(app, ["run", "shop.py", "--slot", "auto"], env={"HOSTNAME": "shop"}, catch_exceptions=False)
