@@ -76,6 +76,9 @@ class Running:
 
     def rss(self) -> int:
         """Resident memory in bytes; 0 if the process has ended."""
+        if not Path("/proc/self").exists():  # macOS
+            ps = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
+            return 1024 * int(subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip() or 0)
         try:
             pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
         except OSError:

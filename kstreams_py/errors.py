@@ -36,7 +36,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 
 class KStreamsError(Exception):
@@ -181,3 +182,51 @@ class DecodeError(KStreamsError):
 
 class Stop(Exception):
     """Raised by a user's function: commit the steps before, then stop the worker without an error."""
+
+
+RESTART_SECONDS: Final = 5
+"""Seconds that a supervisor waits before it starts the command again."""
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """What an exit status of `kstreams run` asks of the supervisor that started it.
+
+    - `status`: None stands for a signal (SIGKILL by the kernel for want of memory) and for any other status.
+    - `meaning`: what has happened.
+    - `restart`: whether another start can help without anybody's help.
+    - `asks`: what to do before, or instead.
+    """
+
+    status: int | None
+    meaning: str
+    restart: bool
+    asks: str
+
+
+EXIT_STATUSES: Final = (
+    ExitStatus(0, "stopped by a signal, or by Stop", False, "nothing: what was processed is committed"),
+    ExitStatus(
+        1,
+        "a function failed, stood still or did not drain",
+        True,
+        f"restart after {RESTART_SECONDS} s; the log has the reason",
+    ),
+    ExitStatus(2, "a mistake", False, "correct what the message names, then start again"),
+    ExitStatus(
+        3, "an external system does not answer", True, f"restart after {RESTART_SECONDS} s, for as long as it is away"
+    ),
+    ExitStatus(4, "another worker holds the slot", False, "leave the slot to it: restarted, the two end each other"),
+    ExitStatus(5, "input or committed offsets were deleted", False, "decide what is lost, reset, then start again"),
+    ExitStatus(
+        130,
+        "ended at once by a second signal, or before it began",
+        False,
+        "nothing: the next start does again what was open",
+    ),
+    ExitStatus(None, "a signal, or any other status", True, f"restart after {RESTART_SECONDS} s"),
+)
+"""The exit statuses of `kstreams run`: its --help, README, the units and manifests that it prints come from here."""
+
+NOT_RESTARTED: Final = tuple(each.status for each in EXIT_STATUSES if each.status and not each.restart)
+"""Statuses of failures that another start cannot remedy; systemd's RestartPreventExitStatus."""

@@ -73,6 +73,15 @@ BANNED_FUNCTIONS = {"said", "told", "made", "gone", "given", "done", "fate"}
 
 BANNED_NAMES = {"util", "utils", "common", "helper", "helpers", "base", "core", "manager", "misc"}
 
+LINUX_ONLY = re.compile(
+    r"/proc\b|/sys/|/dev/shm|pidfd|prctl|F_SETPIPE_SZ|\bepoll|sched_(?:get|set)|sigtimedwait|sigwaitinfo|signalfd|eventfd|"
+    r"timerfd|memfd|inotify|\bsplice\(|posix_fallocate|posix_fadvise|\bpipe2\b|\bwaitid\b|fdatasync|ru_maxrss|SO_REUSEPORT|TCP_USER"
+)
+"""Names that macOS lacks, or gives another meaning."""
+
+HAS_ALTERNATIVE = {"embedded/process_table.py"}
+"""Modules that do without them where they are missing, each with a test that takes them away."""
+
 MODULE_LINES = 650
 FUNCTION_LINES = 60
 PARAMETERS = 7
@@ -156,6 +165,12 @@ def test_modules_import_only_what_their_mark_allows(path: Path) -> None:
     mark = marks().get(path_of(path), "rule")
     forbidden = {"rule": CLIENTS | OUTSIDE | IMPURE, "acts": CLIENTS, "adapter": set[str]()}[mark]
     assert {n.split(".")[0] for n in imports(path)} & forbidden == set()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=path_of)
+def test_modules_use_nothing_that_linux_alone_has(path: Path) -> None:
+    if path_of(path) not in HAS_ALTERNATIVE:
+        assert LINUX_ONLY.findall(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=path_of)

@@ -5,6 +5,7 @@ In reading order:
 main          adapter  the command with all its groups, the log on stderr, errors as one message and an exit status
 options       adapter  arguments and options that several commands share
 run           adapter  kstreams run
+deploy        adapter  kstreams k8s, systemd
 topics        adapter  kstreams topics create, check
 slots         adapter  kstreams slots list, release
 dead_letters  adapter  kstreams dead-letters list, show, replay

@@ -12,9 +12,19 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from kstreams_py.cli import broker, dead_letters, demo, graph, jars, run, slots, spark, topics
-from kstreams_py.errors import KStreamsError, SettingsError
+from kstreams_py.cli import broker, dead_letters, demo, deploy, graph, jars, run, slots, spark, topics
+from kstreams_py.errors import EXIT_STATUSES, KStreamsError, SettingsError
 from kstreams_py.running import pipe
+
+
+def _exit_statuses() -> str:
+    """A paragraph for each exit status, for --help."""
+    rows = (
+        f"{'Other' if each.status is None else each.status}: {each.meaning}. {each.asks[0].upper()}{each.asks[1:]}."
+        for each in EXIT_STATUSES
+    )
+    return "\n\n".join(("Exit statuses:", *rows))
+
 
 app = typer.Typer(
     help="Exactly-once stream processing on Kafka in plain Python functions.",
@@ -22,8 +32,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(run.run)
+app.command(epilog=_exit_statuses())(run.run)
 app.command(hidden=True)(run.standby)
+app.command()(deploy.k8s)
+app.command()(deploy.systemd)
 app.command()(graph.graph)
 app.command()(jars.jars)
 app.command()(spark.spark_options)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from kstreams_py.running.slot_number import slot_number
 
 Target = Annotated[
     str,
@@ -14,4 +18,14 @@ Target = Annotated[
 Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", "-b", help="host:port,... of the cluster")]
 Config = Annotated[
     Path | None, typer.Option("--config", help="a TOML file of settings, with librdkafka's under [kafka]")
+]
+Slot = Annotated[
+    int | None,
+    typer.Option(
+        "--slot",
+        parser=lambda text: slot_number(text, os.environ, socket.gethostname()),
+        metavar="NUMBER|auto",
+        help="run this one slot in this process, under your own supervisor; auto takes the number from KSTREAMS_SLOT, "
+        "or from the name of a StatefulSet's pod",
+    ),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import Bootstrap, Config, Slot, Target
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, run_in_foreground
@@ -17,9 +17,7 @@ def run(
     target: Target,
     workers: Annotated[int, typer.Option(help="worker processes, slots 0 to N-1", min=1)] = 1,
     slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
-    slot: Annotated[
-        int | None, typer.Option(help="run this one slot in this process, under your own supervisor", min=0)
-    ] = None,
+    slot: Slot = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
     create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,

@@ -6,6 +6,7 @@ java           adapter  finds a Java and its version
 jars           adapter  resolves the broker's and Spark's jars once into the user's cache
 class_archive  adapter  the archive of a broker's classes, which a JVM maps
 post_mortem    adapter  finds out why a broker ended
+process_table  adapter  tells of other processes, on Linux and on macOS
 nodes          adapter  the nodes of a data directory: ports, files, Kafka's settings
 broker         adapter  Apache Kafka of one or more nodes on the loopback, which ends with its owner
 detached       adapter  the user's one detached cluster, which outlives the command that started it

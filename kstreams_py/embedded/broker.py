@@ -23,6 +23,7 @@ from kstreams_py.embedded import class_archive, jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import HOST, Node, open_data_dir, write_settings
 from kstreams_py.embedded.post_mortem import check_space, error_in, full_disks, mark_start, why_ended
+from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.errors import BrokerUnavailable, SettingsError
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class EmbeddedKafka:
         """Stops all threads of one broker (SIGSTOP): its connections stay open, and it does not answer."""
         process = self._running[broker]
         process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # threads stop some time after the call
+        await_stopped(process.pid)
 
     def resume(self, broker: int) -> None:
         """Continue a paused broker (SIGCONT)."""

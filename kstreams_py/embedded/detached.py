@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import platformdirs
 from kstreams_py.embedded.broker import STOP_SECONDS, EmbeddedKafka
 from kstreams_py.embedded.nodes import HOST, write_whole
 from kstreams_py.embedded.post_mortem import full_disks
+from kstreams_py.embedded.process_table import command_line
 from kstreams_py.errors import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -122,16 +122,7 @@ def _read_state() -> dict[str, Any] | None:
 
 def _alive(state: dict[str, Any]) -> list[int]:
     """Process ids of brokers that run. Command lines are compared: the system may have reused a process id."""
-    return [pid for pid in state["pids"] if f"{state['data_dir']}/broker-" in _command_line(pid)]
-
-
-def _command_line(pid: int) -> str:
-    if not Path("/proc/self").exists():
-        ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
-        return subprocess.run(ps, capture_output=True, text=True, check=False).stdout
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    return ""
+    return [pid for pid in state["pids"] if f"{state['data_dir']}/broker-" in command_line(pid)]
 
 
 def _refuse_another(running: Status, brokers: int, data_dir: Path | None, port: int | None) -> None:

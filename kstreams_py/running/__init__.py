@@ -2,6 +2,9 @@
 
 In reading order:
 
+slot_number  rule     the slot number of `--slot`, taken from the place where the process runs
+kubernetes   rule     a StatefulSet with a pod for each slot, as YAML
+systemd      rule     a unit of systemd
 reports      rule     the reports of a worker on its processors, and their sums over slots
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
 progress     adapter  a live table in a terminal, plain lines elsewhere

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import select
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from kstreams_py.errors import KStreamsError
@@ -41,22 +41,22 @@ def report_error(error: KStreamsError) -> bool:
     if fd is None:
         return False
     try:
-        return _write_line(int(fd), {"error": f"{type(error).__name__}: {error}"})
+        return _write_line(int(fd), {"error": f"{type(error).__name__}: {error}"}, b"\n")  # ends a report that was cut
     except OSError:
         return False
 
 
-def _write_line(fd: int, fields: Mapping[str, object]) -> bool:
-    """Writes a line without waiting; False if it does not fit. Up to PIPE_BUF bytes go whole or not at all (POSIX)."""
-    line = json.dumps(fields).encode() + b"\n"
-    if len(line) > select.PIPE_BUF:
-        return False
+def _write_line(fd: int, fields: Mapping[str, object], before: bytes = b"") -> bool:
+    """Writes a line without waiting; False if the pipe does not take the whole of it.
+
+    A line longer than PIPE_BUF (4,096 bytes on Linux, 512 on macOS) may be cut in a pipe that is almost full.
+    """
+    line = before + json.dumps(fields).encode() + b"\n"
     os.set_blocking(fd, False)
     try:
-        os.write(fd, line)
+        return os.write(fd, line) == len(line)
     except BlockingIOError:
         return False
-    return True
 
 
 class PipeReader:
@@ -68,5 +68,9 @@ class PipeReader:
     def feed(self, data: bytes) -> list[Report | str]:
         """Returns the reports that are complete now; a str is the error that ends the worker."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = (json.loads(line) for line in lines)
-        return [fields["error"] if "error" in fields else Report(**fields) for fields in found]
+        found = []
+        for line in lines:
+            with suppress(ValueError):  # it was cut: the pipe was full
+                fields = json.loads(line)
+                found.append(fields["error"] if "error" in fields else Report(**fields))
+        return found

@@ -7,13 +7,13 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
-from kstreams_py.errors import Replaced, WorkersFailed
+from kstreams_py.errors import NOT_RESTARTED, Replaced, WorkersFailed
 from kstreams_py.running.pipe import PipeReader
 from kstreams_py.running.reports import Report
 from kstreams_py.running.watch import Stillness, Watch
 
-FINAL: Final = frozenset({2, 5})
-"""Exit statuses (errors.py) that a restart cannot remedy: the supervisor stops all slots."""
+FINAL: Final = frozenset(NOT_RESTARTED) - {Replaced.exit_status}
+"""Exit statuses that a restart cannot remedy in any slot: the supervisor stops all of them."""
 
 RESTARTS_MAX: Final = 8
 """Restarts of a slot in a row without a healthy worker, after which the supervisor stops all slots."""

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from kstreams_py import Settings
 from kstreams_py.errors import BrokerUnavailable
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.kafka.administration import GroupAdmin
-from tests.system.command import command, kstreams
+from tests.system.command import RunningCommand, command, kstreams
 from tests.system.harness import Cluster, WorkerProcess, running, wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -191,6 +191,20 @@ def test_run_with_leave_releases_its_partitions_at_the_end_and_without_leave_kee
         staying.send(signal.SIGTERM)
         assert staying.wait() == 0
         deployment.await_listed((0, 0, 1), (1, 2, 3))
+
+
+def test_slot_auto_runs_the_slot_of_the_pod_or_of_the_variable(deployment: Deployment) -> None:
+    def run(**variables: str) -> AbstractContextManager[RunningCommand]:
+        environment = {**deployment.environment, "HOSTNAME": "shop-1", **variables}
+        directory = deployment.directory / variables.get("KSTREAMS_SLOT", "pod")
+        directory.mkdir()
+        return command(directory, "run", deployment.target, "--slot", "auto", environment=environment)
+
+    with run() as pod, run(KSTREAMS_SLOT="3") as named:
+        deployment.await_listed((1, 0, 1), (3, 2, 3))
+        for each in (pod, named):
+            each.send(signal.SIGTERM)
+        assert [pod.wait(), named.wait()] == [0, 0]
 
 
 def test_release_of_a_killed_workers_slot_moves_its_partitions_and_unknown_slots_are_refused(

@@ -1,19 +1,23 @@
-"""A wheel built from the tree: its content, and the demo run from it in an empty environment."""
+"""The wheel and the source distribution: their content, their metadata, and what runs from them elsewhere."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
+from email.message import Message
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("LICENSE", "README.md", "constraints.txt", "kstreams_py", "pyproject.toml", "schemas")
 KILLS = 2
 
 LIMIT = 280.0
@@ -37,17 +41,20 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
+def list_files() -> list[Path]:
+    """The files of this tree that git tracks, or would if they were added; those that remain."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in listed.split("\0") if name and os.path.lexists(ROOT / name)]
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree's sources, so that builds neither use nor leave files in the tree."""
     copy = tmp_path_factory.mktemp("tree")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(
-                ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
-            )
-        else:
-            shutil.copy2(ROOT / name, copy / name)
+    for path in list_files():
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, copy / path, follow_symlinks=False)
     return copy
 
 
@@ -70,6 +77,54 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
     assert held == expected
     assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", "kstreams_py/demo/report.html"} <= held
     assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_py.cli.main:main"]
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    """What a package index shows of the wheel; the payload is the description."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def test_metadata_names_the_licence_the_authors_and_the_repository(metadata: Message, wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert metadata.get_all("Project-URL") == [f"{name}, {url}" for name, url in project["urls"].items()]
+    assert (metadata["Author"], metadata["License-Expression"]) == ("The kstreams_py authors", "Apache-2.0")
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_description_is_the_readme_with_links_that_work_outside_of_the_repository(metadata: Message) -> None:
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+    description = metadata.get_payload()
+    assert isinstance(description, str)
+    targets = re.findall(r"\]\(([^)]*)\)", description)
+    local = [target for target in targets if target.startswith(f"{source}/")]
+    assert [t for t in targets if not t.startswith("https://")] == []
+    named = [target.partition("/main/")[2].partition("#")[0] for target in local]
+    assert len(named) > 3
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    plain = re.compile(rf"\]\((?:{re.escape(source)}/(?:blob|raw)/main/)?")
+    assert plain.sub("](", description).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+
+
+def test_twine_finds_no_fault(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", *wheel.parent.iterdir(), cwd=tmp_path)
+
+
+def test_source_distribution_holds_every_file_and_its_tests_run(wheel: Path, tmp_path: Path) -> None:
+    """Here those tests that read files of the tree; all unit tests are run from it by scripts/test-pythons."""
+    (archive,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    files = {path.as_posix() for path in list_files() if path != Path("kstreams_py/schemas")}
+    assert files - {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*")} == set()
+    tests = ("tests/unit/test_docs.py", "tests/unit/test_exit_statuses.py", "tests/unit/test_deploy.py")
+    assert " passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=unpacked)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from tests.unit import (
 
 # The fixtures of those tests.
 member, take_warnings = test_kafka_consumer.member, test_watch.take_warnings
-no_backoff, full_pipe = test_supervisor.no_backoff, test_pipe.full_pipe
+no_backoff, pipe = test_supervisor.no_backoff, test_pipe.pipe
 
 FAILURE = (AssertionError, pytest.fail.Exception)
 
@@ -87,7 +87,7 @@ def test_finding_11_stuck_function_without_a_warning_is_detected(
 
 
 def test_finding_11_report_that_blocks_on_its_supervisor_is_detected(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
 
@@ -98,7 +98,7 @@ def test_finding_11_report_that_blocks_on_its_supervisor_is_detected(
     monkeypatch.setattr(os, "set_blocking", lambda *_: None)
     monkeypatch.setattr(os, "write", write_unless_it_blocks)
     with pytest.raises(FAILURE, match="it blocks"):
-        request.getfixturevalue("full_pipe")
+        test_pipe.fill(500)
 
 
 def test_finding_13_replaced_slot_that_ends_the_others_is_detected(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kstreams_py.errors import TopicError
-from kstreams_py.running.pipe import REPORT_FD, report_error, report_writer
+from kstreams_py.running.pipe import REPORT_FD, PipeReader, report_error, report_writer
 from kstreams_py.running.reports import Report
 
 
@@ -23,7 +22,7 @@ def test_report_error_writes_to_the_supervisor_and_is_false_without_one(
     reading, writing = os.pipe()
     monkeypatch.setenv(REPORT_FD, str(writing))
     assert report_error(TopicError("no\nsuch topic"))
-    assert os.read(reading, 10_000) == b'{"error": "TopicError: no\\nsuch topic"}\n'
+    assert os.read(reading, 10_000) == b'\n{"error": "TopicError: no\\nsuch topic"}\n'
     os.close(reading)
     assert not report_error(TopicError("no\nsuch topic"))
     os.close(writing)
@@ -45,53 +44,85 @@ def test_report_writer_writes_to_the_supervisor_until_it_has_ended(monkeypatch: 
     os.close(writing)
 
 
-SMALLEST = 4_096
-"""Bytes that a pipe holds at least, on Linux."""
-
-
 @pytest.fixture
-def full_pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
-    """The ends of a small pipe to a supervisor, filled with reports that are not read."""
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The ends of a pipe to a supervisor, which is stopped."""
     reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, SMALLEST)
+    os.set_blocking(reading, False)
     monkeypatch.setenv(REPORT_FD, str(writing))
-    write = report_writer()
-    assert write is not None
-    for commits in range(SMALLEST // 50):
-        write([Report("p", 0, {"commits": commits}, 3), Report("q", 0, {"commits": commits}, 3)])
     yield reading, writing
     os.close(reading)
     os.close(writing)
 
 
-def test_full_pipe_takes_no_more_reports_and_never_a_part_of_one(full_pipe: tuple[int, int]) -> None:
-    reading, _ = full_pipe
-    data = os.read(reading, 2 * SMALLEST)
-    assert data.endswith(b"\n")
-    reports = [Report(**json.loads(line)) for line in data.splitlines()]
-    assert 10 < len(reports) < 100
-    assert reports == [Report("pq"[i % 2], 0, {"commits": i // 2}, 3) for i in range(len(reports))]
+def make_report(number: int, length: int) -> Report:
+    """A report whose line has so many bytes."""
+    report = Report("p", 0, {"commits": number}, 3)
+    return Report("p" * (1 + length - len(line_of(report))), 0, report.counters, 3)
+
+
+def line_of(report: Report) -> bytes:
+    return json.dumps(report.as_dict()).encode() + b"\n"
+
+
+LARGEST = 1 << 18
+"""More bytes than a new pipe holds, on Linux (65,536) or macOS."""
+
+
+def fill(length: int) -> list[Report]:
+    """Writes more reports than the pipe takes, each of so many bytes; returns all of them."""
     write = report_writer()
     assert write is not None
-    write(reports[:1])
-    assert [Report(**json.loads(line)) for line in os.read(reading, SMALLEST).splitlines()] == reports[:1], (
-        "written once the pipe was read"
-    )
+    written = [make_report(10_000 + number, length) for number in range(LARGEST // length)]
+    write(written)
+    return written
 
 
-def test_error_that_a_full_pipe_does_not_take_is_left_to_the_worker(full_pipe: tuple[int, int]) -> None:
-    reading, _ = full_pipe
-    error = TopicError("no such topic: " + "a" * 249)
+def read_all(pipe: tuple[int, int]) -> bytes:
+    """All that the pipe holds."""
+    data = b""
+    while select.select([pipe[0]], [], [], 0)[0]:
+        data += os.read(pipe[0], 1 << 20)
+    return data
+
+
+def test_full_pipe_takes_no_more_reports_and_never_a_part_of_one(pipe: tuple[int, int]) -> None:
+    written = fill(500)
+    data = read_all(pipe)
+    assert data.endswith(b"\n")
+    reports = PipeReader().feed(data)
+    assert 10 < len(reports) < len(written)
+    assert reports == written[: len(reports)]
+    write = report_writer()
+    assert write is not None
+    write(written[:1])
+    assert PipeReader().feed(read_all(pipe)) == written[:1], "written once the pipe was read"
+
+
+def test_report_that_is_cut_by_a_full_pipe_is_left_out_and_an_error_after_it_arrives(pipe: tuple[int, int]) -> None:
+    """With 512 bytes, PIPE_BUF of macOS, each report is such a one."""
+    written = fill(3 * select.PIPE_BUF - 100)
+    error = TopicError("no such topic")
     assert not report_error(error)
-    assert b"error" not in os.read(reading, 2 * SMALLEST)
+    first = os.read(pipe[0], 2 * select.PIPE_BUF)
+    rest = read_all(pipe)
+    assert not (first + rest).endswith(b"\n"), "the last report is cut"
     assert report_error(error)
+    reader = PipeReader()
+    reports = [*reader.feed(first), *reader.feed(rest)]
+    assert reports == written[: len(reports)]
+    assert 2 < len(reports) < len(written)
+    assert reader.feed(read_all(pipe)) == ["TopicError: no such topic"]
+    write = report_writer()
+    assert write is not None
+    write(written[:1])
+    assert reader.feed(read_all(pipe)) == written[:1]
 
 
-def test_error_that_is_too_long_for_one_atomic_write_is_left_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    monkeypatch.setenv(REPORT_FD, str(writing))
-    most = select.PIPE_BUF - len('{"error": "TopicError: "}\n')
-    assert [report_error(TopicError("a" * length)) for length in (most, most + 1)] == [True, False]
-    assert len(os.read(reading, 100_000)) == select.PIPE_BUF
-    os.close(reading)
-    os.close(writing)
+def test_error_of_any_length_is_reported_unless_the_pipe_is_full(pipe: tuple[int, int]) -> None:
+    error = TopicError("a" * 2 * select.PIPE_BUF)
+    assert report_error(error)
+    assert PipeReader().feed(read_all(pipe)) == [f"TopicError: {error}"]
+    fill(500)
+    assert not report_error(error)
+    assert [each for each in PipeReader().feed(read_all(pipe)) if isinstance(each, str)] == []

@@ -1,0 +1,154 @@
+"""`kstreams k8s` and `kstreams systemd`: what runs a graph elsewhere, printed for this graph and its settings."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.run import parse_slots
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph.loading import load
+from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
+from kstreams_py.running.systemd import unit
+from kstreams_py.settings import Settings, mask, redact_url
+
+GRACE_SECONDS: Final = 10
+"""Seconds after drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
+
+_LOCAL: Final = ("127.", "localhost:", "[::1]:", "::1:")
+
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="an environment variable of the workers; any number of times"),
+]
+CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create missing topics first")]
+
+
+def k8s(
+    target: Target,
+    image: Annotated[
+        str, typer.Option(help="an image with the graph, whose entry point is kstreams; docker/Dockerfile makes one")
+    ],
+    replicas: Annotated[int, typer.Option(help="pods, one for each slot", min=1, max=1000)] = 1,
+    name: Annotated[str | None, typer.Option(help="of the objects; by default the graph's, with - for . and _")] = None,
+    namespace: Annotated[str | None, typer.Option(help="by default that of kubectl")] = None,
+    cpu: Annotated[str | None, typer.Option(help="requested for a pod, such as 500m")] = None,
+    memory: Annotated[str | None, typer.Option(help="requested for a pod, and its limit, such as 512Mi")] = None,
+    env: Env = None,
+    secret: Annotated[
+        str | None, typer.Option(help="a Secret whose keys are environment variables, such as KSTREAMS_KAFKA__...")
+    ] = None,
+    http_port: Annotated[int, typer.Option(help="of /livez, /readyz and /metrics", min=1, max=65535)] = 8080,
+    create_topics: CreateTopics = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print a StatefulSet with a pod for each slot, a headless Service and a PodDisruptionBudget, as YAML.
+
+    The graph is loaded here, and has the same place in the image. The settings that differ from their defaults become
+    environment variables. Kubernetes restarts a pod whatever its
+    exit status: after 2 and 5 correct what its log names; 4 means that a worker elsewhere has its slot.
+    """
+    graph = load(target)
+    graph.validate()
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    variables = _variables(settings, env or [], "put it into a Secret, and name that with --secret", hidden=secret)
+    servers = variables.get("KSTREAMS_BOOTSTRAP_SERVERS", settings.bootstrap_servers)
+    if servers.startswith(_LOCAL) and secret is None:
+        raise SettingsError(f"no pod reaches the brokers at {servers}: pass --bootstrap-servers")
+    arguments = ["run", target, "--slot", "auto", *(["--create-topics"] if create_topics else [])]
+    wanted = Deployment(
+        name=name or kubernetes_name(graph.name),
+        namespace=namespace,
+        image=image,
+        arguments=arguments,
+        replicas=replicas,
+        environment={**variables, "KSTREAMS_HTTP": f"0.0.0.0:{http_port}"},
+        port=http_port,
+        grace_seconds=_grace_seconds(settings),
+        secret=secret,
+        cpu=cpu,
+        memory=memory,
+    )
+    print(manifest(wanted), end="")
+
+
+def systemd(
+    target: Target,
+    workers: Annotated[int | None, typer.Option(help="worker processes, slots 0 to N-1", min=1)] = None,
+    slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
+    directory: Annotated[Path | None, typer.Option(help="where the graph starts; by default here")] = None,
+    user: Annotated[str | None, typer.Option(help="who runs it; by default you")] = None,
+    env: Env = None,
+    environment_file: Annotated[
+        Path | None, typer.Option(help="a file with more variables, NAME=VALUE each, such as passwords")
+    ] = None,
+    create_topics: CreateTopics = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print a unit of systemd that runs the graph's slots on this machine, with this Python.
+
+    The settings that differ from their defaults become environment variables.
+    """
+    graph = load(target)
+    graph.validate()
+    if workers is not None and slots is not None:
+        raise SettingsError("--workers and --slots both name the slots: pass one of them")
+    which = ["--workers", str(workers or 1)] if slots is None else ["--slots", slots]
+    if slots is not None:
+        parse_slots(slots)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    remedy = "put it into a file that only its user reads, and name that with --environment-file"
+    command = [sys.executable, "-m", "kstreams_py", "run", target, *which]
+    text = unit(
+        graph.name,
+        [*command, "--create-topics"] if create_topics else command,
+        directory=str((directory or Path()).absolute()),
+        user=user or getpass.getuser(),
+        environment=_variables(settings, env or [], remedy, hidden=environment_file),
+        environment_file=None if environment_file is None else str(environment_file.absolute()),
+        grace_seconds=_grace_seconds(settings),
+    )
+    print(text, end="")
+
+
+def _grace_seconds(settings: Settings) -> int:
+    return math.ceil(settings.drain_timeout_ms / 1000) + GRACE_SECONDS
+
+
+def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden: object) -> Mapping[str, str]:
+    """The variables to print: settings that differ from their defaults, and `--env`.
+
+    - `hidden`: where secrets are instead; None if nowhere.
+
+    Raises SettingsError for a setting that is secret and has no such place, and for an `--env` without a name.
+    """
+    usual = {
+        f"KSTREAMS_{name.upper()}"
+        for name, field in type(settings).model_fields.items()
+        if getattr(settings, name) == field.default
+    }
+    found = {name: value for name, value in settings.as_environment().items() if name not in usual}
+    masked = [name for name, value in mask(settings.kafka).items() if value == "***"]
+    secret = {f"KSTREAMS_KAFKA__{name.upper().replace('.', '_')}" for name in masked}
+    if settings.schema_registry_url and redact_url(settings.schema_registry_url) != settings.schema_registry_url:
+        secret.add("KSTREAMS_SCHEMA_REGISTRY_URL")
+    for name in sorted(secret):
+        if hidden is None:
+            raise SettingsError(f"{name} is a secret, and is not printed: {remedy}")
+        del found[name]
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise SettingsError(f"--env {each!r} is no variable: write NAME=VALUE")
+        found[name] = value
+    return found

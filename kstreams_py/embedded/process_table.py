@@ -1,0 +1,35 @@
+"""What the system tells of another process: in /proc, or by `ps` where that is missing (macOS)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+
+
+def command_line(pid: int) -> str:
+    """The command line of a process, its arguments apart by a space or a NUL; "" if there is no such process."""
+    if not Path(PROC, "self").exists():
+        return _ps("command=", pid)
+    with suppress(OSError):
+        return Path(PROC, str(pid), "cmdline").read_text(errors="replace")
+    return ""
+
+
+def await_stopped(pid: int) -> None:
+    """Returns once a child that was sent SIGSTOP is stopped, or has ended: its threads stop after the call."""
+    if Path(PROC, "self").exists():
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return
+    while _ps("state=", pid)[:1] not in ("T", "Z", ""):  # macOS has waitid only from Python 3.13 on
+        time.sleep(0.01)
+
+
+def _ps(field: str, pid: int) -> str:
+    ps = ["ps", "-ww", "-o", field, "-p", str(pid)]
+    return subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,184 @@
+"""A StatefulSet with a pod for each slot, its headless Service and its PodDisruptionBudget, as YAML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kstreams_py.errors import SettingsError
+
+_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
+"""A label of RFC 1035. The label `controller-revision-hash` adds 11 characters to it, and may have 63."""
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+_SECRET: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+_QUANTITY: Final = re.compile(r"(\d+(\.\d+)?|\.\d+)(m|k|M|G|T|Ki|Mi|Gi|Ti)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What the StatefulSet of a graph is made of.
+
+    - `name`: of the StatefulSet, the Service and the budget; see `kubernetes_name`.
+    - `namespace`, `secret`, `cpu`, `memory`: None leaves them out. `secret` is a Secret of environment variables.
+    - `image`: its entry point is `kstreams`.
+    - `arguments`: those of the entry point.
+    - `replicas`: the number of slots, from 0.
+    - `environment`: variables of the worker, as they are: `$` has no meaning in them.
+    - `port`: where the worker answers `/livez` and `/readyz`.
+    - `grace_seconds`: from SIGTERM to SIGKILL.
+
+    Raises SettingsError, which names the option whose value Kubernetes would refuse.
+    """
+
+    name: str
+    image: str
+    arguments: Sequence[str]
+    replicas: int
+    environment: Mapping[str, str]
+    port: int
+    grace_seconds: int
+    namespace: str | None = None
+    secret: str | None = None
+    cpu: str | None = None
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, value, pattern, remedy in (
+            ("--name", self.name, _NAME, "use up to 52 of a-z, 0-9 and -, a letter first and no - at the end"),
+            ("--namespace", self.namespace, _NAMESPACE, "use up to 63 of a-z, 0-9 and -, no - at either end"),
+            ("--secret", self.secret, _SECRET, "use a-z, 0-9, - and ., a letter or digit at both ends"),
+            ("--cpu", self.cpu, _QUANTITY, "write a quantity such as 500m or 2"),
+            ("--memory", self.memory, _QUANTITY, "write a quantity such as 512Mi or 2Gi"),
+        ):
+            if value is not None and not pattern.fullmatch(value):
+                raise SettingsError(f"{option} {value!r} is refused by Kubernetes: {remedy}")
+
+
+def kubernetes_name(graph: str) -> str:
+    """The name in Kubernetes of a graph: in lower case, with - for dots and underscores.
+
+    Raises SettingsError if no such name can be made from it.
+    """
+    name = re.sub(r"[._-]+", "-", graph.lower()).strip("-")
+    if not _NAME.fullmatch(name):
+        raise SettingsError(
+            f"the graph's name {graph!r} gives no name in Kubernetes: pass one with --name, up to 52 of a-z, 0-9 "
+            "and -, a letter first"
+        )
+    return name
+
+
+_TEMPLATE: Final = """\
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}{namespace}
+  labels: {labels}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true  # metrics are read from pods that are not ready as well
+  selector: {labels}
+  ports:
+    - name: http
+      port: {port}
+      targetPort: http
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {name}{namespace}
+  labels: {labels}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {labels}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: {name}{namespace}
+  labels: {labels}
+spec:
+  serviceName: {name}
+  replicas: {replicas}
+  podManagementPolicy: Parallel  # slots do not wait for one another
+  selector:
+    matchLabels: {labels}
+  template:
+    metadata:
+      labels: {labels}
+    spec:
+      enableServiceLinks: false  # a Service named kstreams-... would set variables KSTREAMS_...
+      terminationGracePeriodSeconds: {grace_seconds}  # longer than drain_timeout_ms
+      containers:
+        - name: worker
+          image: {image}
+          args: {arguments}
+          env:
+{environment}{secret}{resources}
+          ports:
+            - name: http
+              containerPort: {port}
+          startupProbe:
+            httpGet: {{path: /livez, port: http}}
+            periodSeconds: 2
+            failureThreshold: 60
+          livenessProbe:
+            httpGet: {{path: /livez, port: http}}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 3
+          readinessProbe:
+            httpGet: {{path: /readyz, port: http}}
+            periodSeconds: 5
+            timeoutSeconds: 5
+          securityContext:
+            allowPrivilegeEscalation: false
+            capabilities: {{drop: [ALL]}}
+"""
+
+
+def manifest(wanted: Deployment) -> str:
+    """The YAML of the three objects, for `kubectl apply`."""
+    resources = ""
+    if wanted.cpu or wanted.memory:
+        requests = [
+            f"{name}: {_quoted(each)}" for name, each in (("cpu", wanted.cpu), ("memory", wanted.memory)) if each
+        ]
+        resources = f"\n          resources:\n            requests: {{{', '.join(requests)}}}"
+        if wanted.memory:
+            resources += f"\n            limits: {{memory: {_quoted(wanted.memory)}}}"
+    return _TEMPLATE.format(
+        name=_quoted(wanted.name),
+        namespace=f"\n  namespace: {_quoted(wanted.namespace)}" if wanted.namespace else "",
+        labels=f"{{app.kubernetes.io/name: {_quoted(wanted.name)}, app.kubernetes.io/part-of: kstreams}}",
+        port=wanted.port,
+        replicas=wanted.replicas,
+        grace_seconds=wanted.grace_seconds,
+        image=_quoted(wanted.image),
+        arguments=f"[{', '.join(map(_literal, wanted.arguments))}]",
+        environment="\n".join(
+            f"            - name: {_quoted(name)}\n              value: {_literal(value)}"
+            for name, value in wanted.environment.items()
+        ),
+        secret=f"\n          envFrom:\n            - secretRef: {{name: {_quoted(wanted.secret)}}}"
+        if wanted.secret
+        else "",
+        resources=resources,
+    )
+
+
+def _quoted(text: str) -> str:
+    """A string of YAML, which takes those of JSON; `true`, `1` and `null` stay strings."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _literal(text: str) -> str:
+    """A string in which Kubernetes replaces nothing: it reads `$$` as `$`, and `$(NAME)` as a variable."""
+    return _quoted(text.replace("$", "$$"))

@@ -1,0 +1,47 @@
+"""The slot number of `--slot`: a number, or the one that the place where the process runs has for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from kstreams_py.errors import SettingsError
+
+AUTO: Final = "auto"
+
+SLOT: Final = "KSTREAMS_SLOT"
+"""The environment variable with the slot number of `--slot auto`."""
+
+_NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
+
+_POD: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?-(?P<ordinal>0|[1-9]\d{0,3})", re.ASCII)
+"""The pod name of a StatefulSet, `name-3`. A Deployment's ends with five characters, which may all be digits."""
+
+
+def slot_number(text: str, environment: Mapping[str, str], host: str) -> int:
+    """The slot that `--slot` names.
+
+    - `text`: a number, or `auto`: the number in KSTREAMS_SLOT, or else the ordinal of the pod, `name-3` for slot 3.
+    - `environment`: the environment variables of the process; HOSTNAME is preferred to `host`.
+    - `host`: the name of this host; in a pod, the pod's.
+
+    Raises SettingsError if neither gives a number.
+    """
+    if text != AUTO:
+        if not _NUMBER.fullmatch(text):
+            raise SettingsError(f"--slot {text!r} is no slot: write a number from 0, or {AUTO}")
+        return int(text)
+    named = environment.get(SLOT)
+    if named is not None:
+        if not _NUMBER.fullmatch(named):
+            raise SettingsError(f"{SLOT}={named!r} is no slot: set a number from 0")
+        return int(named)
+    name = environment.get("HOSTNAME") or host
+    pod = _POD.fullmatch(name.partition(".")[0])
+    if pod is None:
+        raise SettingsError(
+            f"--slot {AUTO} found no number: {SLOT} is not set, and the host name {name!r} is not that of a "
+            f"StatefulSet's pod, such as shop-3: set {SLOT}, or write --slot with a number"
+        )
+    return int(pod["ordinal"])

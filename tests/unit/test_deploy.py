@@ -1,0 +1,378 @@
+"""`kstreams k8s` and `kstreams systemd`: what they print for a graph and its settings, and what they refuse."""
+# ruff: noqa: ISC004
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from kstreams_py.cli import deploy
+from kstreams_py.errors import NOT_RESTARTED, GraphError, SettingsError
+from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
+
+VERSIONS = ("1.30.0", kubernetes_validate.latest_version())
+
+GRAPH = """
+import kstreams_py as ks
+
+graph = ks.Graph({name!r})
+graph.map(graph.topic("orders"), to=graph.topic("priced"), id="price")(lambda value: value)
+"""
+
+MANIFEST = """\
+apiVersion: v1
+kind: Service
+metadata:
+  name: "my-shop"
+  namespace: "sales"
+  labels: {app.kubernetes.io/name: "my-shop", app.kubernetes.io/part-of: kstreams}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true  # metrics are read from pods that are not ready as well
+  selector: {app.kubernetes.io/name: "my-shop", app.kubernetes.io/part-of: kstreams}
+  ports:
+    - name: http
+      port: 9000
+      targetPort: http
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: "my-shop"
+  namespace: "sales"
+  labels: {app.kubernetes.io/name: "my-shop", app.kubernetes.io/part-of: kstreams}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {app.kubernetes.io/name: "my-shop", app.kubernetes.io/part-of: kstreams}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: "my-shop"
+  namespace: "sales"
+  labels: {app.kubernetes.io/name: "my-shop", app.kubernetes.io/part-of: kstreams}
+spec:
+  serviceName: "my-shop"
+  replicas: 4
+  podManagementPolicy: Parallel  # slots do not wait for one another
+  selector:
+    matchLabels: {app.kubernetes.io/name: "my-shop", app.kubernetes.io/part-of: kstreams}
+  template:
+    metadata:
+      labels: {app.kubernetes.io/name: "my-shop", app.kubernetes.io/part-of: kstreams}
+    spec:
+      enableServiceLinks: false  # a Service named kstreams-... would set variables KSTREAMS_...
+      terminationGracePeriodSeconds: 41  # longer than drain_timeout_ms
+      containers:
+        - name: worker
+          image: "images/shop:1"
+          args: ["run", "shop.py", "--slot", "auto", "--create-topics"]
+          env:
+            - name: "KSTREAMS_BOOTSTRAP_SERVERS"
+              value: "kafka:9092"
+            - name: "KSTREAMS_DRAIN_TIMEOUT_MS"
+              value: "30500"
+            - name: "KSTREAMS_KAFKA__SECURITY_PROTOCOL"
+              value: "SASL_SSL"
+            - name: "PRICE"
+              value: "5 $$ \\"net\\", $$(VAT)=é"
+            - name: "KSTREAMS_HTTP"
+              value: "0.0.0.0:9000"
+          envFrom:
+            - secretRef: {name: "shop.passwords"}
+          resources:
+            requests: {cpu: "500m", memory: "512Mi"}
+            limits: {memory: "512Mi"}
+          ports:
+            - name: http
+              containerPort: 9000
+          startupProbe:
+            httpGet: {path: /livez, port: http}
+            periodSeconds: 2
+            failureThreshold: 60
+          livenessProbe:
+            httpGet: {path: /livez, port: http}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 3
+          readinessProbe:
+            httpGet: {path: /readyz, port: http}
+            periodSeconds: 5
+            timeoutSeconds: 5
+          securityContext:
+            allowPrivilegeEscalation: false
+            capabilities: {drop: [ALL]}
+"""
+
+UNIT = """\
+[Unit]
+Description=kstreams: my.Shop
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User=shop
+WorkingDirectory={directory}
+Environment=KSTREAMS_BOOTSTRAP_SERVERS=kafka:9092
+Environment=KSTREAMS_DRAIN_TIMEOUT_MS=30500
+Environment=KSTREAMS_KAFKA__SECURITY_PROTOCOL=SASL_SSL
+Environment="PRICE=5 $ \\"net\\", 20%%"
+EnvironmentFile=/etc/shop.env
+ExecStart={python} -m kstreams_py run shop.py --workers 4 --create-topics
+Restart=on-failure
+RestartSec=5s
+RestartPreventExitStatus=2 4 5 130
+KillMode=mixed
+TimeoutStopSec=41s
+OOMPolicy=continue
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+SETTINGS = """
+bootstrap_servers = "kafka:9092"
+drain_timeout_ms = 30500
+[kafka]
+security.protocol = "SASL_SSL"
+sasl.password = "hunter2"
+"""
+
+Print = Callable[..., str]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with the graph `my.Shop` in shop.py and its settings in shop.toml."""
+    monkeypatch.chdir(tmp_path)
+    Path("shop.py").write_text(GRAPH.format(name="my.Shop"))
+    Path("shop.toml").write_text(SETTINGS)
+    return tmp_path
+
+
+@pytest.fixture
+def printed(place: Path, capsys: pytest.CaptureFixture[str]) -> Print:
+    """Runs a command on shop.py and returns what it prints."""
+
+    def run(command: Callable[..., None], **options: Any) -> str:
+        command("shop.py", **options)
+        return capsys.readouterr().out
+
+    return run
+
+
+def validate(text: str) -> list[dict[str, Any]]:
+    """The objects of a manifest, each valid by the schemas of the oldest and of the newest Kubernetes."""
+    found = list(yaml.safe_load_all(text))
+    for each in found:
+        for version in VERSIONS:
+            kubernetes_validate.validate(each, version, strict=True)
+    return found
+
+
+# Kubernetes.
+
+
+def test_manifest_has_a_pod_for_each_slot_with_the_settings_of_the_graph(printed: Print) -> None:
+    text = printed(
+        deploy.k8s,
+        image="images/shop:1",
+        replicas=4,
+        namespace="sales",
+        cpu="500m",
+        memory="512Mi",
+        env=['PRICE=5 $ "net", $(VAT)=é'],
+        secret="shop.passwords",
+        http_port=9000,
+        create_topics=True,
+        config=Path("shop.toml"),
+    )
+    assert text == MANIFEST
+    assert [each["kind"] for each in validate(text)] == ["Service", "PodDisruptionBudget", "StatefulSet"]
+
+
+def test_manifest_without_options_leaves_them_out(printed: Print) -> None:
+    _, _, pods = validate(printed(deploy.k8s, image="shop", bootstrap_servers="kafka:9092"))
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    assert {"envFrom", "resources"} & container.keys() == set()
+    assert "namespace" not in pods["metadata"]
+    assert (pods["spec"]["replicas"], container["args"]) == (1, ["run", "shop.py", "--slot", "auto"])
+    assert container["env"] == [
+        {"name": "KSTREAMS_BOOTSTRAP_SERVERS", "value": "kafka:9092"},
+        {"name": "KSTREAMS_HTTP", "value": "0.0.0.0:8080"},
+    ]
+
+
+def test_words_that_yaml_reads_as_something_else_stay_text() -> None:
+    variables = {"on": "no", "A": "1", "B": "null", "C": "a\nb: c # d", "D": "", "E": "\\$$(A)"}
+    wanted = Deployment("on", "1", ["yes"], 1, variables, 1, 1, namespace="123", secret="1", cpu="1", memory="1")
+    _, _, pods = validate(manifest(wanted))
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    assert pods["metadata"] == {
+        "name": "on",
+        "namespace": "123",
+        "labels": {"app.kubernetes.io/name": "on", "app.kubernetes.io/part-of": "kstreams"},
+    }
+    assert {each["name"]: each["value"] for each in container["env"]} == {**variables, "E": "\\$$$$(A)"}
+    assert container["args"] == ["yes"]
+
+
+def test_schema_of_kubernetes_refuses_a_field_that_it_does_not_know() -> None:
+    _, _, pods = yaml.safe_load_all(MANIFEST.replace("serviceName", "service"))
+    with pytest.raises(kubernetes_validate.ValidationError, match="service"):
+        kubernetes_validate.validate(pods, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("graph", "name"),
+    [("shop", "shop"), ("my.Shop_2", "my-shop-2"), ("_shop.", "shop"), ("a._b", "a-b"), ("x" * 52, "x" * 52)],
+)
+def test_name_of_a_graph_is_mapped_to_one_that_kubernetes_takes(graph: str, name: str) -> None:
+    assert kubernetes_name(graph) == name
+
+
+@pytest.mark.parametrize("graph", ["2shop", "...", "x" * 53])
+def test_name_of_a_graph_that_cannot_be_mapped_asks_for_another(graph: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        kubernetes_name(graph)
+    assert str(caught.value) == (
+        f"the graph's name {graph!r} gives no name in Kubernetes: pass one with --name, up to 52 of a-z, 0-9 and -, "
+        "a letter first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "a.b"}, "--name 'a.b' is refused by Kubernetes: use up to 52 of a-z, 0-9 and -, a letter first "
+                          "and no - at the end"),
+        ({"name": "A"}, "--name 'A' is refused"),
+        ({"name": "x" * 53}, f"--name {'x' * 53!r} is refused"),
+        ({"name": "shop\n"}, r"--name 'shop\n' is refused"),
+        ({"namespace": "a.b"}, "--namespace 'a.b' is refused"),
+        ({"secret": "a_b"}, "--secret 'a_b' is refused"),
+        ({"cpu": "half"}, "--cpu 'half' is refused by Kubernetes: write a quantity such as 500m or 2"),
+        ({"memory": "512MB"}, "--memory '512MB' is refused by Kubernetes: write a quantity such as 512Mi or 2Gi"),
+        ({"env": ["A"]}, "--env 'A' is no variable: write NAME=VALUE"),
+        ({"env": ["=1"]}, "--env '=1' is no variable: write NAME=VALUE"),
+        ({"env": ["A B=1"]}, "--env 'A B=1' is no variable: write NAME=VALUE"),
+        ({"bootstrap_servers": "127.0.0.1:9092"},
+         "no pod reaches the brokers at 127.0.0.1:9092: pass --bootstrap-servers"),
+        ({"config": Path("shop.toml")},
+         "KSTREAMS_KAFKA__SASL_PASSWORD is a secret, and is not printed: put it into a Secret, and name that with "
+         "--secret"),
+    ],
+)  # fmt: skip
+def test_option_that_cannot_work_is_refused_and_nothing_is_printed(
+    place: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        deploy.k8s("shop.py", **{"image": "shop", "bootstrap_servers": "kafka:9092", **options})
+    assert str(caught.value).startswith(message)
+    assert capsys.readouterr().out == ""
+
+
+def test_registry_with_a_password_is_not_printed(printed: Print, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSTREAMS_BOOTSTRAP_SERVERS", "kafka:9092")
+    monkeypatch.setenv("KSTREAMS_SCHEMA_REGISTRY_URL", "http://me:hunter2@registry")
+    with pytest.raises(SettingsError, match=r"^KSTREAMS_SCHEMA_REGISTRY_URL is a secret, and is not printed: put it"):
+        printed(deploy.k8s, image="shop")
+    text = printed(deploy.k8s, image="shop", secret="passwords")
+    assert "hunter2" not in text
+    monkeypatch.setenv("KSTREAMS_SCHEMA_REGISTRY_URL", "http://registry")
+    assert '"http://registry"' in printed(deploy.k8s, image="shop")
+
+
+def test_graph_that_does_not_fit_together_is_refused(place: Path) -> None:
+    Path("shop.py").write_text("import kstreams_py as ks\ngraph = ks.Graph('shop')\n")
+    with pytest.raises(GraphError):
+        deploy.k8s("shop.py", image="shop", bootstrap_servers="kafka:9092")
+    with pytest.raises(GraphError):
+        deploy.systemd("shop.py")
+
+
+# systemd.
+
+
+def verify(text: str, directory: Path) -> list[str]:
+    """The complaints of systemd-analyze about a unit, where the machine has that tool."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        return []
+    path = directory / "kstreams-test.service"
+    path.write_text(text)
+    done = subprocess.run([tool, "verify", "--man=no", path], capture_output=True, text=True, check=False, timeout=60)
+    return [line for line in done.stderr.splitlines() if path.name in line]
+
+
+def test_unit_has_the_slots_of_the_machine_with_the_settings_of_the_graph(printed: Print, tmp_path: Path) -> None:
+    text = printed(
+        deploy.systemd,
+        workers=4,
+        user="shop",
+        env=['PRICE=5 $ "net", 20%'],
+        environment_file=Path("/etc/shop.env"),
+        create_topics=True,
+        config=Path("shop.toml"),
+    )
+    assert text == UNIT.format(directory=tmp_path, python=sys.executable)
+    assert verify(text, tmp_path) == []
+
+
+def test_unit_without_options_runs_slot_0_here_as_its_user(printed: Print, tmp_path: Path) -> None:
+    text = printed(deploy.systemd)
+    assert [line for line in text.splitlines() if line.startswith(("User", "Working", "Env", "Exec"))] == [
+        f"User={getpass.getuser()}",
+        f"WorkingDirectory={tmp_path}",
+        f"ExecStart={sys.executable} -m kstreams_py run shop.py --workers 1",
+    ]
+    assert verify(text, tmp_path) == []
+
+
+def test_unit_of_a_second_machine_names_its_slots_and_its_directory(printed: Print) -> None:
+    text = printed(deploy.systemd, slots="4-7", directory=Path("/srv/50% off"))
+    assert [line for line in text.splitlines() if line.startswith(("Working", "Exec"))] == [
+        "WorkingDirectory=/srv/50%% off",
+        f"ExecStart={sys.executable} -m kstreams_py run shop.py --slots 4-7",
+    ]
+
+
+def test_words_of_the_command_line_mean_what_they_say(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strange = 'a $b 5% "q" \\n.py'
+    Path("shop.py").rename(strange)
+    deploy.systemd(strange)
+    text = capsys.readouterr().out
+    assert r'-m kstreams_py run "a $$b 5%% \"q\" \\n.py" --workers 1' in text
+    assert verify(text, place) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 2, "slots": "4-7"}, "--workers and --slots both name the slots: pass one of them"),
+        ({"slots": "7-4"}, "--slots '7-4': write a range such as 4-7, or numbers such as 0,2,5, each once"),
+        ({"config": Path("shop.toml")},
+         "KSTREAMS_KAFKA__SASL_PASSWORD is a secret, and is not printed: put it into a file that only its user reads, "
+         "and name that with --environment-file"),
+    ],
+)  # fmt: skip
+def test_unit_that_cannot_work_is_refused(place: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        deploy.systemd("shop.py", **options)
+    assert str(caught.value) == message
+
+
+def test_unit_is_not_restarted_after_the_statuses_that_no_restart_remedies() -> None:
+    assert f"RestartPreventExitStatus={' '.join(map(str, NOT_RESTARTED))}\n" in UNIT
