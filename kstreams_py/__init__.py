@@ -9,6 +9,8 @@ settings     adapter  settings from arguments, the environment and TOML; contrad
 __main__     acts     `python -m kstreams_py`
 """
 
+from importlib.metadata import version as _version
+
 from kstreams_py.errors import (
     BrokerUnavailable,
     ClientError,
@@ -41,6 +43,8 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
 from kstreams_py.settings import Settings
+
+__version__ = _version("kstreams_py")
 
 __all__ = [
     "Avro",

@@ -35,8 +35,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: the most similar one that does, or ""."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 class KStreamsError(Exception):

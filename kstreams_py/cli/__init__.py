@@ -9,6 +9,7 @@ topics   adapter  kstreams topics create, check
 slots    adapter  kstreams slots list, release
 graph    adapter  kstreams graph
 broker   adapter  kstreams broker start, stop, status
+config   adapter  kstreams config show
 jars     adapter  kstreams jars
 spark    adapter  kstreams spark-options
 demo     adapter  kstreams demo flights

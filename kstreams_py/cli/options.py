@@ -12,6 +12,13 @@ Target = Annotated[
     typer.Argument(help="path/to/file.py or module; add :name if it has several graphs"),
 ]
 Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", "-b", help="host:port,... of the cluster")]
+Partitions = Annotated[
+    int | None,
+    typer.Option(
+        help="partitions of the topics that are created, where the graph and existing topics leave it open; by default 4",
+        min=1,
+    ),
+]
 Config = Annotated[
     Path | None, typer.Option("--config", help="a TOML file of settings, with librdkafka's under [kafka]")
 ]
