@@ -9,8 +9,6 @@ settings     adapter  settings from arguments, the environment and TOML; contrad
 __main__     acts     `python -m kstreams_py`
 """
 
-from importlib.metadata import version as _version
-
 from kstreams_py.errors import (
     BrokerUnavailable,
     ClientError,
@@ -44,7 +42,7 @@ from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
 from kstreams_py.settings import Settings
 
-__version__ = _version("kstreams_py")
+__version__ = "0.1.0"
 
 __all__ = [
     "Avro",

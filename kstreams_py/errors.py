@@ -40,10 +40,13 @@ from difflib import get_close_matches
 from typing import Any
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: the most similar one that does, or ""."""
-    close = get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]}?" if close else ""
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a message about a name that does not exist: the most similar one that does, or "".
+
+    `prefix` is that of all names; it does not count as similar.
+    """
+    close = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
+    return f"did you mean {prefix}{close[0]}?" if close else ""
 
 
 class KStreamsError(Exception):

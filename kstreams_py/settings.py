@@ -28,7 +28,6 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-
 from pydantic_core import ErrorDetails
 
 from kstreams_py.errors import SettingsError, did_you_mean
@@ -374,7 +373,9 @@ def check_variables(fields: Collection[str] | None = None) -> None:
         name = variable.upper()
         if name.startswith("KSTREAMS_") and name not in known and not name.startswith("KSTREAMS_KAFKA__"):
             client = name.removeprefix("KSTREAMS_KAFKA_")
-            close = f"did you mean KSTREAMS_KAFKA__{client}?" if client != name else did_you_mean(name, known)
+            close = (
+                f"did you mean KSTREAMS_KAFKA__{client}?" if client != name else did_you_mean(name, known, "KSTREAMS_")
+            )
             raise SettingsError(
                 f"{variable} is no setting of kstreams_py: {close or '`kstreams config show` lists all'} "
                 "(correct it, or unset it)"

@@ -20,7 +20,9 @@ def start(
     data_dir: Annotated[
         Path | None, typer.Option(help="keep the data in this directory; by default it is deleted at the stop")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="port of the first broker; by default a free one", min=1, max=65_535)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="port of the first broker; by default a free one", min=1, max=65_535)
+    ] = None,
 ) -> None:
     """Start a cluster in the background, and print its address once it is ready."""
     java = find_java()

@@ -15,7 +15,7 @@ Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", "-b", help
 Partitions = Annotated[
     int | None,
     typer.Option(
-        help="partitions of the topics that are created, where the graph and existing topics leave it open; by default 4",
+        help="partitions of new topics, where neither the graph nor existing topics decide; by default 4",
         min=1,
     ),
 ]

@@ -16,9 +16,7 @@ from kstreams_py.settings import Settings
 
 def run(
     target: Target,
-    workers: Annotated[
-        int | None, typer.Option(help="worker processes, slots 0 to N-1; by default one", min=1)
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="worker processes, slots 0 to N-1; by default one", min=1)] = None,
     slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
     slot: Annotated[
         int | None, typer.Option(help="run this one slot in this process, under your own supervisor", min=0)
@@ -36,7 +34,9 @@ def run(
     ] = False,
 ) -> None:
     """Run a graph until Ctrl-C; a second Ctrl-C ends it at once."""
-    chosen = [name for name, value in (("--slot", slot), ("--slots", slots), ("--workers", workers)) if value is not None]
+    chosen = [
+        name for name, value in (("--slot", slot), ("--slots", slots), ("--workers", workers)) if value is not None
+    ]
     if len(chosen) > 1:
         raise SettingsError(f"{' and '.join(chosen)} exclude one another: choose one")
     if partitions is not None and not create_topics:

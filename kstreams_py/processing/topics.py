@@ -61,8 +61,8 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
         return ""
     most = max(read)
     return (
-        f"{slots} slots, and the inputs of graph {graph.name!r} have {most} partition(s): a partition is read by one slot "
-        f"at a time, so {slots - most} of them only stand by; run {most}, or make topics with more partitions "
+        f"{slots} slots, and the inputs of graph {graph.name!r} have {most} partition(s): one slot at a time reads a "
+        f"partition, so {slots - most} of them only stand by; run {most}, or make topics with more partitions "
         "(partitions= of the topic, --partitions with --create-topics)"
     )
 

@@ -158,6 +158,7 @@ class SupervisedRun:
         background: bool = False,
     ) -> None:
         self._target = target
+        self._started = False
         self._slots = max(slots) + 1  # other machines run the lower ones
         self._settings = settings
         self._create = create
@@ -177,11 +178,13 @@ class SupervisedRun:
         self._supervisor.stop()
 
     def own_process(self) -> None:
-        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second."""
+        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second; KeyboardInterrupt before they start."""
 
-        def ask(*_: object) -> None:
-            for signum in SIGNALS:
-                signal.signal(signum, lambda *_: self._supervisor.kill())
+        def ask(signum: int, _: object) -> None:
+            if signum == signal.SIGINT and not self._started:
+                raise KeyboardInterrupt  # nothing to drain: ends the import of the graph, or the wait for a broker
+            for each in SIGNALS:
+                signal.signal(each, lambda *_: self._supervisor.kill())
             self._supervisor.stop()
 
         for signum in SIGNALS:
@@ -200,6 +203,7 @@ class SupervisedRun:
             cluster.close()
         if idle := describe_idle_slots(graph, found, self._slots):
             logger.warning("%s", idle)
+        self._started = True
         on_start()
         with Progress(live=not self._background) as progress:
             self._supervisor.run(progress.show)

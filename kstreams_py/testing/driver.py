@@ -117,11 +117,7 @@ class TestDriver:
         self._waiting = False
         self._waited = 0.0
         graph.validate()
-        if partitions is not None:
-            alike = {name: graph.partitions_like(name, {}) for name in graph.topics}
-            free = [topic for topic in graph.topics.values() if topic.partitions is None and alike[topic.name] == 1]
-            self.cluster.create_topics((topic.name, partitions, -1, dict(topic.config)) for topic in free)
-        create_topics(graph, self.cluster)
+        create_topics(graph, self.cluster, partitions or 1)
         check_topics(graph, self.cluster)
         self.cluster.faults.watch(self._on_request)
         self._first = len(self.cluster.faults.requests)

@@ -17,9 +17,9 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kstreams_py.embedded import EmbeddedKafka, broker, detached, post_mortem
-from kstreams_py.embedded.jars import KAFKA_VERSION, kafka_classpath
+from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
+from kstreams_py.errors import BrokerUnavailable, SettingsError
 from tests.waiting import wait_until
 
 QUIET = {"log_level": 0}

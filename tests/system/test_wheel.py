@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("LICENSE", "README.md", "constraints.txt", "kstreams_py", "pyproject.toml", "schemas")
+SOURCES = ("LICENSE", "README.md", "constraints.txt", "kstreams_command.py", "kstreams_py", "pyproject.toml", "schemas")
 KILLS = 2
 
 LIMIT = 280.0
@@ -63,13 +63,24 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
     package = tree / "kstreams_py"
     expected = {f"kstreams_py/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
     expected |= {f"kstreams_py/schemas/{path.name}" for path in (tree / "schemas").iterdir()}
+    expected.add("kstreams_command.py")
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         (points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         commands = archive.read(points).decode()
     assert held == expected
     assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", "kstreams_py/demo/report.html"} <= held
-    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_py.cli.main:main"]
+    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_command:main"]
+
+
+def test_editable_install_shows_its_types_to_a_type_checker(tree: Path, tmp_path: Path) -> None:
+    """An import hook, as setuptools makes by default for packages beside other directories, is not followed."""
+    site = tmp_path / "site"
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site)
+    run(*pip, "--editable", tree, cwd=tmp_path)
+    (paths,) = site.glob("__editable__*.pth")
+    assert paths.read_text().split() == [str(tree)]
+    assert (tree / "kstreams_py" / "py.typed").is_file()
 
 
 @pytest.fixture

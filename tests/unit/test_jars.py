@@ -1,4 +1,4 @@
-"""embedded/jars.py and embedded/downloads.py: the lock, the cache, checksums; with a Maven repository on the loopback."""
+"""embedded/jars.py, embedded/downloads.py: the lock, the cache, checksums; with a Maven repository on the loopback."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Repository:
         repository = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802, the name that the base class calls
+            def do_GET(self) -> None:
                 repository.asked[self.path] += 1
                 repository.hold.wait(30)
                 content = repository.files.get(self.path)
@@ -121,8 +121,8 @@ def test_jar_with_another_checksum_is_refused_and_nothing_is_cached(cache: Path,
         jars.resolve(WANTED, set(), None)
     found = hashlib.sha256(b"changed on the way").hexdigest()
     assert str(refused.value) == (
-        f"could not fetch two-2.0.jar from {repository.url}: its sha256 is {found} and must be {wanted}: a proxy or the "
-        "repository changed it; use another repository (KSTREAMS_MAVEN_REPOSITORY)"
+        f"could not fetch two-2.0.jar from {repository.url}: its sha256 is {found} and must be {wanted}: a proxy or "
+        "the repository changed it; use another repository (KSTREAMS_MAVEN_REPOSITORY)"
     )
     assert cached_files(cache) == {}
 
@@ -192,7 +192,7 @@ def test_jars_that_are_not_locked_are_checked_by_the_repositorys_own_checksum(
         jars.resolve(unlocked, set(), None)
     for path in PATHS:
         content = repository.files[f"/{path}"]
-        repository.files[f"/{path}.sha1"] = f"{hashlib.sha1(content).hexdigest()}  {path}".encode()  # noqa: S324
+        repository.files[f"/{path}.sha1"] = f"{hashlib.sha1(content).hexdigest()}  {path}".encode()
     found = jars.resolve(unlocked, {"two"}, None)
     assert [path.name for path in found] == ["one-1.0.jar"]
 
