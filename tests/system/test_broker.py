@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -295,6 +296,38 @@ def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: P
     assert stopped == (0, f"stopped {servers}\n", "")
     assert not answers(servers)
     assert kstreams("broker", "stop", **state) == (0, "no broker was running\n", "")
+
+
+def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    command = [Path(sys.executable).with_name("kstreams"), "broker", "start", "--data-dir", data]
+    with subprocess.Popen(
+        list(map(str, command)), env=os.environ | state, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as starting:
+        wait_until((data / "broker-0" / "console.log").exists, "the broker starts")
+        starting.send_signal(signal.SIGINT)
+        out, err = starting.communicate(timeout=BOUND_SECONDS)
+    assert (starting.returncode, out, err) == (130, "", "interrupted\n")
+    assert kstreams("broker", "status", **state) == (1, "not running\n", "")
+    assert [pid for pid, line in command_lines().items() if str(data) in line] == []
+
+
+def command_lines() -> dict[str, str]:
+    """The command lines of all processes, by process id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found[path.parent.name] = path.read_text(errors="replace")
+    return found
+
+
+def test_port_that_does_not_exist_is_refused_and_no_data_written(
+    classpath: list[Path], java: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="port 99999 does not exist: choose one from 1 to 65535"):
+        EmbeddedKafka(classpath, java, data_dir=tmp_path, port=99_999).start()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_command_without_java_starts_a_broker_on_that_of_the_wheel(tmp_path: Path) -> None:
