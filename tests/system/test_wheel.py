@@ -73,16 +73,6 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
     assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_command:main"]
 
 
-def test_editable_install_shows_its_types_to_a_type_checker(tree: Path, tmp_path: Path) -> None:
-    """An import hook, as setuptools makes by default for packages beside other directories, is not followed."""
-    site = tmp_path / "site"
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site)
-    run(*pip, "--editable", tree, cwd=tmp_path)
-    (paths,) = site.glob("__editable__*.pth")
-    assert paths.read_text().split() == [str(tree)]
-    assert (tree / "kstreams_py" / "py.typed").is_file()
-
-
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Path]:
     """An empty virtual environment, deleted afterwards: PySpark makes it as large as all other files together."""
@@ -90,6 +80,18 @@ def environment(tmp_path: Path) -> Iterator[Path]:
     run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
     yield venv
     shutil.rmtree(venv)
+
+
+def test_editable_install_shows_its_types_to_a_type_checker(tree: Path, environment: Path, tmp_path: Path) -> None:
+    """A type checker does not follow an import hook, as setuptools makes without the package-dir of pyproject.toml."""
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "-e", tree, cwd=tmp_path)
+    file = tmp_path / "shop.py"
+    file.write_text("import kstreams_py\n\nreveal_type(kstreams_py.Graph.validate)\n")
+    found = run(
+        sys.executable, "-m", "mypy", "--python-executable", python, "--ignore-missing-imports", file, cwd=tmp_path
+    )
+    assert 'Revealed type is "def (self: kstreams_py.graph.topology.Graph)"' in found
 
 
 @pytest.mark.timeout(600)  # on a new machine, PySpark is downloaded from the package registry
