@@ -11,7 +11,10 @@ from kstreams_py.errors import KStreamsError
 
 
 def jars() -> None:
-    """Fetch the broker's jars, and Spark's if PySpark is installed; archive the broker's classes for a faster start."""
+    """Fetch the broker's jars, and Spark's if PySpark is installed; archive the broker's classes for a faster start.
+
+    They come from the Maven repository of KSTREAMS_MAVEN_REPOSITORY, or from Maven's own, and are checked.
+    """
     kafka = kafka_classpath(print)
     if has_pyspark():
         spark_jars(print)

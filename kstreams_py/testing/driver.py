@@ -19,7 +19,7 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kstreams_py.errors import DecodeError, GraphError, UserMistake
+from kstreams_py.errors import DecodeError, GraphError, UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Topic
@@ -174,7 +174,8 @@ class TestDriver:
         """Returns the committed offsets of a processor, by its id; partitions without one are left out."""
         ids = [each.id for each in self._graph.processors]
         if processor not in ids:
-            raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: it has {', '.join(ids)}")
+            close = did_you_mean(processor, ids) or f"it has {', '.join(ids)}"
+            raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: {close}")
         return self.cluster.groups[f"{self._graph.name}.{processor}"]
 
     # Turns.
@@ -338,8 +339,9 @@ class TestDriver:
     def _topic(self, topic: Topic | str) -> Topic:
         found = self._graph.topics.get(str(topic))
         if found is None:
-            names = ", ".join(self._graph.topics)
-            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: it has {names}; see `cluster`")
+            names = self._graph.topics
+            close = did_you_mean(str(topic), names) or f"it has {', '.join(names)}; see `cluster`"
+            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: {close}")
         return found
 
     def _serde(self, name: str, role: str) -> Serde:

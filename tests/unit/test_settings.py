@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,19 @@ def test_variables_of_other_things_are_no_mistake(monkeypatch: pytest.MonkeyPatc
     for name in OTHER_VARIABLES:
         monkeypatch.setenv(name, "1")
     assert Settings.load().commit_records == 100_000
+
+
+def test_each_variable_that_the_code_names_is_known() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for place in ("kstreams_py", "docker", "bench", "scripts") for path in (root / place).rglob("*")]
+    text = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in files
+        if path.suffix in (".py", ".yaml", ".md", "") and path.is_file()
+    )
+    settings = {f"KSTREAMS_{name.upper()}" for name in Settings.model_fields}
+    named = set(re.findall(r"KSTREAMS_[A-Z]\w*\b(?!__)", text))
+    assert {name for name in named if not name.startswith("KSTREAMS_KAFKA_")} <= settings | OTHER_VARIABLES.keys()
 
 
 def test_each_setting_is_explained_with_its_origin_and_without_secrets(
