@@ -58,9 +58,9 @@ def view(
     """
     settings = settings or Settings.load()
     found = options(topic.name, settings, start=start, end=end)
-    df = _load(lambda: spark.read, found)
+    df = _columns(_load(lambda: spark.read, found), topic, registry, flatten=flatten)
     _check_topic(topic.name, settings)
-    return _columns(df, topic, registry, flatten=flatten)
+    return df
 
 
 def stream(
@@ -80,9 +80,9 @@ def stream(
     """
     settings = settings or Settings.load()
     found = options(topic.name, settings, start=start, streaming=True, max_offsets_per_trigger=max_offsets_per_trigger)
-    df = _load(lambda: spark.readStream, found)
+    df = _columns(_load(lambda: spark.readStream, found), topic, registry, flatten=flatten)
     _check_topic(topic.name, settings)
-    return _columns(df, topic, registry, flatten=flatten)
+    return df
 
 
 def _check_topic(name: str, settings: Settings) -> None:
