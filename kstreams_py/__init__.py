@@ -43,6 +43,8 @@ from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
 from kstreams_py.settings import Settings
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Avro",
     "BrokerUnavailable",

@@ -35,9 +35,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a message about a name that does not exist: the most similar one that does, or "".
+
+    `prefix` is that of all names; it does not count as similar.
+    """
+    close = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
+    return f"did you mean {prefix}{close[0]}?" if close else ""
 
 
 class KStreamsError(Exception):

@@ -10,9 +10,9 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from platformdirs import user_data_path
 from pydantic import (
@@ -28,8 +28,9 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import SettingsError, did_you_mean
 
 OWNED: Final[Mapping[str, str]] = {
     "bootstrap.servers": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
@@ -64,6 +65,19 @@ OWNED: Final[Mapping[str, str]] = {
     "log.queue": "the framework detects time-outs of transactional requests in the client's log",
 }
 """librdkafka settings that the framework sets itself, each with the reason or the setting to use."""
+
+OTHER_VARIABLES: Final[Mapping[str, str]] = {
+    "KSTREAMS_LOG_LEVEL": "the level of the command's log",
+    "KSTREAMS_SLOT": "the slot of `--slot auto`",
+    "KSTREAMS_HTTP": "the address that serves metrics and health",
+    "KSTREAMS_MAVEN_REPOSITORY": "the URL of the Maven repository that has the broker's and Spark's jars",
+    "KSTREAMS_DEMO_DIRECTORY": "the directory of the demo's database",
+    "KSTREAMS_REPORT_FD": "set by a supervisor for its workers",
+    "KSTREAMS_TEST_BOOTSTRAP": "of the project's tests",
+    "KSTREAMS_TEST_WAIT": "of the project's tests",
+    "KSTREAMS_SIMULATION_SEED": "of the project's tests",
+}
+"""All KSTREAMS_* variables that are no settings. Any other is refused, so that a misspelled one is not ignored."""
 
 _SECRET: Final = re.compile(
     r"password|secret|token|\.key(?!store\.(location|type))|\.pem|sasl\.(jaas|username)|certificate|credential",
@@ -158,7 +172,7 @@ class Settings(BaseModel):
     - `drain_timeout_ms`: from a stop until a worker is given up; longer than the longest call of a function.
     - `stuck_timeout_ms`: after it a worker that runs no turns is replaced; None only warns.
 
-    Raises SettingsError, which names the setting, its sources and the remedy.
+    Raises SettingsError, which names the setting, where it is written and the remedy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
@@ -209,15 +223,12 @@ class Settings(BaseModel):
         cls, arguments: dict[str, Any], construct: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
         """Merges the arguments with the environment and with the file that `load` passes as the context."""
-        file: Path | None = info.context
+        sources = _sources(info.context, cls.model_fields, arguments)
         try:
-            return construct(_merged(_of_file(file), _environment(cls.model_fields), arguments))
+            return construct(_merged(*(source.values for source in sources)))
         except ValidationError as error:
-            found = "; ".join(
-                f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"
-                for e in error.errors(include_input=False, include_url=False)
-            )
-            raise SettingsError(f"{found} (set by argument, KSTREAMS_* or {file or 'a settings file'})") from None
+            found = error.errors(include_input=False, include_url=False)
+            raise SettingsError("; ".join(_refusal(each, sources, list(cls.model_fields)) for each in found)) from None
 
     def as_environment(self) -> dict[str, str]:
         """These settings as the KSTREAMS_* variables of another process, secrets included."""
@@ -240,15 +251,153 @@ class Settings(BaseModel):
         return cls.model_validate(passed, context=file)
 
 
-def _of_file(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
+class Shown(NamedTuple):
+    """A setting as `kstreams config show` prints it: secrets are ***; `origin` says where its value is written."""
+
+    name: str
+    value: str
+    origin: str
+
+
+def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
+    """Each setting with its value and where that comes from; client settings one by one, as `kafka.<name>`.
+
+    Parameters and errors are those of Settings.load.
+    """
+    settings = Settings.load(file, **arguments)
+    passed = {name: value for name, value in arguments.items() if value is not None}
+    sources = _sources(file, Settings.model_fields, passed)
+    shown = settings.model_dump(mode="json", exclude={"kafka"})
+    values = {name: "not set" if value is None else _text(value) for name, value in shown.items()}
+    values |= {f"kafka.{name}": value for name, value in mask(settings.kafka).items()}
+    return [Shown(name, value, _origin(name, sources) or "default") for name, value in values.items()]
+
+
+class _Source(NamedTuple):
+    """Settings of one source, and where one of them is written in it."""
+
+    values: Mapping[str, Any]
+    place: Callable[[str], str]
+
+    def has(self, name: str) -> bool:
+        """Whether it sets the setting; `kafka.<name>` is one of the client."""
+        table, dot, client = name.partition(".")
+        if not dot:
+            return table in self.values
+        found = self.values.get(table)
+        return isinstance(found, Mapping) and client in ClientSettings(found)
+
+
+def _sources(file: Path | None, fields: Collection[str], arguments: Mapping[str, Any]) -> list[_Source]:
+    """All sources; of those that set a setting the last one wins."""
+    check_variables(fields)
+    text = "" if file is None else _read(file)
+    return [
+        _Source({} if file is None else _parsed(file, text), lambda name: _place_in_file(file, text, name)),
+        _Source(_environment(fields), _variable),
+        _Source(arguments, lambda _: "argument"),
+    ]
+
+
+def _origin(name: str, sources: Iterable[_Source]) -> str:
+    """Where the value of a setting is written; "" for a default."""
+    return next((source.place(name) for source in reversed(list(sources)) if source.has(name)), "")
+
+
+def _variable(name: str) -> str:
+    """The environment variable of a setting."""
+    table, dot, client = name.partition(".")
+    single = f"KSTREAMS_KAFKA__{client.upper().replace('.', '_')}"
+    return single if dot and single in map(str.upper, os.environ) else f"KSTREAMS_{table.upper()}"
+
+
+def _place_in_file(file: Path | None, text: str, name: str) -> str:
+    """The file, with the line where a setting is written if one is found, and its table."""
+    wanted, table = _canonical(name), ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = header[1].strip() + "."
+            if _canonical(header[1]) == wanted:
+                return f"{file}, line {number}"
+        elif found := re.match(r"\s*([^=#]+?)\s*=", line):
+            written = _canonical(table + found[1]) + "."
+            if written.startswith(f"{wanted}.") or (f"{wanted}.".startswith(written) and "{" in line):
+                return f"{file}, line {number}" + (f", table [{table[:-1]}]" if table else "")
+    return str(file)
+
+
+def _canonical(name: str) -> str:
+    """A dotted name of TOML without its quotes, as client settings are compared."""
+    return re.sub(r"[\"'\s]", "", name).lower().replace("_", ".")
+
+
+_REMEDIES: Final = {
+    "int": "write an integer",
+    "greater_than": "write an integer greater than {gt}",
+    "literal_error": "write {expected}",
+    "bool": "write true or false",
+    "string_type": "write a text, in quotes",
+    "path_type": "write a path, in quotes",
+}
+"""What to do about an error of pydantic, by its type or the first word of that."""
+
+
+def _refusal(error: ErrorDetails, sources: Sequence[_Source], fields: Sequence[str]) -> str:
+    """One error of pydantic as a message with the setting, its value, where it is written, and the remedy."""
+    kind, text = error["type"], error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:  # a contradiction: its text names the settings and their values
+        named = [(name, _origin(name, sources)) for name in fields if re.search(rf"\b{name}\b", text)]
+        written = "; ".join(f"{name}: {origin}" for name, origin in named if origin)
+        return f"{text} ({written})" if written else text
+    name = str(error["loc"][0])
+    if kind == "extra_forbidden":
+        of_client = any(isinstance(source.values.get(name), Mapping) for source in sources) or "." in name
+        more = "; librdkafka's settings belong under [kafka]" if of_client else ""
+        return (
+            f"{name} ({_origin(name, sources)}): there is no such setting: "
+            f"{did_you_mean(name, fields) or '`kstreams config show` lists all'}{more}"
+        )
+    if name == "kafka":
+        client = text.partition(" ")[0]
+        full = f"kafka.{client}" if client in OWNED else name
+        return f"{full} ({_origin(full, sources)}): {text}"
+    remedy = _REMEDIES.get(kind) or _REMEDIES.get(kind.partition("_")[0]) or text
+    value = next(source.values[name] for source in reversed(sources) if source.has(name))
+    shown = f"'{redact_url(value)}'" if isinstance(value, str) else repr(value)
+    return f"{name} = {shown} ({_origin(name, sources)}): {remedy.format(**error.get('ctx', {}))}"
+
+
+def check_variables(fields: Collection[str] | None = None) -> None:
+    """Raises SettingsError for the first KSTREAMS_* variable that is neither a setting nor in OTHER_VARIABLES."""
+    settings = [f"KSTREAMS_{name.upper()}" for name in fields or Settings.model_fields]
+    known = [*settings, *OTHER_VARIABLES]
+    for variable in sorted(os.environ):
+        name = variable.upper()
+        if name.startswith("KSTREAMS_") and name not in known and not name.startswith("KSTREAMS_KAFKA__"):
+            client = name.removeprefix("KSTREAMS_KAFKA_")
+            close = (
+                f"did you mean KSTREAMS_KAFKA__{client}?" if client != name else did_you_mean(name, known, "KSTREAMS_")
+            )
+            raise SettingsError(
+                f"{variable} is no setting of kstreams_py: {close or '`kstreams config show` lists all'} "
+                "(correct it, or unset it)"
+            )
+
+
+def _read(file: Path) -> str:
     if not file.is_file():
         raise SettingsError(f"settings file {file} does not exist: correct --config")
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"settings file {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"settings file {file} does not parse: {error}") from None
+
+
+def _parsed(file: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except ValueError as error:
         raise SettingsError(f"settings file {file} does not parse: {error}") from None
 

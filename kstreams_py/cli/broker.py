@@ -20,11 +20,14 @@ def start(
     data_dir: Annotated[
         Path | None, typer.Option(help="keep the data in this directory; by default it is deleted at the stop")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="port of the first broker; by default a free one")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="port of the first broker; by default a free one", min=1, max=65_535)
+    ] = None,
 ) -> None:
     """Start a cluster in the background, and print its address once it is ready."""
+    java = find_java()
     classpath = jars.kafka_classpath(lambda line: print(line, file=sys.stderr))
-    started = detached.start(classpath, find_java(), brokers=brokers, data_dir=data_dir, port=port)
+    started = detached.start(classpath, java, brokers=brokers, data_dir=data_dir, port=port)
     print(started.bootstrap_servers)
 
 

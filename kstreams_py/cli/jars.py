@@ -1,19 +1,25 @@
-"""`kstreams jars`: fetches the jars of the broker and of Spark from Maven, once."""
+"""`kstreams jars`: fetches the jars of the broker, and of Spark if it is installed, from Maven, once."""
 
 from __future__ import annotations
 
 import sys
 
 from kstreams_py.embedded.broker import archive_classes
-from kstreams_py.embedded.jars import cache_directory, kafka_classpath, spark_jars
+from kstreams_py.embedded.jars import cache_directory, has_pyspark, kafka_classpath, spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import KStreamsError
 
 
 def jars() -> None:
-    """Fetch the broker's and Spark's jars into the cache, and archive the broker's classes for a faster start."""
+    """Fetch the broker's jars, and Spark's if PySpark is installed; archive the broker's classes for a faster start.
+
+    They come from the Maven repository of KSTREAMS_MAVEN_REPOSITORY, or from Maven's own, and are checked.
+    """
     kafka = kafka_classpath(print)
-    spark_jars(print)
+    if has_pyspark():
+        spark_jars(print)
+    else:
+        print("PySpark is not installed: no jars for Spark")
     try:
         archive_classes(kafka, find_java())
     except (KStreamsError, OSError) as error:

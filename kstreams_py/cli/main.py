@@ -6,15 +6,17 @@ import logging
 import os
 import sys
 import traceback
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from kstreams_py.cli import broker, dead_letters, demo, deploy, graph, jars, run, slots, spark, topics
+import kstreams_py
+from kstreams_py.cli import broker, config, dead_letters, demo, deploy, graph, jars, run, slots, spark, topics
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError, SettingsError
 from kstreams_py.running import pipe
+from kstreams_py.settings import check_variables
 
 
 def _exit_statuses() -> str:
@@ -29,7 +31,7 @@ def _exit_statuses() -> str:
 app = typer.Typer(
     help="Exactly-once stream processing on Kafka in plain Python functions.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="markdown",  # "rich" takes what is in brackets for a style, and leaves it out
     pretty_exceptions_enable=False,
 )
 app.command(epilog=_exit_statuses())(run.run)
@@ -43,7 +45,27 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(slots.app, name="slots")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(broker.app, name="broker")
+app.add_typer(config.app, name="config")
 app.add_typer(demo.app, name="demo")
+
+INTERRUPTED: Final = 130
+"""The exit status after a Ctrl-C before anything runs, as shells have it."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kstreams_py {kstreams_py.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Exactly-once stream processing on Kafka in plain Python functions."""
+
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -51,6 +73,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 def main() -> None:
     """Run the command; a KStreamsError becomes one message and its exit status."""
     try:
+        check_variables()
         _log_to_stderr()
         app()
     except KStreamsError as error:
@@ -58,6 +81,11 @@ def main() -> None:
             Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
             print(error, file=sys.stderr)
         _exit(error.exit_status)
+    except (KeyboardInterrupt, SystemExit) as end:  # typer makes a SystemExit of a KeyboardInterrupt
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        print("interrupted", file=sys.stderr)
+        _exit(INTERRUPTED)
     except Exception:  # of a user's function: its traceback shows where it was raised
         traceback.print_exc()
         _exit(1)

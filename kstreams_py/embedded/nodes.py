@@ -73,6 +73,8 @@ def open_data_dir(directory: Path, brokers: int, port: int | None) -> tuple[str,
         )
     if _in_use(directory):
         raise SettingsError(f"{directory} is in use by a running broker: stop that one, or choose another directory")
+    if port is not None and not 1 <= port <= 65_535:
+        raise SettingsError(f"port {port} does not exist: choose one from 1 to 65535")
     if port is not None and not _is_free(port):
         raise SettingsError(f"port {port} of {HOST} is taken: choose another")
     cluster_id = kept["cluster_id"] if kept else base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeVar
 
-from kstreams_py.errors import GraphError
+from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.declarations import RESERVED, Classes, Options, Processor, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.retry import Retry
@@ -62,7 +62,8 @@ def choose(what: str, choices: type[Choice], role: str, choice: str) -> Choice:
     try:
         return choices(choice)
     except ValueError:
-        raise GraphError(f"{what}: {role} {choice!r} is not known: choose {', '.join(choices)}") from None
+        close = did_you_mean(str(choice), choices) or f"choose {', '.join(choices)}"
+        raise GraphError(f"{what}: {role} {choice!r} is not known: {close}") from None
 
 
 def list_exceptions(what: str, stop_on: Classes) -> tuple[type[BaseException], ...]:
@@ -90,7 +91,8 @@ def name_processor(function: Callable[..., Any], options: Options) -> str:
         )
     known = Options.__annotations__
     if unknown := sorted(options.keys() - known.keys()):
-        raise GraphError(f"processor {name!r} has no option {unknown[0]!r}: choose from {', '.join(known)}")
+        close = did_you_mean(unknown[0], known) or f"choose from {', '.join(known)}"
+        raise GraphError(f"processor {name!r} has no option {unknown[0]!r}: {close}")
     return name
 
 

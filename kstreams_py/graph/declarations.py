@@ -27,6 +27,10 @@ RESERVED: Final = "__"
 """Prefix of the internal topics of Kafka and kstreams_py; processors can neither read nor write them."""
 
 
+DEFAULT_PARTITIONS: Final = 4
+"""Partitions of a new topic where nothing else decides: as many slots can share a processor."""
+
+
 class Kind(StrEnum):
     """What a processor reads in one step, and how many topics it writes to."""
 

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from kstreams_py.errors import GraphError, KStreamsError
+from kstreams_py.errors import GraphError, KStreamsError, did_you_mean
 from kstreams_py.graph.topology import Graph
 
 
@@ -40,7 +40,11 @@ def load(target: str) -> Graph:
         return _only_graph(place, module)
     graph = getattr(module, name, None)
     if not isinstance(graph, Graph):
-        raise GraphError(f"{place!r} has no Graph named {name!r}: correct the name after the colon")
+        names = [other for other, value in vars(module).items() if isinstance(value, Graph)]
+        close = did_you_mean(name, names) or (f"it has {', '.join(sorted(names))}" if names else "")
+        raise GraphError(
+            f"{place!r} has no Graph named {name!r}: correct the name after the colon" + (f": {close}" if close else "")
+        )
     return graph
 
 

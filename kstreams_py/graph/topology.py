@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack, overload
 
 from typing_extensions import TypeVar
 
-from kstreams_py.errors import GraphError
+from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.formats.serdes import Bytes, Serde
 from kstreams_py.graph.checks import (
     check_dead_letter_loops,
@@ -27,6 +27,7 @@ from kstreams_py.graph.checks import (
     name_processor,
 )
 from kstreams_py.graph.declarations import (
+    DEFAULT_PARTITIONS,
     RESERVED,
     Classes,
     End,
@@ -109,7 +110,8 @@ class Graph:
         """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
 
         - `key`, `value`: serdes; None for Bytes(), or for that of dead letters.
-        - `partitions`: None for any number; a topic is created with as many as the topics that are read with it.
+        - `partitions`: None for any number; a topic is created with as many as the topics that are read with it, or
+          those that it is made from, and with 4 if they do not exist either.
         - `replication`: for the topic's creation; None for the broker's default.
         - `config`: the broker's settings of the topic.
 
@@ -253,7 +255,8 @@ class Graph:
             if not isinstance(topic, Topic | str):
                 raise GraphError(f"{what}: {topic!r} is no topic: give what graph.topic returned, or a topic's name")
             if str(topic) not in known:
-                raise GraphError(f"{what}: there is no topic {str(topic)!r}: declare it before, with graph.topic")
+                close = did_you_mean(str(topic), known) or "declare it before, with graph.topic"
+                raise GraphError(f"{what}: there is no topic {str(topic)!r}: {close}")
             if isinstance(topic, Topic) and known[topic.name] is not topic:
                 raise GraphError(f"{what}: topic {topic.name!r} is of another graph: declare it in this one too")
         return tuple(known[str(topic)] for topic in ends)
@@ -312,10 +315,11 @@ class Graph:
                         f"partitions and {name!r} with {counts[name]}: give both the same number of partitions"
                     )
 
-    def partitions_like(self, name: str, counts: Mapping[str, int]) -> int:
+    def partitions_like(self, name: str, counts: Mapping[str, int], default: int = DEFAULT_PARTITIONS) -> int:
         """The number of partitions for a new topic that declares none; `counts` has those of existing topics, by name.
 
-        It is that of the topics read together with it; otherwise that of the inputs of their writers; otherwise 1.
+        It is that of the topics read together with it; otherwise that of the inputs of their writers; otherwise
+        `default`.
         """
         known = _declared_partitions(self.topics) | dict(counts)
         seen, wave = set[str](), {name}
@@ -326,7 +330,7 @@ class Graph:
             seen |= wave
             writers = [p for p in self.processors if wave & {p.errors, *map(str, p.outputs)}]
             wave = {topic.name for writer in writers for topic in writer.inputs} - seen
-        return 1
+        return default
 
     def _read_together(self, names: set[str]) -> set[str]:
         """These topics and all that must have as many partitions as one of them."""

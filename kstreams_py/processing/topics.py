@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kstreams_py.errors import TopicError
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 
@@ -14,18 +15,18 @@ JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms
 BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 
 
-def create_topics(graph: Graph, cluster: Cluster) -> list[str]:
+def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PARTITIONS) -> list[str]:
     """Creates the graph's missing topics, and returns their names.
 
-    The number of partitions is the declared one, or that of Graph.partitions_like().
+    The number of partitions is the declared one, or that of Graph.partitions_like(), where `partitions` is the default.
     """
     counts = {info.name: info.partitions for info in cluster.topics(list(graph.topics)).values()}
     missing = [name for name in graph.topics if name not in counts]
     wanted = []
     for name in missing:
         topic = graph.topics[name]
-        partitions = topic.partitions or graph.partitions_like(name, counts)
-        wanted.append((name, partitions, topic.replication or -1, topic.config or {}))
+        number = topic.partitions or graph.partitions_like(name, counts, partitions)
+        wanted.append((name, number, topic.replication or -1, topic.config or {}))
     cluster.create_topics(wanted)
     return missing
 
@@ -51,6 +52,19 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
     graph.check_partitions({name: info.partitions for name, info in found.items()})
     create_own_topics(graph, cluster, found)
     return found
+
+
+def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int) -> str:
+    """Why some of so many slots have nothing to do, with the remedy; "" if each of them has a partition to read."""
+    read = [found[processor.inputs[0].name].partitions for processor in graph.processors]
+    if slots <= max(read, default=slots):
+        return ""
+    most = max(read)
+    return (
+        f"{slots} slots, and the inputs of graph {graph.name!r} have {most} partition(s): one slot at a time reads a "
+        f"partition, so {slots - most} of them only stand by; run {most}, or make topics with more partitions "
+        "(partitions= of the topic, --partitions with --create-topics)"
+    )
 
 
 def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import lag
 from kstreams_py.processing import runner
@@ -86,18 +87,24 @@ class Slot:
         """Lets every loop commit what is processed, then end."""
         self._stopping.set()
 
-    def run(self, report: Callable[[Sequence[Report]], None], *, create: bool = False) -> None:
+    def run(
+        self,
+        report: Callable[[Sequence[Report]], None],
+        *,
+        create: bool = False,
+        partitions: int = DEFAULT_PARTITIONS,
+    ) -> None:
         """Checks the graph and its topics, then runs until `stop` or the end of a loop.
 
         - `report`: called with the reports of all processors every REPORT_INTERVAL seconds. An exception of `report`
           ends the loops and is raised here.
-        - `create`: create missing topics first.
+        - `create`: create missing topics first, with so many `partitions` where nothing else decides.
 
         Raises the first failure of any loop, or DrainTimeout if a loop does not end within drain_timeout_ms.
         """
         self._graph.validate()
         if create:
-            create_topics(self._graph, self._cluster)
+            create_topics(self._graph, self._cluster, partitions)
         check_topics(self._graph, self._cluster)
         self._warn()
         workers = [

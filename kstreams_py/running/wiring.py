@@ -12,11 +12,12 @@ from typing import Final, Protocol
 
 from kstreams_py.errors import WorkerStuck
 from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.topics import check_topics
+from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.running.pipe import report_writer
 from kstreams_py.running.progress import Progress
@@ -53,12 +54,19 @@ class Run(Protocol):
 class SlotRun:
     """One slot in this process; reports to the supervisor that started it, or else to the terminal.
 
-    - `create`: create missing topics first.
+    - `create`: create missing topics first, with so many `partitions` where nothing else decides.
     - `background`: the run is part of a program: it has no supervisor and logs its progress.
     """
 
     def __init__(
-        self, graph: Graph, number: int, settings: Settings, *, create: bool = False, background: bool = False
+        self,
+        graph: Graph,
+        number: int,
+        settings: Settings,
+        *,
+        create: bool = False,
+        partitions: int = DEFAULT_PARTITIONS,
+        background: bool = False,
     ) -> None:
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         self._cluster = KafkaCluster(settings)
@@ -66,6 +74,7 @@ class SlotRun:
         self._number = number
         self._settings = settings
         self._create = create
+        self._partitions = partitions
         self._background = background
 
     def stop(self) -> None:
@@ -111,7 +120,7 @@ class SlotRun:
                     limit = f"stuck_timeout_ms ({timeout})"
                     raise WorkerStuck(f"slot {self._number}: {found.why}; it ends after {limit}: start it again")
 
-            self._slot.run(show, create=self._create)
+            self._slot.run(show, create=self._create, partitions=self._partitions)
 
     def _run_under_supervisor(self, write: Callable[[Sequence[Report]], None], on_start: Callable[[], None]) -> None:
         orphaned = False
@@ -127,23 +136,33 @@ class SlotRun:
                 logger.warning("the supervisor has ended: draining")
                 self._slot.stop()
 
-        self._slot.run(report, create=self._create)
+        self._slot.run(report, create=self._create, partitions=self._partitions)
 
 
 class SupervisedRun:
     """A worker process for each slot.
 
     - `target`: the graph, as `kstreams run` takes it.
-    - `create`: create missing topics first.
+    - `create`: create missing topics first, with so many `partitions` where nothing else decides.
     - `background`: the run is part of a program: it logs its progress.
     """
 
     def __init__(
-        self, target: str, slots: Sequence[int], settings: Settings, *, create: bool = False, background: bool = False
+        self,
+        target: str,
+        slots: Sequence[int],
+        settings: Settings,
+        *,
+        create: bool = False,
+        partitions: int = DEFAULT_PARTITIONS,
+        background: bool = False,
     ) -> None:
         self._target = target
+        self._started = False
+        self._slots = max(slots) + 1  # other machines run the lower ones
         self._settings = settings
         self._create = create
+        self._partitions = partitions
         self._background = background
         self._supervisor = Supervisor(
             worker_command(target),
@@ -159,11 +178,13 @@ class SupervisedRun:
         self._supervisor.stop()
 
     def own_process(self) -> None:
-        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second."""
+        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second; KeyboardInterrupt before they start."""
 
-        def ask(*_: object) -> None:
-            for signum in SIGNALS:
-                signal.signal(signum, lambda *_: self._supervisor.kill())
+        def ask(signum: int, _: object) -> None:
+            if signum == signal.SIGINT and not self._started:
+                raise KeyboardInterrupt  # nothing to drain: ends the import of the graph, or the wait for a broker
+            for each in SIGNALS:
+                signal.signal(each, lambda *_: self._supervisor.kill())
             self._supervisor.stop()
 
         for signum in SIGNALS:
@@ -176,10 +197,13 @@ class SupervisedRun:
         cluster = KafkaCluster(self._settings)
         try:
             if self._create:
-                create_graph_topics(graph, cluster)
-            check_topics(graph, cluster)  # before the workers start, so that a mistake is reported once
+                create_graph_topics(graph, cluster, self._partitions)
+            found = check_topics(graph, cluster)  # before the workers start, so that a mistake is reported once
         finally:
             cluster.close()
+        if idle := describe_idle_slots(graph, found, self._slots):
+            logger.warning("%s", idle)
+        self._started = True
         on_start()
         with Progress(live=not self._background) as progress:
             self._supervisor.run(progress.show)

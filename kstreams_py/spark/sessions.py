@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from kstreams_py.embedded.jars import cache_directory, cached, spark_artifacts
-from kstreams_py.embedded.java import PREFERRED, major_version
+from kstreams_py.embedded.java import PREFERRED, find_java, major_version
 from kstreams_py.errors import MissingSoftware
 
 try:
@@ -28,13 +29,16 @@ def session(
     - `jars`: the Kafka and Avro jars of the installed Spark, as `embedded.jars.spark_jars()` returns them. By default
       those that `kstreams jars` has cached (4 s to start, 1 s less than with `spark.jars.packages`); otherwise Spark
       fetches them into the cache.
-    - `java`: used if JAVA_HOME is not set.
+    - `java`: used if JAVA_HOME is not set; by default, without one on PATH, found by `embedded.java.find_java`.
     - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`.
 
     Runs in two local threads if neither `conf` nor spark-submit sets a master.
     Raises MissingSoftware without PySpark, or without a Java that it runs on.
     """
     require_pyspark()
+    if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
+            java = find_java()
     if java is not None:
         os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     ours = {
@@ -92,8 +96,8 @@ def _check_java(error: Exception) -> None:
     major = major_version(Path(java))
     if not major:
         raise MissingSoftware(
-            f"Spark did not start, because {java} does not run: run scripts/setup, install Java 17 or 21 "
-            "(Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME to it"
+            f"Spark did not start, because {java} does not run: set JAVA_HOME to a Java 17 or 21, or leave it out and "
+            "run pip install 'kstreams_py[broker]', which brings one"
         ) from error
     if major not in PREFERRED:
         raise MissingSoftware(

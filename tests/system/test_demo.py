@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import wait_until
+
 RECORDS = 6_000
 KILLS = 3
 LIMIT = 240.0
 """Seconds for the whole command: a broker, its workers and Spark."""
+
+
+def test_ctrl_c_while_the_demo_starts_is_one_message(tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("kstreams"), "demo", "flights", "--records", 100, "--output", tmp_path]
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")}
+    with subprocess.Popen(
+        list(map(str, command)), env=ours, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as demo:
+        wait_until((tmp_path / "run.log").exists, "the demo starts its broker")
+        demo.send_signal(signal.SIGINT)
+        out, _ = demo.communicate(timeout=LIMIT)
+    assert demo.returncode == 130
+    assert "Traceback" not in out
+    assert out.splitlines()[-1] == "interrupted"
 
 
 def test_demo_with_kills_loses_and_duplicates_nothing_and_writes_its_report(tmp_path: Path) -> None:

@@ -609,6 +609,26 @@ def test_run_creates_topics_on_request_as_declared(app: App, cluster: Cluster, o
     assert Counter(app.outputs) == Counter(values)
 
 
+def test_topics_have_four_partitions_unless_told_and_more_workers_than_that_are_warned_of(
+    app: App, cluster: Cluster
+) -> None:
+    with app.run("--create-topics", "--workers", 8) as running:
+        running.await_text(
+            f"8 slots, and the inputs of graph '{app.name}' have 4 partition\\(s\\): .*so 4 of them only stand by"
+        )
+        running.process.terminate()
+        assert running.wait() == 0, running.text
+    partitions = {topic: len(cluster.partitions(topic)) for topic in (app.source, app.target, app.errors)}
+    assert partitions == dict.fromkeys(partitions, 4)
+
+
+def test_number_of_partitions_of_new_topics_is_an_option(app: App, cluster: Cluster) -> None:
+    done = kstreams("topics", "create", app.graph, "--partitions", 7, environment=app.environment)
+    assert done.status == 0, done.err
+    partitions = {topic: len(cluster.partitions(topic)) for topic in (app.source, app.target, app.errors)}
+    assert partitions == dict.fromkeys(partitions, 7)
+
+
 def test_graph_is_described_as_text_mermaid_and_svg(app: App, tmp_path: Path) -> None:
     def render(*options: str) -> str:
         done = kstreams("graph", app.graph, *options, environment={})

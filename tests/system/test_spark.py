@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ from pyspark.sql import functions as sf
 
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError
+from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import ClientSettings, Settings
-from kstreams_py.spark import options, session, stream, view
+from kstreams_py.spark import json_columns, options, sampled_schema, session, stream, view
 from kstreams_py.spark.sessions import _packages
 from kstreams_py.spark.views import META
 from tests.waiting import wait_until
@@ -711,6 +711,86 @@ def in_new_process(code: str, environment: Mapping[str, str]) -> str:
     return ran.stdout + ran.stderr
 
 
+JSON_VALUES = (b'{"quantity": 1, "note": "a"}', b'{"quantity": 2, "unit_price": 0.5}', None)
+JSON_ROWS = [(1, None, "a"), (2, 0.5, None), (None, None, None)]
+
+
+@pytest.fixture
+def orders(broker: Any, settings: Settings, topic_name: str) -> tuple[Topic, Callable[[bytes], None]]:
+    """A topic of JSON with JSON_VALUES, and a function that writes one more value."""
+    topic = create(broker, topic_name, value=Json())
+    producer = ck.Producer({"bootstrap.servers": broker.bootstrap_servers})
+
+    def write(value: bytes | None) -> None:
+        producer.produce(topic_name, value)
+        producer.flush()
+
+    for value in JSON_VALUES:
+        write(value)
+    return topic, write
+
+
+@pytest.mark.parametrize("schema", ["quantity INT, unit_price DOUBLE, note STRING", None], ids=["given", "sampled"])
+def test_json_values_are_columns_by_a_schema_that_is_given_or_sampled(
+    spark: SparkSession, settings: Settings, orders: tuple[Topic, Callable[[bytes], None]], schema: str | None
+) -> None:
+    df = json_columns(view(spark, orders[0], settings=settings), schema)
+    assert df.columns[-6:] == list(META)
+    assert sorted(df.columns[:-6]) == ["note", "quantity", "unit_price"]
+    found = df.orderBy("offset").select("quantity", "unit_price", "note").collect()
+    assert [tuple(row) for row in found] == JSON_ROWS
+
+
+def test_json_value_that_does_not_fit_the_schema_fails_the_query_and_is_named(
+    spark: SparkSession, settings: Settings, orders: tuple[Topic, Callable[[bytes], None]]
+) -> None:
+    topic, write = orders
+    for value in (b'{"quantity": "many"}', b"[1]", b"{"):
+        write(value)
+    df = json_columns(view(spark, topic, settings=settings), "quantity INT")
+    assert [row[0] for row in df.where("offset < 3").orderBy("offset").select("quantity").collect()] == [1, 2, None]
+    for offset in (3, 4, 5):
+        with pytest.raises(Exception, match=rf"partition 0 offset {offset}: its value does not fit the schema struct"):
+            df.where(f"offset = {offset}").select("quantity").collect()
+    with pytest.raises(SchemaError, match="a value of the sample is not a JSON object"):
+        sampled_schema(view(spark, topic, settings=settings))
+
+
+def test_json_schema_that_does_not_parse_clashes_or_cannot_be_sampled_is_refused(
+    spark: SparkSession, settings: Settings, broker: Any, topic_name: str
+) -> None:
+    topic = create(broker, topic_name, value=Json())
+    empty = view(spark, topic, settings=settings)
+    with pytest.raises(SchemaError, match="schema 'quantity' does not parse: write it as"):
+        json_columns(empty, "quantity")
+    with pytest.raises(SchemaError, match="field 'Offset' has the name of a column that every view has"):
+        json_columns(empty, "Offset INT")
+    with pytest.raises(SchemaError, match="there is no record to sample"):
+        json_columns(empty)
+    with pytest.raises(SchemaError, match="a stream cannot be sampled"):
+        json_columns(stream(spark, topic, settings=settings))
+
+
+@pytest.mark.parametrize("read", [view, stream])
+def test_topic_that_does_not_exist_is_named_before_any_query(
+    spark: SparkSession, settings: Settings, read: Callable[..., DataFrame]
+) -> None:
+    with pytest.raises(TopicError) as missing:
+        read(spark, Graph("spark").topic("no-such-topic"), settings=settings)
+    assert str(missing.value) == (
+        f"topic 'no-such-topic' does not exist at {settings.bootstrap_servers}: correct its name or create it"
+    )
+
+
+@pytest.mark.parametrize("read", [view, stream])
+def test_broker_that_does_not_answer_is_one_message_before_any_query(
+    spark: SparkSession, read: Callable[..., DataFrame]
+) -> None:
+    away = Settings.load(bootstrap_servers="127.0.0.1:9", request_timeout_ms=500)
+    with pytest.raises(BrokerUnavailable, match=r"no Kafka broker answers at 127\.0\.0\.1:9: start one"):
+        read(spark, Graph("spark").topic("flights"), settings=away)
+
+
 def test_missing_software_without_pyspark_is_named() -> None:
     code = (
         "import sys; sys.modules['pyspark'] = None\n"
@@ -726,7 +806,7 @@ def test_missing_software_without_pyspark_is_named() -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (None, "java does not run: run scripts/setup, install Java 17 or 21"),
+        (None, "java does not run: set JAVA_HOME to a Java 17 or 21, or leave it out and run pip install"),
         ("11.0.2", "did not start on Java 11"),
         ("25.0.1", "did not start on Java 25"),
     ],

@@ -70,13 +70,14 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
     package = tree / "kstreams_py"
     expected = {f"kstreams_py/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
     expected |= {f"kstreams_py/schemas/{path.name}" for path in (tree / "schemas").iterdir()}
+    expected.add("kstreams_command.py")
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         (points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         commands = archive.read(points).decode()
     assert held == expected
     assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", "kstreams_py/demo/report.html"} <= held
-    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_py.cli.main:main"]
+    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_command:main"]
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,18 @@ def environment(tmp_path: Path) -> Iterator[Path]:
     run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
     yield venv
     shutil.rmtree(venv)
+
+
+def test_editable_install_shows_its_types_to_a_type_checker(tree: Path, environment: Path, tmp_path: Path) -> None:
+    """A type checker does not follow an import hook, as setuptools makes without the package-dir of pyproject.toml."""
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "-e", tree, cwd=tmp_path)
+    file = tmp_path / "shop.py"
+    file.write_text("import kstreams_py\n\nreveal_type(kstreams_py.Graph.validate)\n")
+    found = run(
+        sys.executable, "-m", "mypy", "--python-executable", python, "--ignore-missing-imports", file, cwd=tmp_path
+    )
+    assert 'Revealed type is "def (self: kstreams_py.graph.topology.Graph)"' in found
 
 
 @pytest.mark.timeout(600)  # on a new machine, PySpark is downloaded from the package registry

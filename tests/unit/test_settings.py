@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.settings import OWNED, ClientSettings, SecretUrl, Settings, redact_url
+from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, SecretUrl, Settings, explain, redact_url
 from tests.unit.fakes import raise_error
 
 SECRETS = {
@@ -149,68 +150,81 @@ def test_settings_cannot_be_changed() -> None:
 
 # Refusals.
 
-SOURCES = " (set by argument, KSTREAMS_* or a settings file)"
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bootstrap_servers": "broker"}, "bootstrap_servers: 'broker' is not host:port"),
-        ({"bootstrap_servers": "a:1, :2"}, "bootstrap_servers: ':2' is not host:port"),
-        ({"bootstrap_servers": "a:1,b:port"}, "bootstrap_servers: 'b:port' is not host:port"),
-        ({"auto_offset_reset": "none"}, "auto_offset_reset: Input should be 'earliest' or 'latest'"),
-        ({"commit_interval_ms": 0}, "commit_interval_ms: Input should be greater than 0"),
-        ({"commit_records": -1}, "commit_records: Input should be greater than 0"),
+        ({"bootstrap_servers": "broker"}, "bootstrap_servers = 'broker' (argument): 'broker' is not host:port"),
+        ({"bootstrap_servers": "a:1, :2"}, "bootstrap_servers = 'a:1, :2' (argument): ':2' is not host:port"),
+        ({"bootstrap_servers": 4}, "bootstrap_servers = 4 (argument): write a text, in quotes"),
+        ({"auto_offset_reset": "none"}, "auto_offset_reset = 'none' (argument): write 'earliest' or 'latest'"),
+        ({"commit_interval_ms": 0}, "commit_interval_ms = 0 (argument): write an integer greater than 0"),
+        ({"commit_records": -1}, "commit_records = -1 (argument): write an integer greater than 0"),
+        ({"drain_timeout_ms": "soon"}, "drain_timeout_ms = 'soon' (argument): write an integer"),
+        ({"drain_timeout_ms": 1.5}, "drain_timeout_ms = 1.5 (argument): write an integer"),
+        ({"leave_on_stop": "maybe"}, "leave_on_stop = 'maybe' (argument): write true or false"),
+        ({"schema_directory": 4}, "schema_directory = 4 (argument): write a path, in quotes"),
+        ({"comit_records": 1}, "comit_records (argument): there is no such setting: did you mean commit_records?"),
         (
-            {"drain_timeout_ms": "soon"},
-            "drain_timeout_ms: Input should be a valid integer, unable to parse string as an integer",
+            {"colour": "green"},
+            "colour (argument): there is no such setting: `kstreams config show` lists all",
         ),
-        ({"comit_records": 1}, "comit_records: Extra inputs are not permitted"),
-        ({"kafka": "linger.ms=1"}, "kafka: expected a table of librdkafka settings"),
+        ({"kafka": "linger.ms=1"}, "kafka (argument): expected a table of librdkafka settings"),
         (
             {"commit_interval_ms": 10_000},
             (
-                "settings: commit_interval_ms (10000) must be below transaction_timeout_ms (10000), or the broker "
-                "aborts each transaction before its commit"
+                "commit_interval_ms (10000) must be below transaction_timeout_ms (10000), or the broker "
+                "aborts each transaction before its commit (commit_interval_ms: argument)"
             ),
         ),
         (
             {"stuck_timeout_ms": 999},
             (
-                "settings: stuck_timeout_ms (999) must be at least 1000 and commit_interval_ms (100), or workers that "
-                "make progress count as stuck"
+                "stuck_timeout_ms (999) must be at least 1000 and commit_interval_ms (100), or workers that "
+                "make progress count as stuck (stuck_timeout_ms: argument)"
             ),
         ),
         (
             {"stuck_timeout_ms": 4_999, "commit_interval_ms": 5_000},
             (
-                "settings: stuck_timeout_ms (4999) must be at least 1000 and commit_interval_ms (5000), or workers "
-                "that make progress count as stuck"
+                "stuck_timeout_ms (4999) must be at least 1000 and commit_interval_ms (5000), or workers that make "
+                "progress count as stuck (commit_interval_ms: argument; stuck_timeout_ms: argument)"
             ),
         ),
-        ({"stuck_timeout_ms": 0}, "stuck_timeout_ms: Input should be greater than 0"),
+        ({"stuck_timeout_ms": 0}, "stuck_timeout_ms = 0 (argument): write an integer greater than 0"),
         (
             {"transaction_timeout_ms": 15_001},
             (
-                "settings: transaction_timeout_ms (15001) must not exceed session_timeout_ms (15000), or a dead "
-                "worker's transaction outlives its membership"
+                "transaction_timeout_ms (15001) must not exceed session_timeout_ms (15000), or a dead "
+                "worker's transaction outlives its membership (transaction_timeout_ms: argument)"
             ),
         ),
         (
             {"commit_records": 0, "commit_interval_ms": -1},
-            "commit_interval_ms: Input should be greater than 0; commit_records: Input should be greater than 0",
+            (
+                "commit_interval_ms = -1 (argument): write an integer greater than 0; "
+                "commit_records = 0 (argument): write an integer greater than 0"
+            ),
         ),
     ],
 )
 def test_refusal_names_the_setting_and_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
-    assert read_refusal(**arguments) == message + SOURCES
+    assert read_refusal(**arguments) == message
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("KSTREAMS_COMMIT_RECORDS", "0", "commit_records: Input should be greater than 0" + SOURCES),
-        ("KSTREAMS_KAFKA__ACKS", "1", "kafka: acks belongs to the framework: it follows from the durability" + SOURCES),
+        (
+            "KSTREAMS_COMMIT_RECORDS",
+            "0",
+            "commit_records = '0' (KSTREAMS_COMMIT_RECORDS): write an integer greater than 0",
+        ),
+        (
+            "KSTREAMS_KAFKA__ACKS",
+            "1",
+            "kafka.acks (KSTREAMS_KAFKA__ACKS): acks belongs to the framework: it follows from the durability",
+        ),
         ("KSTREAMS_KAFKA", "{", "KSTREAMS_KAFKA does not parse as JSON: correct it, or use KSTREAMS_KAFKA__<NAME>"),
     ],
 )
@@ -233,23 +247,23 @@ def test_timeouts_at_their_limits_are_accepted() -> None:
 
 @pytest.mark.parametrize("name", OWNED)
 def test_settings_that_the_framework_owns_are_refused_with_the_reason(name: str) -> None:
-    assert read_refusal(kafka={name: "1"}) == f"kafka: {name} belongs to the framework: {OWNED[name]}{SOURCES}"
+    found = read_refusal(kafka={name: "1"})
+    assert found == f"kafka.{name} (argument): {name} belongs to the framework: {OWNED[name]}"
 
 
 def test_settings_that_the_framework_owns_are_refused_from_the_environment_and_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text("[kafka]\nisolation.level = 1\n")
-    reason = "kafka: isolation.level belongs to the framework: inputs are always read_committed"
-    assert read_refusal(file) == f"{reason} (set by argument, KSTREAMS_* or {file})"
-    file.write_text("")
+    reason = "isolation.level belongs to the framework: inputs are always read_committed"
+    assert read_refusal(file) == f"kafka.isolation.level ({file}, line 2, table [kafka]): {reason}"
     monkeypatch.setenv("KSTREAMS_KAFKA__ISOLATION_LEVEL", "read_uncommitted")
-    assert read_refusal(file) == f"{reason} (set by argument, KSTREAMS_* or {file})"
+    assert read_refusal(file) == f"kafka.isolation.level (KSTREAMS_KAFKA__ISOLATION_LEVEL): {reason}"
 
 
 def test_alias_of_a_setting_that_the_framework_owns_is_refused() -> None:
     assert read_refusal(kafka={"metadata.broker.list": "a:1"}).startswith(
-        "kafka: metadata.broker.list belongs to the framework: "
+        "kafka.metadata.broker.list (argument): metadata.broker.list belongs to the framework: "
     )
 
 
@@ -269,12 +283,101 @@ def test_file_that_cannot_be_read_is_refused_by_name(file: Path, monkeypatch: py
     assert read_refusal(file) == f"settings file {file} cannot be read: Permission denied"
 
 
-def test_file_is_named_when_one_of_its_settings_is_refused(file: Path) -> None:
-    file.write_text("commit_records = 0\nretries = 3\n")
-    assert read_refusal(file) == (
-        "commit_records: Input should be greater than 0; retries: Extra inputs are not permitted "
-        f"(set by argument, KSTREAMS_* or {file})"
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\ncommit_records = 0\n", "commit_records = 0 ({file}, line 2): write an integer greater than 0"),
+        (
+            "retries = 3\ncommit_records = 'many'\n",
+            (
+                "commit_records = 'many' ({file}, line 2): write an integer; "
+                "retries ({file}, line 1): there is no such setting: `kstreams config show` lists all"
+            ),
+        ),
+        (
+            "# all of the client\n[kafak]\nsasl.password = 'hunter2'\n",
+            (
+                "kafak ({file}, line 2): there is no such setting: did you mean kafka?; "
+                "librdkafka's settings belong under "
+                "[kafka]"
+            ),
+        ),
+        (
+            "socket.timeout.ms = 5\n",
+            (
+                "socket ({file}, line 1): there is no such setting: `kstreams config show` lists all; librdkafka's "
+                "settings belong under [kafka]"
+            ),
+        ),
+        ("kafka = 5\n", "kafka ({file}, line 1): expected a table of librdkafka settings"),
+        (
+            "kafka = { acks = 1 }\n",
+            "kafka.acks ({file}, line 1): acks belongs to the framework: it follows from the durability",
+        ),
+        (
+            "[kafka]\n'client.id' = 1\n",
+            "kafka.client.id ({file}, line 2, table [kafka]): client.id belongs to the framework: "
+            + OWNED["client.id"],
+        ),
+    ],
+)
+def test_setting_of_a_file_that_is_refused_is_named_with_its_line(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    assert read_refusal(file) == message.format(file=file)
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("KSTREAMS_COMIT_RECORDS", "did you mean KSTREAMS_COMMIT_RECORDS?"),
+        ("kstreams_log_levle", "did you mean KSTREAMS_LOG_LEVEL?"),
+        ("KSTREAMS_KAFKA_SASL_PASSWORD", "did you mean KSTREAMS_KAFKA__SASL_PASSWORD?"),
+        ("KSTREAMS_ZZZ", "`kstreams config show` lists all"),
+    ],
+)
+def test_variable_that_is_no_setting_is_refused(name: str, close: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "hunter2")
+    assert read_refusal() == f"{name} is no setting of kstreams_py: {close} (correct it, or unset it)"
+
+
+def test_variables_of_other_things_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OTHER_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    assert Settings.load().commit_records == 100_000
+
+
+def test_each_variable_that_the_code_names_is_known() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for place in ("kstreams_py", "docker", "bench", "scripts") for path in (root / place).rglob("*")]
+    text = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in files
+        if path.suffix in (".py", ".yaml", ".md", "") and path.is_file()
     )
+    settings = {f"KSTREAMS_{name.upper()}" for name in Settings.model_fields}
+    named = set(re.findall(r"KSTREAMS_[A-Z]\w*\b(?!__)", text))
+    assert {name for name in named if not name.startswith("KSTREAMS_KAFKA_")} <= settings | OTHER_VARIABLES.keys()
+
+
+def test_each_setting_is_explained_with_its_origin_and_without_secrets(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("commit_records = 5\ndrain_timeout_ms = 6\n[kafka]\nsasl.password = 'hunter2'\nclient.rack = 'a'\n")
+    monkeypatch.setenv("KSTREAMS_DRAIN_TIMEOUT_MS", "7")
+    monkeypatch.setenv("KSTREAMS_KAFKA__CLIENT_RACK", "b")
+    monkeypatch.setenv("KSTREAMS_SCHEMA_REGISTRY_URL", "https://alice:hunter2@registry")
+    shown = {each.name: (each.value, each.origin) for each in explain(file, bootstrap_servers="a:1")}
+    assert {name: each for name, each in shown.items() if each[1] != "default"} == {
+        "bootstrap_servers": ("a:1", "argument"),
+        "schema_registry_url": ("https://***@registry", "KSTREAMS_SCHEMA_REGISTRY_URL"),
+        "commit_records": ("5", f"{file}, line 1"),
+        "drain_timeout_ms": ("7", "KSTREAMS_DRAIN_TIMEOUT_MS"),
+        "kafka.sasl.password": ("***", f"{file}, line 4, table [kafka]"),
+        "kafka.client.rack": ("b", "KSTREAMS_KAFKA__CLIENT_RACK"),
+    }
+    assert shown["stuck_timeout_ms"] == ("not set", "default")
+    assert shown["leave_on_stop"] == ("false", "default")
+    assert {name for name in shown if not name.startswith("kafka.")} == Settings.model_fields.keys() - {"kafka"}
 
 
 def test_variable_that_does_not_parse_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +427,7 @@ def test_secrets_do_not_show_in_the_refusal_of_constructed_settings() -> None:
     table: Any = {**SECRETS, "acks": 1}
     with pytest.raises(SettingsError) as caught:
         Settings(kafka=table)
-    assert str(caught.value) == "kafka: acks belongs to the framework: it follows from the durability" + SOURCES
+    assert str(caught.value) == "kafka.acks (argument): acks belongs to the framework: it follows from the durability"
     assert not [secret for secret in SECRETS.values() if secret in str(caught.value)]
 
 

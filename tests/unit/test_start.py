@@ -93,8 +93,8 @@ class FakeSlot:
     def stop(self) -> None:
         self.stopped = True
 
-    def run(self, report: Callable[[Sequence[Report]], None], *, create: bool) -> None:
-        FakeSlot.observed = {**FakeSlot.observed, "create": create}
+    def run(self, report: Callable[[Sequence[Report]], None], *, create: bool, partitions: int) -> None:
+        FakeSlot.observed = {**FakeSlot.observed, "create": create, "partitions": partitions}
         for still in self.still:
             counters = {"commits": 1, "records_in": 1, "records_out": 0, "dead_letters": 0}
             report([Report("p", 0, counters, 0, still, "f (g.py, line 1)")])
@@ -139,9 +139,9 @@ def test_one_slot_runs_in_this_process_and_reports_to_its_supervisor_if_there_is
         monkeypatch.setenv(REPORT_FD, str(writing))
     settings, before = Settings(), [signal.getsignal(signum) for signum in SIGNALS]
     monkeypatch.setattr(FakeSlot, "still", (0.0, 0.0))
-    run_in_foreground(SlotRun(THE_GRAPH, 3, settings, create=True))
+    run_in_foreground(SlotRun(THE_GRAPH, 3, settings, create=True, partitions=7))
     assert {name: value for name, value in FakeSlot.observed.items() if name != "on_ctrl_c"} == {
-        "graph": THE_GRAPH, "slot": 3, "cluster": wired, "settings": settings, "create": True,
+        "graph": THE_GRAPH, "slot": 3, "cluster": wired, "settings": settings, "create": True, "partitions": 7,
         "stopped": how == "orphaned",
     }  # fmt: skip
     assert caplog.messages == ["the supervisor has ended: draining"] * (how == "orphaned")

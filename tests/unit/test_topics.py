@@ -14,6 +14,7 @@ from kstreams_py.processing.topics import (
     JOURNAL_SETTINGS,
     check_topics,
     create_topics,
+    describe_idle_slots,
 )
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import MemoryCluster
@@ -65,9 +66,29 @@ def test_missing_topics_are_created_as_declared_or_like_the_topics_they_are_read
     graph = graph_of(x={"partitions": 5, "config": {"retention.ms": "7"}})
     assert sorted(create_topics(graph, cluster)) == ["a", "c", "d", "x"]
     found = cluster.topics("abcdx")
-    assert {name: info.partitions for name, info in found.items()} == {"a": 3, "b": 3, "c": 3, "d": 1, "x": 5}
+    assert {name: info.partitions for name, info in found.items()} == {"a": 3, "b": 3, "c": 3, "d": 4, "x": 5}
     assert found["x"].settings["retention.ms"] == "7"
     assert create_topics(graph, cluster) == []
+
+
+def test_number_of_partitions_that_nothing_else_decides_can_be_chosen() -> None:
+    cluster = MemoryCluster()
+    cluster.create_topics([("b", 3, -1, {})])
+    create_topics(graph_of(), cluster, 7)
+    assert {name: info.partitions for name, info in cluster.topics("abcdx").items()} == {
+        "a": 3, "b": 3, "c": 3, "d": 7, "x": 3,
+    }  # fmt: skip
+
+
+def test_more_slots_than_partitions_are_described_with_the_remedy() -> None:
+    graph = graph_of()
+    found = cluster_of(d=4).topics("abcdx")
+    assert describe_idle_slots(graph, found, 4) == ""
+    assert describe_idle_slots(graph, found, 8) == (
+        "8 slots, and the inputs of graph 'g' have 4 partition(s): one slot at a time reads a partition, so 4 of them "
+        "only stand by; run 4, or make topics with more partitions (partitions= of the topic, --partitions with "
+        "--create-topics)"
+    )
 
 
 def test_check_creates_the_frameworks_own_topics_and_returns_all_others() -> None:

@@ -676,12 +676,13 @@ def test_undeclared_partition_counts_follow_the_topics_read_together_then_the_in
         "departed": 3,
         "extra": 3,
         "joined": 3,
-        "circle": 1,
-        "round": 1,
-        "lonely": 1,
+        "circle": 4,
+        "round": 4,
+        "lonely": 4,
         "declared": 5,
         "errors": 3,
     }
+    assert [graph.partitions_like(name, {"jfk": 3}, 7) for name in ("ewr", "declared", "lonely")] == [3, 5, 7]
 
 
 def test_journal_is_for_alts_that_are_exactly_once_and_no_others() -> None:

@@ -1,0 +1,22 @@
+"""The console script `kstreams`. It is outside the package, whose import takes a second in which Ctrl-C may come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command; a Ctrl-C while it is imported is one message and exit status 130."""
+
+    def leave(*_: object) -> None:
+        sys.stderr.write("interrupted\n")
+        sys.stderr.flush()
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    from kstreams_py.cli.main import main as run  # noqa: PLC0415, after the handler
+
+    signal.signal(signal.SIGINT, before)
+    run()

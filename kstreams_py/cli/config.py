@@ -1,0 +1,19 @@
+"""`kstreams config`: the settings that a command with the same options and environment has."""
+
+from __future__ import annotations
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config
+from kstreams_py.settings import explain
+
+app = typer.Typer(help="The settings.", no_args_is_help=True)
+
+
+@app.command()
+def show(bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
+    """Print each setting, its value and where it comes from; secrets are shown as ***."""
+    shown = explain(config, bootstrap_servers=bootstrap_servers)
+    name, value = (max(len(each[column]) for each in shown) for column in (0, 1))
+    for each in shown:
+        print(f"{each.name:{name}}  {each.value:{value}}  {each.origin}")
