@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Event
 from typing import Final
 
@@ -23,7 +23,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.metrics import Counters
+from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committed import CommittedOffsets
@@ -40,7 +40,7 @@ from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.sizes import batch_bytes, record_bytes
 from kstreams_py.processing.tasks import Tasks
-from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +137,17 @@ class Worker:
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
         """The exception of a callback, to be raised by the turn."""
+        self._has_joined = False
+        """The committed offsets of the assignment were read."""
+
+    @property
+    def state(self) -> WorkerState:
+        """What the worker does now, as far as its loop knows. Another thread may read it."""
+        if self.committer.attempts.waits_for_broker:
+            return WorkerState.BROKER_AWAY
+        if not self._has_joined:
+            return WorkerState.JOINING
+        return WorkerState.RUNNING if self.ledger.cursors else WorkerState.SPARE
 
     def run(self) -> None:
         """Starts, runs turns until `stopping` is set, and commits what is processed by then."""
@@ -252,6 +263,7 @@ class Worker:
         self.committer.check()  # `consume` may have revoked partitions: abort if so
         if self._must_rewind:
             return
+        self.counters.bytes_in += estimate(_fetched_bytes, records)
         self.tasks.add(records)
         if self.committer.must_repeat_commit or self.consumer.tainted:
             self._run_saved()
@@ -282,7 +294,9 @@ class Worker:
         self._taken = None
         started = self._clock()
         plan = self.runner.run(intake)
-        self.pace.ran(max(1, plan.steps), self._clock() - started)
+        seconds = self._clock() - started
+        self.pace.ran(max(1, plan.steps), seconds)
+        self.counters.ran(plan.steps, seconds)
         if plan.steps:
             self._last = intake
         if plan.interrupt is not None and self.committer.must_finish:
@@ -349,6 +363,8 @@ class Worker:
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
             self.consumer.assign(positions)
         self._must_rewind = False
+        self.committer.attempts.waits_for_broker = False
+        self._has_joined = True
 
     def _still_saved(self, positions: Positions) -> Intake | None:
         """The intake that was taken, if its offsets are committed: no other worker would run it."""
@@ -382,6 +398,7 @@ class Worker:
         """Acts on the rebalances since the last look."""
         while self._rebalances:
             assigned = self._rebalances.popleft()
+            self.counters.rebalanced()
             if assigned is None:
                 self._lose()
             else:
@@ -410,9 +427,14 @@ class Worker:
                 self.committer.recover(refused)  # the next commit writes its dead letter
 
     def _let_go(self) -> None:
+        self._has_joined = False
         self._assigned = set()
         self._taken = None
         self.tasks.clear()
+
+
+def _fetched_bytes(records: Sequence[Message]) -> int:
+    return sum(map(len, records))
 
 
 def _dead_letters(

@@ -1,4 +1,9 @@
-"""The pipe from a worker to its supervisor: one line of JSON for each report, written without waiting."""
+"""The pipe from a worker to its supervisor: lines of JSON, written without waiting.
+
+Each report is a line of the fields whose size is bounded. What is not bounded follows in lines of its own, and only
+where it has changed: measures, the newest failure, and the lags of as many partitions as fit a line. A line that the pipe
+does not take is written with a later report.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,19 @@ import json
 import os
 import select
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from kstreams_py.errors import KStreamsError
+from kstreams_py.metrics import WorkerState
+from kstreams_py.records import TopicPartition
 from kstreams_py.running.reports import Report
 
 REPORT_FD: Final = "KSTREAMS_REPORT_FD"
 """The environment variable with the file descriptor to which a worker writes its reports and its last error."""
+
+FAILURE_MAX: Final = 400
+"""Characters of the text of the newest failure that are reported."""
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:
@@ -22,14 +33,7 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
     BrokenPipeError if the supervisor has ended.
     """
     fd = os.environ.get(REPORT_FD)
-    if fd is None:
-        return None
-
-    def write(reports: Sequence[Report]) -> None:
-        for report in reports:
-            _write_line(int(fd), report.as_dict())
-
-    return write
+    return None if fd is None else _Writer(int(fd)).write
 
 
 def report_error(error: KStreamsError) -> bool:
@@ -48,9 +52,15 @@ def report_error(error: KStreamsError) -> bool:
 
 def _write_line(fd: int, fields: Mapping[str, object]) -> bool:
     """Writes a line without waiting; False if it does not fit. Up to PIPE_BUF bytes go whole or not at all (POSIX)."""
-    line = json.dumps(fields).encode() + b"\n"
-    if len(line) > select.PIPE_BUF:
-        return False
+    line = _line(fields)
+    return len(line) <= select.PIPE_BUF and _write(fd, line)
+
+
+def _line(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _write(fd: int, line: bytes) -> bool:
     os.set_blocking(fd, False)
     try:
         os.write(fd, line)
@@ -59,14 +69,107 @@ def _write_line(fd: int, fields: Mapping[str, object]) -> bool:
     return True
 
 
+Item = tuple[Any, ...]
+"""A part of what is not bounded: ("measure", name, value), ("failure", text), ("lag", topic, partition, lag)."""
+
+
+class _Writer:
+    """Writes the reports of one worker process; it knows what the supervisor has of each processor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._sent: dict[str, dict[Item, Any]] = {}
+        self._generations: dict[str, int] = {}
+        """How often a processor has lost partitions: what was sent of others then counts no more."""
+
+    def write(self, reports: Sequence[Report]) -> None:
+        """Writes all bounded lines first: a supervisor must hear of every loop, whatever else does not fit."""
+        for report in reports:
+            items = _items(report)
+            sent = self._sent.setdefault(report.processor, {})
+            if not sent.keys() <= items.keys():
+                self._generations[report.processor] = self._generations.get(report.processor, 0) + 1
+                sent.clear()
+            generation = self._generations.get(report.processor, 0)
+            _write_line(self._fd, {**report.head(), "generation": generation})
+        for report in reports:
+            sent = self._sent[report.processor]
+            changed = [each for each in _items(report).items() if each[0] not in sent or sent[each[0]] != each[1]]
+            if not self._write_items(report.processor, changed):
+                return
+
+    def _write_items(self, processor: str, items: Sequence[tuple[Item, Any]]) -> bool:
+        """Writes items in as many lines as they need; False if the pipe takes no more."""
+        if not items:
+            return True
+        generation = self._generations.get(processor, 0)
+        line = _line(
+            {"processor": processor, "generation": generation, "items": [[*name, value] for name, value in items]}
+        )
+        if len(line) <= select.PIPE_BUF:
+            if not _write(self._fd, line):
+                return False
+        elif len(items) > 1:
+            half = len(items) // 2
+            return self._write_items(processor, items[:half]) and self._write_items(processor, items[half:])
+        self._sent[processor].update(items)  # an item that fits no line is left out
+        return True
+
+
+def _items(report: Report) -> dict[Item, Any]:
+    """What is not bounded of a report, by name."""
+    items: dict[Item, Any] = {("measure", name): value for name, value in report.measures.items()}
+    if report.failure:
+        items["failure",] = report.failure[:FAILURE_MAX]
+    items |= {("lag", *tp): lag for tp, lag in report.lags.items()}
+    return items
+
+
 class PipeReader:
     """The supervisor's end of one worker's pipe: decodes reports from bytes that arrive in pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
+        self._heads: dict[str, Report] = {}
+        self._items: dict[str, tuple[int, dict[Item, Any]]] = {}
+        """The newest items of each processor, and their generation."""
 
     def feed(self, data: bytes) -> list[Report | str]:
-        """Returns the reports that are complete now; a str is the error that ends the worker."""
+        """Returns the reports that are complete now; a str is the error that ends the worker.
+
+        A line of items gives the newest report once more, with these items.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = (json.loads(line) for line in lines)
-        return [fields["error"] if "error" in fields else Report(**fields) for fields in found]
+        found = (self._read(json.loads(line)) for line in lines)
+        return [each for each in found if each is not None]
+
+    def forget(self) -> None:
+        """Discards the newest reports, because they are old; items are kept."""
+        self._heads = {}
+
+    def _read(self, fields: dict[str, Any]) -> Report | str | None:
+        if "error" in fields:
+            return str(fields["error"])
+        processor, generation = fields["processor"], fields.pop("generation", 0)
+        if self._items.get(processor, (-1, {}))[0] != generation:
+            self._items[processor] = generation, {}
+        items = self._items[processor][1]
+        if (sent := fields.get("items")) is None:
+            fields["state"] = WorkerState(fields.get("state", WorkerState.RUNNING))
+            self._heads[processor] = Report(**fields)
+        else:
+            items.update({tuple(each[:-1]): each[-1] for each in sent})
+        head = self._heads.get(processor)
+        return None if head is None else _with(head, items)
+
+
+def _with(head: Report, items: Mapping[Item, Any]) -> Report:
+    """A report with its items."""
+    if not items:
+        return head
+    return replace(
+        head,
+        measures={name[1]: value for name, value in items.items() if name[0] == "measure"},
+        lags={TopicPartition(name[1], name[2]): value for name, value in items.items() if name[0] == "lag"},
+        failure=items.get(("failure",), ""),
+    )

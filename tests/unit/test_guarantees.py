@@ -322,6 +322,7 @@ def test_counters_count_records_commits_and_aborts() -> None:
     bench.recover(Abortable("refused"))
     assert bench.counters.as_dict() == {
         "records_in": 2, "records_out": 2, "dead_letters": 0, "commits": 1, "aborts": 1,
+        "retries": 0, "bytes_in": 0, "bytes_out": 2, "rebalances": 0,
     }  # fmt: skip
 
 

@@ -1405,6 +1405,7 @@ def test_counters_of_a_worker_count_records_dead_letters_and_commits() -> None:
     plant.run(worker)
     assert worker.counters.as_dict() == {
         "records_in": 5, "records_out": 3, "dead_letters": 1, "commits": 1, "aborts": 0,
+        "retries": 0, "bytes_in": 5, "bytes_out": 2, "rebalances": 1,
     }  # fmt: skip
 
 
