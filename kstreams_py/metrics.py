@@ -12,10 +12,10 @@ from kstreams_py.records import Positions, TopicPartition
 
 T = TypeVar("T")
 
-STEP_BOUNDS: Final = (0.00001, 0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+STEP_BOUNDS: Final = (0.00001, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """Upper bounds of the buckets for the seconds of a step."""
 
-COMMIT_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+COMMIT_BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Upper bounds of the buckets for the seconds of a commit."""
 
 RENEWALS: Final[Mapping[str, str]] = {

@@ -53,6 +53,7 @@ CLIENTS = {
     "pydantic_settings",
     "platformdirs",
     "filelock",
+    "prometheus_client",
 }
 """Client libraries: only adapters import them."""
 

@@ -23,6 +23,10 @@ def run(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
     create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(help="serve /metrics, /livez, /readyz and /status at host:port, such as 127.0.0.1:8080"),
+    ] = None,
     leave: Annotated[
         bool,
         typer.Option(
@@ -32,7 +36,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a graph until Ctrl-C; a second Ctrl-C ends it at once."""
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None, http=http)
     if slot is not None:
         run_in_foreground(SlotRun(load(target), slot, settings, create=create_topics))
     else:

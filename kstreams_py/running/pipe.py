@@ -1,8 +1,8 @@
 """The pipe from a worker to its supervisor: lines of JSON, written without waiting.
 
 Each report is a line of the fields whose size is bounded. What is not bounded follows in lines of its own, and only
-where it has changed: measures, the newest failure, and the lags of as many partitions as fit a line. A line that the pipe
-does not take is written with a later report.
+where it has changed: measures, the newest failure, and the lags of as many partitions as fit a line. A line that the
+pipe does not take is written with a later report.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ class _Writer:
 
     def write(self, reports: Sequence[Report]) -> None:
         """Writes all bounded lines first: a supervisor must hear of every loop, whatever else does not fit."""
+        all_items = {report.processor: _items(report) for report in reports}
         for report in reports:
-            items = _items(report)
+            items = all_items[report.processor]
             sent = self._sent.setdefault(report.processor, {})
             if not sent.keys() <= items.keys():
                 self._generations[report.processor] = self._generations.get(report.processor, 0) + 1
@@ -94,7 +95,8 @@ class _Writer:
             _write_line(self._fd, {**report.head(), "generation": generation})
         for report in reports:
             sent = self._sent[report.processor]
-            changed = [each for each in _items(report).items() if each[0] not in sent or sent[each[0]] != each[1]]
+            newest = all_items[report.processor].items()
+            changed = [each for each in newest if each[0] not in sent or sent[each[0]] != each[1]]
             if not self._write_items(report.processor, changed):
                 return
 
@@ -135,21 +137,27 @@ class PipeReader:
         """The newest items of each processor, and their generation."""
 
     def feed(self, data: bytes) -> list[Report | str]:
-        """Returns the reports that are complete now; a str is the error that ends the worker.
+        """Returns the newest report of each processor of which lines are complete now; a str is the error that ends
+        the worker.
 
         A line of items gives the newest report once more, with these items.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = (self._read(json.loads(line)) for line in lines)
-        return [each for each in found if each is not None]
+        found: dict[str, Report | str] = {}
+        for line in lines:
+            fields = json.loads(line)
+            if "error" in fields:
+                found[""] = str(fields["error"])
+            else:
+                self._read(fields)
+                found[fields["processor"]] = ""
+        return [error or self._whole(name) for name, error in found.items() if error or name in self._heads]
 
     def forget(self) -> None:
         """Discards the newest reports, because they are old; items are kept."""
         self._heads = {}
 
-    def _read(self, fields: dict[str, Any]) -> Report | str | None:
-        if "error" in fields:
-            return str(fields["error"])
+    def _read(self, fields: dict[str, Any]) -> None:
         processor, generation = fields["processor"], fields.pop("generation", 0)
         if self._items.get(processor, (-1, {}))[0] != generation:
             self._items[processor] = generation, {}
@@ -159,17 +167,15 @@ class PipeReader:
             self._heads[processor] = Report(**fields)
         else:
             items.update({tuple(each[:-1]): each[-1] for each in sent})
-        head = self._heads.get(processor)
-        return None if head is None else _with(head, items)
 
-
-def _with(head: Report, items: Mapping[Item, Any]) -> Report:
-    """A report with its items."""
-    if not items:
-        return head
-    return replace(
-        head,
-        measures={name[1]: value for name, value in items.items() if name[0] == "measure"},
-        lags={TopicPartition(name[1], name[2]): value for name, value in items.items() if name[0] == "lag"},
-        failure=items.get(("failure",), ""),
-    )
+    def _whole(self, processor: str) -> Report:
+        """The newest report of a processor, with its items."""
+        head, items = self._heads[processor], self._items[processor][1]
+        if not items:
+            return head
+        return replace(
+            head,
+            measures={name[1]: value for name, value in items.items() if name[0] == "measure"},
+            lags={TopicPartition(name[1], name[2]): value for name, value in items.items() if name[0] == "lag"},
+            failure=items.get(("failure",), ""),
+        )
