@@ -22,6 +22,9 @@ from kstreams_py.running.reports import Report
 REPORT_FD: Final = "KSTREAMS_REPORT_FD"
 """The environment variable with the file descriptor to which a worker writes its reports and its last error."""
 
+ITEMS_MAX: Final = 2_048
+"""Bytes of a line of several items: it must fit beside bounded lines in the smallest pipe that Linux makes."""
+
 FAILURE_MAX: Final = 400
 """Characters of the text of the newest failure that are reported."""
 
@@ -108,7 +111,7 @@ class _Writer:
         line = _line(
             {"processor": processor, "generation": generation, "items": [[*name, value] for name, value in items]}
         )
-        if len(line) <= select.PIPE_BUF:
+        if len(line) <= min(ITEMS_MAX, select.PIPE_BUF) or (len(items) == 1 and len(line) <= select.PIPE_BUF):
             if not _write(self._fd, line):
                 return False
         elif len(items) > 1:

@@ -213,7 +213,7 @@ def test_at_most_once_repeated_fatal_errors_end_the_worker_with_the_cause(caplog
     caplog.set_level(logging.CRITICAL)
     bench = Bench(AMO)
     for _ in range(FAILURES_MAX - 1):
-        bench.guarantee._attempts._producers = 0
+        bench.guarantee.attempts._producers = 0
         bench.recover(Fatal("no such group"))
     with pytest.raises(Fatal) as caught:
         bench.guarantee.recover(Fatal("no such group"))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import select
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kstreams_py.errors import TopicError
-from kstreams_py.running.pipe import REPORT_FD, report_error, report_writer
+from kstreams_py.metrics import WorkerState
+from kstreams_py.records import TopicPartition
+from kstreams_py.running.pipe import FAILURE_MAX, REPORT_FD, PipeReader, report_error, report_writer
 from kstreams_py.running.reports import Report
+
+A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
 def test_report_error_writes_to_the_supervisor_and_is_false_without_one(
@@ -38,7 +43,7 @@ def test_report_writer_writes_to_the_supervisor_until_it_has_ended(monkeypatch: 
     assert write is not None
     reports = [Report("p", 0, {"commits": 1}, 3), Report("q", 0, {"commits": 2}, None)]
     write(reports)
-    assert [Report(**json.loads(line)) for line in os.read(reading, 10_000).splitlines()] == reports
+    assert PipeReader().feed(os.read(reading, 10_000)) == reports
     os.close(reading)
     with pytest.raises(BrokenPipeError):
         write(reports)
@@ -68,15 +73,13 @@ def test_full_pipe_takes_no_more_reports_and_never_a_part_of_one(full_pipe: tupl
     reading, _ = full_pipe
     data = os.read(reading, 2 * SMALLEST)
     assert data.endswith(b"\n")
-    reports = [Report(**json.loads(line)) for line in data.splitlines()]
+    reports = [PipeReader().feed(line + b"\n")[0] for line in data.splitlines()]
     assert 10 < len(reports) < 100
     assert reports == [Report("pq"[i % 2], 0, {"commits": i // 2}, 3) for i in range(len(reports))]
     write = report_writer()
     assert write is not None
-    write(reports[:1])
-    assert [Report(**json.loads(line)) for line in os.read(reading, SMALLEST).splitlines()] == reports[:1], (
-        "written once the pipe was read"
-    )
+    write([Report("p", 0, {"commits": 0}, 3)])
+    assert PipeReader().feed(os.read(reading, SMALLEST)) == reports[:1], "written once the pipe was read"
 
 
 def test_error_that_a_full_pipe_does_not_take_is_left_to_the_worker(full_pipe: tuple[int, int]) -> None:
@@ -95,3 +98,111 @@ def test_error_that_is_too_long_for_one_atomic_write_is_left_to_the_worker(monke
     assert len(os.read(reading, 100_000)) == select.PIPE_BUF
     os.close(reading)
     os.close(writing)
+
+
+# What is not bounded.
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The ends of an empty pipe to a supervisor."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    monkeypatch.setenv(REPORT_FD, str(writing))
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def make_report(commits: int, lags: dict[TopicPartition, int | None], **fields: Any) -> Report:
+    return Report("p", 0, {"commits": commits}, 3, lags=lags, **fields)
+
+
+def make_lags(count: int, lag: int = 7) -> dict[TopicPartition, int | None]:
+    return {TopicPartition("a-topic-with-a-long-name", number): lag for number in range(count)}
+
+
+def read_all(reading: int) -> bytes:
+    data = b""
+    while True:
+        try:
+            data += os.read(reading, 1 << 16)
+        except BlockingIOError:
+            return data
+
+
+def test_whole_report_arrives_and_only_what_has_changed_is_written_again(pipe: tuple[int, int]) -> None:
+    write, reader = report_writer(), PipeReader()
+    assert write is not None
+    measures = {"renewals:fenced": 1.0, "step_seconds:2": 40.0}
+    first = make_report(
+        1, {A0: 5, B0: None}, measures=measures, failure="KeyError: 'x'", state=WorkerState.SPARE, open_seconds=0.5
+    )
+    write([first])
+    assert reader.feed(read_all(pipe[0])) == [first]
+    second = replace(first, counters={"commits": 2}, lags={A0: 4, B0: None}, measures={**measures, "step_seconds:2": 41.0})
+    write([second])
+    data = read_all(pipe[0])
+    assert b'["lag", "a", 0, 4]' in data
+    assert b"renewals" not in data
+    assert b'"b"' not in data
+    assert reader.feed(data) == [second]
+    write([second])
+    assert read_all(pipe[0]).count(b"\n") == 1
+
+
+def test_more_partitions_than_a_line_holds_arrive_in_several_lines_each_of_which_fits(pipe: tuple[int, int]) -> None:
+    write, reader = report_writer(), PipeReader()
+    assert write is not None
+    write([make_report(1, make_lags(1_000))])
+    data = read_all(pipe[0])
+    assert max(map(len, data.splitlines(keepends=True))) <= select.PIPE_BUF
+    assert len(data.splitlines()) > 10
+    assert reader.feed(data) == [make_report(1, make_lags(1_000))]
+
+
+def test_more_partitions_than_the_pipe_holds_arrive_over_several_reports(pipe: tuple[int, int]) -> None:
+    fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, SMALLEST)
+    write, reader, whole = report_writer(), PipeReader(), make_report(1, make_lags(1_000))
+    assert write is not None
+    counts = [0]
+    for _ in range(100):
+        write([whole])
+        (report,) = reader.feed(read_all(pipe[0]))
+        assert isinstance(report, Report)
+        assert report.counters == whole.counters, "each report arrives, however many partitions wait"
+        counts.append(len(report.lags))
+        if counts[-1] == 1_000:
+            break
+    assert len(counts) > 5
+    assert counts == sorted(set(counts)), "some are added each time"
+    assert report == whole
+
+
+def test_partitions_that_a_worker_has_lost_are_forgotten(pipe: tuple[int, int]) -> None:
+    write, reader = report_writer(), PipeReader()
+    assert write is not None
+    seen = []
+    for lags in ({A0: 1, B0: 2}, {B0: 2}, {}, {A0: 9}):
+        write([make_report(1, dict(lags))])
+        seen += reader.feed(read_all(pipe[0]))
+    assert [each.lags for each in seen if isinstance(each, Report)] == [{A0: 1, B0: 2}, {B0: 2}, {}, {A0: 9}]
+
+
+def test_reader_that_forgets_old_reports_keeps_their_partitions_for_the_next(pipe: tuple[int, int]) -> None:
+    write, reader = report_writer(), PipeReader()
+    assert write is not None
+    write([make_report(1, {A0: 1})])
+    reader.feed(read_all(pipe[0]))
+    reader.forget()
+    assert reader.feed(b'{"processor": "p", "generation": 0, "items": [["lag", "b", 0, 2]]}\n') == []
+    write([make_report(2, {A0: 1, B0: 2})])
+    assert reader.feed(read_all(pipe[0])) == [make_report(2, {A0: 1, B0: 2})]
+
+
+def test_text_of_a_failure_is_cut(pipe: tuple[int, int]) -> None:
+    write = report_writer()
+    assert write is not None
+    write([make_report(1, {}, failure="\x01" * 10_000)])
+    (report,) = PipeReader().feed(read_all(pipe[0]))
+    assert report == make_report(1, {}, failure="\x01" * FAILURE_MAX)
