@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from threading import Event
-from typing import Final
+from typing import Any, Final
 
 from kstreams_py.errors import (
     ClientError,
@@ -40,7 +40,7 @@ from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.sizes import batch_bytes, record_bytes
 from kstreams_py.processing.tasks import Tasks
-from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -433,8 +433,8 @@ class Worker:
         self.tasks.clear()
 
 
-def _fetched_bytes(records: Sequence[Message]) -> int:
-    return sum(map(len, records))
+def _fetched_bytes(records: Sequence[Any]) -> int:
+    return sum(map(len, records))  # the length of a client's record is that of its value
 
 
 def _dead_letters(

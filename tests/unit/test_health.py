@@ -105,7 +105,9 @@ def test_status_of_a_slot_follows_its_processes() -> None:
     def look(pid: int | None) -> None:
         status = slot.status(pid)
         counts = [report.counters["commits"] for report in status.reports]
-        seen.append((status.state_of("p"), status.has_reported, counts, status.restarts, [end.why for end in status.ends]))
+        seen.append(
+            (status.state_of("p"), status.has_reported, counts, status.restarts, [end.why for end in status.ends])
+        )
 
     look(None)
     slot.begin(0.0)

@@ -140,7 +140,9 @@ def test_whole_report_arrives_and_only_what_has_changed_is_written_again(pipe: t
     )
     write([first])
     assert reader.feed(read_all(pipe[0])) == [first]
-    second = replace(first, counters={"commits": 2}, lags={A0: 4, B0: None}, measures={**measures, "step_seconds:2": 41.0})
+    second = replace(
+        first, counters={"commits": 2}, lags={A0: 4, B0: None}, measures={**measures, "step_seconds:2": 41.0}
+    )
     write([second])
     data = read_all(pipe[0])
     assert b'["lag", "a", 0, 4]' in data

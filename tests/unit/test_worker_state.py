@@ -30,7 +30,7 @@ def test_worker_joins_until_it_has_read_the_committed_offsets_and_runs_then() ->
 
 
 def test_worker_of_a_group_with_more_members_than_partitions_is_a_spare() -> None:
-    plant = Plant()
+    plant = Plant(partitions=1)
     workers = [plant.worker(0), plant.worker(1)]
     for worker in workers:
         worker.start()
