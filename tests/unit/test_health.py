@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def find_unready(*slots: SlotStatus, stopping: bool = False) -> list[str]:
     return unready(RunStatus(slots, 0.0, stopping=stopping), ["p"])
 
 
-def in_state(state: WorkerState, **fields: float) -> SlotStatus:
+def in_state(state: WorkerState, **fields: Any) -> SlotStatus:
     return replace(HEALTHY, reports=(replace(RUNNING, state=state, **fields),))
 
 
@@ -45,10 +46,10 @@ def test_worker_is_ready_while_it_holds_its_place_in_the_group(state: WorkerStat
 
 def test_worker_that_does_not_turn_is_named_with_the_place_unless_it_waits_for_a_broker() -> None:
     stuck = {"still_seconds": LIMIT + 1, "place": "price (shop.py, line 12)"}
-    assert find_still(in_state(WorkerState.RUNNING, **stuck)) == [  # type: ignore[arg-type]
+    assert find_still(in_state(WorkerState.RUNNING, **stuck)) == [
         ("slot 0: p has not turned, it is in price (shop.py, line 12)", LIMIT + 1)
     ]
-    assert find_still(in_state(WorkerState.BROKER_AWAY, **stuck)) == []  # type: ignore[arg-type]
+    assert find_still(in_state(WorkerState.BROKER_AWAY, **stuck)) == []
     assert find_still(in_state(WorkerState.RUNNING, still_seconds=LIMIT)) == []
 
 

@@ -15,6 +15,7 @@ from kstreams_py.errors import BrokerUnavailable, DrainTimeout, Replaced
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import slot as module
 from kstreams_py.running.reports import Report
@@ -335,7 +336,7 @@ def test_state_is_replaced_once_another_worker_holds_the_slot(start: MakeRun, mo
         raise Replaced("another worker holds the slot")
 
     monkeypatch.setattr(
-        module.Worker, "run_turn", lambda worker: replaced(b"") if worker.processor.id == "p0" else second(b"")
+        Worker, "run_turn", lambda worker: replaced(b"") if worker.processor.id == "p0" else second(b"")
     )
     run = start(gate, second, drain_timeout_ms=3_600_000)
     gate.await_call()
@@ -355,8 +356,8 @@ def test_slot_without_partitions_asks_whether_the_broker_is_away(
         return {}
 
     monkeypatch.setattr(cluster, "ends", ask, raising=False)
-    monkeypatch.setattr(module.Worker, "start", lambda worker: None)
-    monkeypatch.setattr(module.Worker, "run_turn", lambda worker: time.sleep(0.001))
+    monkeypatch.setattr(Worker, "start", lambda worker: None)
+    monkeypatch.setattr(Worker, "run_turn", lambda worker: time.sleep(0.001))
     run = start(lambda value: value, cluster=cluster)
     assert asked.wait(WAIT)
     assert (run.next()["p0"].state, run.reports["p0"].lags) == (WorkerState.JOINING, {})

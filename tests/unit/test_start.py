@@ -25,8 +25,10 @@ from kstreams_py.running import start as module
 from kstreams_py.running import wiring
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.reports import Report
+from kstreams_py.running.slot import Slot
 from kstreams_py.running.start import Running, run
 from kstreams_py.running.status import RunStatus
+from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.wiring import (
     SIGNALS,
     SlotRun,
@@ -226,8 +228,8 @@ def test_address_that_is_taken_ends_a_run_before_its_workers_start(
     started: list[str] = []
     monkeypatch.delenv(REPORT_FD, raising=False)
     monkeypatch.setattr(wiring, "load", lambda target: THE_GRAPH)
-    monkeypatch.setattr(wiring.Slot, "run", lambda *_, **__: started.append("slot"))
-    monkeypatch.setattr(wiring.Supervisor, "run", lambda *_: started.append("supervisor"))
+    monkeypatch.setattr(Slot, "run", lambda *_, **__: started.append("slot"))
+    monkeypatch.setattr(Supervisor, "run", lambda *_: started.append("supervisor"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -93,7 +93,7 @@ def test_renewal_is_counted_with_its_reason_and_an_abort_is_none(error: type[Cli
 def test_renewal_after_a_transaction_that_the_broker_timed_out_has_its_own_reason() -> None:
     bench = Bench()
     bench.write()
-    bench.guarantee._send()  # type: ignore[attr-defined]
+    bench.guarantee._send()
     bench.clock.advance(60.0)
     bench.recover(Fenced("why"))
     assert bench.counters.renewals == {"timed_out": 1}
@@ -102,7 +102,7 @@ def test_renewal_after_a_transaction_that_the_broker_timed_out_has_its_own_reaso
 def test_renewal_after_an_abort_that_failed_has_its_own_reason() -> None:
     bench = Bench()
     bench.write()
-    bench.guarantee._send()  # type: ignore[attr-defined]
+    bench.guarantee._send()
     bench.cluster.faults.inject("abort_transaction", error=Abortable("no"), applied=False)
     bench.recover(Abortable("why"))
     assert bench.counters.renewals == {"abort_failed": 1}
