@@ -154,6 +154,10 @@ STUCK_TIMEOUT_MIN_MS: Final = 1_000
 """The interval at which a process checks whether its workers run turns."""
 
 
+LIVEZ_TIMEOUT_MIN_MS: Final = 3_000
+"""Workers report once a second: with less, those that make progress would count as not alive."""
+
+
 class Settings(BaseModel):
     """All settings. Times are in milliseconds. A setting that is not passed is read from the environment.
 
@@ -189,7 +193,7 @@ class Settings(BaseModel):
     stuck_timeout_ms: Milliseconds | None = None
     leave_on_stop: bool = False
     http: Annotated[str, AfterValidator(_http_address)] | None = None
-    livez_timeout_ms: Milliseconds | None = None
+    livez_timeout_ms: Annotated[int, Field(ge=LIVEZ_TIMEOUT_MIN_MS)] | None = None
     kafka: Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
         ClientSettings({})
     )

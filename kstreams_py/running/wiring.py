@@ -20,11 +20,9 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.processing.topics import create_topics as create_graph_topics
-from kstreams_py.running.observed import Observed
 from kstreams_py.running.pipe import report_writer
 from kstreams_py.running.progress import Progress
 from kstreams_py.running.reports import Report
-from kstreams_py.running.server import serving
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor
@@ -213,7 +211,10 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
     if settings.http is None:
         yield None
         return
-    from kstreams_py.running.endpoints import Endpoints  # noqa: PLC0415, only who serves pays for prometheus-client
+    # only who serves pays for http.server and prometheus-client
+    from kstreams_py.running.endpoints import Endpoints  # noqa: PLC0415
+    from kstreams_py.running.observed import Observed  # noqa: PLC0415
+    from kstreams_py.running.server import serving  # noqa: PLC0415
 
     observed = Observed()
     with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer):

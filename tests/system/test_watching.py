@@ -1,4 +1,4 @@
-"""`kstreams run --http` as a process on a real broker: the sums of /metrics, and health as workers start, hang and end."""
+"""`kstreams run --http` on a real broker: the sums of /metrics, and health as workers start, hang and end."""
 
 from __future__ import annotations
 
@@ -150,10 +150,6 @@ def test_address_that_is_taken_ends_the_command_with_one_message(
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = kstreams("run", graph, environment={**settings().as_environment(), "KSTREAMS_HTTP": address})
-    assert (done.status, done.error_lines) == (
-        2,
-        [
-            f"error: SettingsError: http: {address} cannot be served: Address already in use: choose another address "
-            "with --http or KSTREAMS_HTTP"
-        ],
-    )
+    message = f"http: {address} cannot be served: Address already in use: choose another address with "
+    message += "--http or KSTREAMS_HTTP"
+    assert (done.status, done.error_lines) == (2, [f"error: SettingsError: {message}"])

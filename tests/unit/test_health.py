@@ -22,7 +22,7 @@ HEALTHY = SlotStatus(0, 4711, (RUNNING,))
 
 
 def find_still(*slots: SlotStatus, now: float = 0.0) -> list[tuple[str, float]]:
-    return [tuple(each) for each in still(RunStatus(slots, 0.0), now, LIMIT)]
+    return [(each.what, each.seconds) for each in still(RunStatus(slots, 0.0), now, LIMIT)]
 
 
 def find_unready(*slots: SlotStatus, stopping: bool = False) -> list[str]:
