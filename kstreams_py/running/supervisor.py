@@ -244,6 +244,7 @@ class Supervisor:
         """Sends SIGTERM, then SIGKILL after `drain_seconds`; returns the exit statuses of slots that did not drain."""
         self._drop_spare()
         running = [(child, child.process) for child in self._children if child.process is not None]
+        self._note_status()  # before the workers know: nobody should count on this run any more
         for _, process in running:
             process.terminate()
         deadline = self._clock() + self._drain_seconds
