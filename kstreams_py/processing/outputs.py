@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from kstreams_py.errors import GraphError
@@ -15,6 +16,8 @@ from kstreams_py.records import HASH_HEADER, KEEP, Headers, Inputs, Message, Out
 
 OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
+
+_VALUE: Final = itemgetter(1)
 
 OUTPUTS_MAX: Final = 10_000
 OUTPUT_BYTES: Final = 16 << 20
@@ -136,10 +139,10 @@ def are_many(outputs: Sequence[Output], size: int) -> bool:
 
 def value_bytes(outputs: Sequence[Output]) -> int:
     """Bytes of the values."""
-    size = 0
-    for output in outputs:
-        size += len(output[1] or b"")
-    return size
+    try:
+        return sum(map(len, map(_VALUE, outputs)))
+    except TypeError:  # a tombstone has no value
+        return sum(map(len, filter(None, map(_VALUE, outputs))))
 
 
 def is_same(one: Output, other: Output) -> bool:

@@ -18,6 +18,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.kafka.contracts import Consumer, Producer, ProducerMode
 from kstreams_py.kafka.membership import Owner, replaced
+from kstreams_py.metrics import Counters
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.states import FAILURES, STATE_OF, TRANSITIONS, State
@@ -32,6 +33,10 @@ A replacement fences the transactional id and joins at about the same time: the 
 
 MEMBERSHIP_ASKED_MAX: Final = 30
 """Questions to the group who holds the slot, a second apart, until the worker ends."""
+
+
+_REASONS: Final = {State.UNKNOWN: "unknown_outcome", State.FENCED: "fenced"}
+"""Why the producer is replaced, by the state of its session."""
 
 
 class Session:
@@ -57,6 +62,7 @@ class Session:
         *,
         transactional_id: str,
         batch_bytes: int | None = None,
+        counters: Counters,
     ) -> None:
         self.state = State.READY
         self._attempts = attempts
@@ -70,6 +76,7 @@ class Session:
         self._timeout = environment.settings.transaction_timeout_ms / 1000
         self._id = transactional_id
         self._batch_bytes = batch_bytes
+        self._counters = counters
         self._producer: Producer | None = None
         self._opened_at: float | None = None
 
@@ -88,7 +95,7 @@ class Session:
                 # a request that timed out may reach the broker late and end a later transaction of the same epoch
                 logger.warning("%s: a request timed out or lost its connection: a new producer is needed", self._id)
                 self._require_membership(0.0)
-                self.renew()
+                self.renew("late_request")
             try:
                 self.call(lambda producer: producer.begin_transaction())
             except ClientError as error:
@@ -123,8 +130,14 @@ class Session:
 
     @property
     def age(self) -> float:
-        """Seconds since the transaction began; 0 if none is open."""
-        return 0.0 if self._opened_at is None else self._clock() - self._opened_at
+        """Seconds since the transaction began; 0 if none is open. Another thread may read it."""
+        opened_at = self._opened_at
+        return 0.0 if opened_at is None else self._clock() - opened_at
+
+    @property
+    def open_seconds(self) -> float | None:
+        """The age of the transaction; None if none is open. Another thread may read it."""
+        return self.age if self._mode.transactional and self._opened_at is not None else None
 
     # After errors.
 
@@ -149,20 +162,23 @@ class Session:
         if self.state in (State.ABORTABLE, State.RETRIABLE) and self._abort():
             return
         self.timed_out = self.state is State.FENCED and age >= self._timeout
+        reason = "timed_out" if self.timed_out else _REASONS.get(self.state, "abort_failed")
         self._require_membership(age)
-        self.renew()
+        self.renew(reason)
 
     def force_ready(self) -> None:
         """Makes the session ready without an abort (at most once): outputs on their way stay in the producer."""
         self._opened_at = None
         self.state = State.READY
 
-    def renew(self) -> None:
-        """Replaces the producer by one of the same id.
+    def renew(self, reason: str = "") -> None:
+        """Replaces the producer by one of the same id. `reason`: one of RENEWALS; "" for the first producer.
 
         In a transaction the new one fences the old one, and ends its transaction; without, the queue of the old one is
         dropped.
         """
+        if reason:
+            self._counters.renewed(reason)
         while True:
             self.drop()
             try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Event
-from typing import Final
+from typing import Any, Final
 
 from kstreams_py.errors import (
     ClientError,
@@ -23,7 +23,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.metrics import Counters
+from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committed import CommittedOffsets
@@ -142,6 +142,17 @@ class Worker:
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
         """The exception of a callback, to be raised by the turn."""
+        self._has_joined = False
+        """The committed offsets of the assignment were read."""
+
+    @property
+    def state(self) -> WorkerState:
+        """What the worker does now, as far as its loop knows. Another thread may read it."""
+        if self.committer.attempts.waits_for_broker:
+            return WorkerState.BROKER_AWAY
+        if not self._has_joined:
+            return WorkerState.JOINING
+        return WorkerState.RUNNING if self.ledger.cursors else WorkerState.SPARE
 
     @property
     def is_retrying(self) -> bool:
@@ -266,6 +277,7 @@ class Worker:
         self.committer.check()  # `consume` may have revoked partitions: abort if so
         if self._must_rewind:
             return
+        self.counters.bytes_in += estimate(_fetched_bytes, records)
         self.tasks.add(records)
         if self.committer.must_repeat_commit or self.consumer.tainted:
             self._run_saved()
@@ -316,7 +328,9 @@ class Worker:
         self._taken = None
         started = self._clock()
         plan = self.runner.run(intake)
-        self.pace.ran(max(1, plan.steps), self._clock() - started)
+        seconds = self._clock() - started
+        self.pace.ran(max(1, plan.steps), seconds)
+        self.counters.ran(plan.steps, seconds)
         if plan.steps:
             self._last = intake
         if plan.again is not None and self._waits is not None:
@@ -410,6 +424,8 @@ class Worker:
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
             self.consumer.assign(starts)
         self._must_rewind, self._owed = False, {}
+        self.committer.attempts.waits_for_broker = False
+        self._has_joined = True
 
     def _still_saved(self, positions: Positions) -> Intake | None:
         """The intake that was taken, if its offsets are committed: no other worker would run it."""
@@ -445,6 +461,7 @@ class Worker:
         """Acts on the rebalances since the last look."""
         while self._rebalances:
             assigned = self._rebalances.popleft()
+            self.counters.rebalanced()
             if assigned is None:
                 self._lose()
             else:
@@ -473,10 +490,15 @@ class Worker:
                 self.committer.recover(refused)  # the next commit writes its dead letter
 
     def _let_go(self) -> None:
+        self._has_joined = False
         self._assigned = set()
         self._taken = None
         self._owed = {}
         self.tasks.clear()
+
+
+def _fetched_bytes(records: Sequence[Any]) -> int:
+    return sum(map(len, records))  # the length of a client's record is that of its value
 
 
 def _dead_letters(

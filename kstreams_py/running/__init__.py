@@ -6,12 +6,20 @@ slot_number  rule     the slot number of `--slot`, taken from the place where th
 kubernetes   rule     a StatefulSet with a pod for each slot, as YAML
 systemd      rule     a unit of systemd
 reports      rule     the reports of a worker on its processors, and their sums over slots
+status       rule     the status of a run: its slots at one moment, and the state of each worker
+health       rule     whether a run is alive and ready
+series       rule     the table of all series of /metrics
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
 progress     adapter  a live table in a terminal, plain lines elsewhere
 slot         acts     one worker process: a loop for each processor, drained together
 pipe         acts     carries reports from a worker to its supervisor
 supervised   acts     one slot over all its worker processes: reports, ends, restarts
 supervisor   acts     a process for each slot, restarted, stopped together
+observed     acts     the newest status of a run, with rates and failures, between its threads
+overview     acts     the contents of /status
+exposition   adapter  the series in Prometheus' text format
+endpoints    acts     the answers of /metrics, /livez, /readyz, /status
+server       adapter  the HTTP server of a run
 wiring       acts     builds a run: a slot on a real cluster, or a supervisor of several
 start        acts     the Python functions run() and start()
 """

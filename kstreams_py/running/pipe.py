@@ -1,4 +1,9 @@
-"""The pipe from a worker to its supervisor: one line of JSON for each report, written without waiting."""
+"""The pipe from a worker to its supervisor: lines of JSON, written without waiting.
+
+Each report is a line of the fields whose size is bounded. What is not bounded follows in lines of its own, and only
+where it has changed: measures, the newest failure, and the lags of as many partitions as fit a line. A line that the
+pipe does not take is written with a later report.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,22 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from kstreams_py.errors import KStreamsError
+from kstreams_py.metrics import WorkerState
+from kstreams_py.records import TopicPartition
 from kstreams_py.running.reports import Report
 
 REPORT_FD: Final = "KSTREAMS_REPORT_FD"
 """The environment variable with the file descriptor to which a worker writes its reports and its last error."""
+
+ITEMS_MAX: Final = 2_048
+"""Bytes of a line of several items: it must fit beside bounded lines in the smallest pipe that Linux makes."""
+
+FAILURE_MAX: Final = 400
+"""Characters of the text of the newest failure that are reported."""
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:
@@ -22,14 +36,7 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
     BrokenPipeError if the supervisor has ended.
     """
     fd = os.environ.get(REPORT_FD)
-    if fd is None:
-        return None
-
-    def write(reports: Sequence[Report]) -> None:
-        for report in reports:
-            _write_line(int(fd), report.as_dict())
-
-    return write
+    return None if fd is None else _Writer(int(fd)).write
 
 
 def report_error(error: KStreamsError) -> bool:
@@ -41,22 +48,94 @@ def report_error(error: KStreamsError) -> bool:
     if fd is None:
         return False
     try:
-        return _write_line(int(fd), {"error": f"{type(error).__name__}: {error}"}, b"\n")  # ends a report that was cut
+        line = b"\n" + _line({"error": f"{type(error).__name__}: {error}"})  # ends a report that was cut
+        return _write(int(fd), line) == len(line)
     except OSError:
         return False
 
 
-def _write_line(fd: int, fields: Mapping[str, object], before: bytes = b"") -> bool:
-    """Writes a line without waiting; False if the pipe does not take the whole of it.
+def _line(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
 
-    A line longer than PIPE_BUF (4,096 bytes on Linux, 512 on macOS) may be cut in a pipe that is almost full.
+
+def _write(fd: int, data: bytes) -> int:
+    """Writes without waiting; returns how many bytes the pipe took.
+
+    Up to PIPE_BUF bytes (4,096 on Linux, 512 on macOS) go whole or not at all; more may be cut in a pipe that is almost
+    full.
     """
-    line = before + json.dumps(fields).encode() + b"\n"
     os.set_blocking(fd, False)
     try:
-        return os.write(fd, line) == len(line)
+        return os.write(fd, data)
     except BlockingIOError:
-        return False
+        return 0
+
+
+Item = tuple[Any, ...]
+"""A part of what is not bounded: ("measure", name, value), ("failure", text), ("lag", topic, partition, lag)."""
+
+
+class _Writer:
+    """Writes the reports of one worker process; it knows what the supervisor has of each processor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._is_cut = False
+        """The pipe did not take the whole of the last line."""
+        self._sent: dict[str, dict[Item, Any]] = {}
+        self._generations: dict[str, int] = {}
+        """How often a processor has lost partitions: what was sent of others then counts no more."""
+
+    def write(self, reports: Sequence[Report]) -> None:
+        """Writes all bounded lines first: a supervisor must hear of every loop, whatever else does not fit."""
+        all_items = {report.processor: _items(report) for report in reports}
+        for report in reports:
+            items = all_items[report.processor]
+            sent = self._sent.setdefault(report.processor, {})
+            if not sent.keys() <= items.keys():
+                self._generations[report.processor] = self._generations.get(report.processor, 0) + 1
+                sent.clear()
+            generation = self._generations.get(report.processor, 0)
+            self._write_line(_line({**report.head(), "generation": generation}))
+        for report in reports:
+            sent = self._sent[report.processor]
+            newest = all_items[report.processor].items()
+            changed = [each for each in newest if each[0] not in sent or sent[each[0]] != each[1]]
+            if not self._write_items(report.processor, changed):
+                return
+
+    def _write_items(self, processor: str, items: Sequence[tuple[Item, Any]]) -> bool:
+        """Writes items in as many lines as they need; False if the pipe takes no more."""
+        if not items:
+            return True
+        generation = self._generations.get(processor, 0)
+        line = _line(
+            {"processor": processor, "generation": generation, "items": [[*name, value] for name, value in items]}
+        )
+        if len(line) > ITEMS_MAX and len(items) > 1:
+            half = len(items) // 2
+            return self._write_items(processor, items[:half]) and self._write_items(processor, items[half:])
+        if not self._write_line(line):
+            return False
+        self._sent[processor].update(items)
+        return True
+
+    def _write_line(self, line: bytes) -> bool:
+        """Writes a line; False if the pipe does not take the whole of it."""
+        data = b"\n" + line if self._is_cut else line
+        written = _write(self._fd, data)
+        if written:
+            self._is_cut = written < len(data)
+        return written == len(data)
+
+
+def _items(report: Report) -> dict[Item, Any]:
+    """What is not bounded of a report, by name."""
+    items: dict[Item, Any] = {("measure", name): value for name, value in report.measures.items()}
+    if report.failure:
+        items["failure",] = report.failure[:FAILURE_MAX]
+    items |= {("lag", *tp): lag for tp, lag in report.lags.items()}
+    return items
 
 
 class PipeReader:
@@ -64,13 +143,51 @@ class PipeReader:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._heads: dict[str, Report] = {}
+        self._items: dict[str, tuple[int, dict[Item, Any]]] = {}
+        """The newest items of each processor, and their generation."""
 
     def feed(self, data: bytes) -> list[Report | str]:
-        """Returns the reports that are complete now; a str is the error that ends the worker."""
+        """Returns the newest report of each processor of which lines are complete now; a str is the error that ends
+        the worker.
+
+        A line of items gives the newest report once more, with these items.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = []
+        found: dict[str, Report | str] = {}
         for line in lines:
             with suppress(ValueError):  # it was cut: the pipe was full
                 fields = json.loads(line)
-                found.append(fields["error"] if "error" in fields else Report(**fields))
-        return found
+                if "error" in fields:
+                    found[""] = str(fields["error"])
+                else:
+                    self._read(fields)
+                    found[fields["processor"]] = ""
+        return [error or self._whole(name) for name, error in found.items() if error or name in self._heads]
+
+    def forget(self) -> None:
+        """Discards the newest reports, because they are old; items are kept."""
+        self._heads = {}
+
+    def _read(self, fields: dict[str, Any]) -> None:
+        processor, generation = fields["processor"], fields.pop("generation", 0)
+        if self._items.get(processor, (-1, {}))[0] != generation:
+            self._items[processor] = generation, {}
+        items = self._items[processor][1]
+        if (sent := fields.get("items")) is None:
+            fields["state"] = WorkerState(fields.get("state", WorkerState.RUNNING))
+            self._heads[processor] = Report(**fields)
+        else:
+            items.update({tuple(each[:-1]): each[-1] for each in sent})
+
+    def _whole(self, processor: str) -> Report:
+        """The newest report of a processor, with its items."""
+        head, items = self._heads[processor], self._items[processor][1]
+        if not items:
+            return head
+        return replace(
+            head,
+            measures={name[1]: value for name, value in items.items() if name[0] == "measure"},
+            lags={TopicPartition(name[1], name[2]): value for name, value in items.items() if name[0] == "lag"},
+            failure=items.get(("failure",), ""),
+        )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from kstreams_py.metrics import WorkerState
+from kstreams_py.records import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,11 @@ class Report:
     - `lag`: records still to be read; None if not known.
     - `still_seconds`: since the loop last turned, or began another step.
     - `place`: the function, file and line where a loop stands still; "" otherwise.
+    - `state`: what the worker does.
+    - `open_seconds`: the age of its transaction; None if none is open.
+    - `measures`: renewals by reason, and histograms (Counters.measures), since the worker started.
+    - `lags`: the records still to be read of each partition that it holds; None if not known.
+    - `failure`: the newest step that failed, as text; "" for none.
     """
 
     processor: str
@@ -23,23 +31,49 @@ class Report:
     lag: int | None
     still_seconds: float = 0.0
     place: str = ""
+    state: WorkerState = WorkerState.RUNNING
+    open_seconds: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    lags: Mapping[TopicPartition, int | None] = field(default_factory=dict)
+    failure: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as values that JSON can hold."""
-        return asdict(self)
+    def head(self) -> dict[str, Any]:
+        """The fields whose size is bounded, as values that JSON can hold: all but measures, lags and failure."""
+        return {
+            "processor": self.processor,
+            "slot": self.slot,
+            "counters": self.counters,
+            "lag": self.lag,
+            "still_seconds": self.still_seconds,
+            "place": self.place,
+            "state": self.state,
+            "open_seconds": self.open_seconds,
+        }
 
-    def after(self, past: Mapping[str, int]) -> Report:
-        """This report with the counts of earlier workers of the same slot added."""
-        return replace(self, counters={name: count + past.get(name, 0) for name, count in self.counters.items()})
+    def after(self, past: Mapping[str, int], measures: Mapping[str, float] | None = None) -> Report:
+        """This report with the counts and the measures of earlier workers of the same slot added."""
+        return replace(
+            self,
+            counters={name: count + past.get(name, 0) for name, count in self.counters.items()},
+            measures=add(self.measures, measures or {}),
+        )
+
+
+def add(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    """The sums of two mappings, by name."""
+    return {name: some.get(name, 0) + others.get(name, 0) for name in (*some, *(n for n in others if n not in some))}
 
 
 def totals(reports: Iterable[Report]) -> dict[str, Report]:
-    """Sums reports over slots, by processor; a sum has slot -1, and lag None if one of its reports has no lag."""
+    """Sums reports over slots, by processor; a sum has slot -1, and lag None if one of its reports has no lag.
+
+    It has the fields `counters` and `lag` only.
+    """
     found: dict[str, Report] = {}
     for report in reports:
         total = found.get(report.processor)
         if total is None:
-            found[report.processor] = replace(report, slot=-1)
+            found[report.processor] = Report(report.processor, -1, report.counters, report.lag)
         else:
             found[report.processor] = replace(
                 total.after(report.counters),

@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError
+from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError, Replaced, Retriable, Unavailable
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
-from kstreams_py.metrics import lag
+from kstreams_py.metrics import WorkerState, lags
 from kstreams_py.processing import runner
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
+from kstreams_py.records import TopicPartition
 from kstreams_py.running.reports import Report
 from kstreams_py.running.watch import Stillness
 
@@ -81,7 +82,10 @@ class Slot:
         self._cluster = environment.cluster
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
-        self._lags: dict[str, int] = {}
+        self._lags: dict[str, dict[TopicPartition, int]] = {}
+        """The lags of each processor's partitions; without the processor if they are not known."""
+        self._broker_away = False
+        """The newest request for the ends of the inputs failed."""
 
     def stop(self) -> None:
         """Lets every loop commit what is processed, then end."""
@@ -184,20 +188,45 @@ class Slot:
         reports = []
         for loop in loops:
             still_seconds, place = loop.look()
-            counters, lag_of = loop.worker.counters.as_dict(), self._lags.get(loop.id)
-            reports.append(Report(loop.id, self._slot, counters, lag_of, still_seconds, place))
+            worker, known = loop.worker, self._lags.get(loop.id)
+            reports.append(
+                Report(
+                    loop.id,
+                    self._slot,
+                    worker.counters.as_dict(),
+                    None if known is None else sum(known.values()),
+                    still_seconds,
+                    place,
+                    state=self._state_of(worker),
+                    open_seconds=worker.committer.session.open_seconds,
+                    measures=worker.counters.measures(),
+                    lags={tp: (known or {}).get(tp) for tp in worker.ledger.cursors},
+                    failure=worker.committer.newest_failure,
+                )
+            )
         return reports
+
+    def _state_of(self, worker: Worker) -> WorkerState:
+        if any(isinstance(failure, Replaced) for failure in self._failures):
+            return WorkerState.REPLACED
+        if self._stopping.is_set():
+            return WorkerState.DRAINING
+        return WorkerState.BROKER_AWAY if self._broker_away else worker.state
 
     def _keep_lags(self, workers: Sequence[Worker]) -> None:
         """Asks for the ends of the inputs every REPORT_INTERVAL seconds, in a thread of its own."""
         while True:
             positions = {worker.processor.id: worker.ledger.positions for worker in workers}
+            asked = {tp for of_worker in positions.values() for tp in of_worker}
             try:
-                ends = self._cluster.ends({tp for of_worker in positions.values() for tp in of_worker})
-                self._lags = {processor: lag(reached, ends) for processor, reached in positions.items()}
+                # a slot without partitions asks too: it has to know whether the broker is away
+                ends = self._cluster.ends(asked or {TopicPartition(workers[0].processor.inputs[0].name, 0)})
+                self._lags = {processor: lags(reached, ends) for processor, reached in positions.items()}
+                self._broker_away = False
             except KStreamsError as error:
                 logger.info("the ends of the inputs are not known now: %s", error)
                 self._lags = {}
+                self._broker_away = isinstance(error, Retriable | Unavailable)
             if self._stopping.wait(REPORT_INTERVAL):
                 return
 

@@ -29,7 +29,7 @@ def run(
 
     - `workers`: the number of slots, numbered from 0.
     - `slots`: the slots of this machine instead, where several machines share the graph.
-    - `settings`: Settings() by default.
+    - `settings`: Settings() by default; its `http` is where metrics and health are served.
     - `create_topics`: create missing topics first.
 
     One slot runs in this process; several run in a process each. For several, the graph must be a global of an

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
 from kstreams_py.errors import NOT_RESTARTED, Replaced, WorkersFailed
+from kstreams_py.metrics import WorkerState
 from kstreams_py.running.pipe import PipeReader
 from kstreams_py.running.reports import Report
+from kstreams_py.running.status import End, SlotStatus
 from kstreams_py.running.watch import Stillness, Watch
 
 FINAL: Final = frozenset(NOT_RESTARTED) - {Replaced.exit_status}
@@ -23,6 +26,10 @@ HEALTHY_SECONDS: Final = 10.0
 
 BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
 """Seconds before each restart in a row. The first two are immediate: the group waits for the static member."""
+
+
+ENDS_KEPT: Final = 20
+"""Ends of a slot's processes that its status lists."""
 
 
 class Next(Enum):
@@ -52,6 +59,10 @@ class SupervisedSlot:
         """The error that the newest process reported before it ended."""
         self.taken = ""
         """Why the slot is not restarted: another worker holds it; "" otherwise."""
+        self.started = 0
+        """Processes that the slot has had."""
+        self._ends = deque[End](maxlen=ENDS_KEPT)
+        self._silent = 0.0
         self._stuck_timeout_ms = stuck_timeout_ms
         self._reports: dict[str, Report] = {}
         """The newest report of each processor, plus the counts of this slot's earlier processes."""
@@ -60,13 +71,16 @@ class SupervisedSlot:
     def begin(self, now: float) -> None:
         """Starts the state of a new process; only the counts of earlier ones are kept."""
         self.error = ""
+        self._silent = 0.0
         self._started_at = now
         self._committed = False
         self._stuck = ""
         """Why the process is being killed; "" if it is not."""
         self._pipe = PipeReader()
-        self._past = {processor: report.counters for processor, report in self._reports.items()}
-        """The counts of this slot's earlier processes."""
+        self._past = {name: (report.counters, report.measures) for name, report in self._reports.items()}
+        """The counts and measures of this slot's earlier processes."""
+        self._fresh = set[str]()
+        """The processors that this process has reported on."""
         self._latest: dict[str, Report] = {}
         """The newest report of each processor from this process, by which `look` judges."""
         self._report_count = 0
@@ -82,13 +96,15 @@ class SupervisedSlot:
                 continue
             self._report_count += 1
             self._latest[each.processor] = each
-            self._reports[each.processor] = each.after(self._past.get(each.processor, {}))
+            self._fresh.add(each.processor)
+            self._reports[each.processor] = each.after(*self._past.get(each.processor, ({}, {})))
             self._committed |= each.counters["commits"] > 0
         return bool(found)
 
     def forget_latest(self) -> None:
         """Discards the reports so far for `look`: they are old, because the supervisor itself was stopped."""
         self._latest = {}
+        self._pipe.forget()
 
     def look(self, now: float) -> bool:
         """Warns of a worker that stands still; returns True if the caller has to kill it, after stuck_timeout_ms.
@@ -97,7 +113,7 @@ class SupervisedSlot:
         """
         if self._stuck:
             return False
-        silent = self._stillness.look(self._report_count, now)
+        silent = self._silent = self._stillness.look(self._report_count, now)
         found = self._watch.look(self._latest.values(), silent, has_reported=self._report_count > 0)
         if found is None:
             return False
@@ -129,6 +145,27 @@ class SupervisedSlot:
         self.start_at = now + BACKOFF[min(self.restarts, len(BACKOFF) - 1)]
         self.restarts += 1
         return Next.RESTART
+
+    def note_end(self, status: int, at: float) -> None:
+        """Adds the end of a process to the status; `at` is in seconds since 1970."""
+        self._ends.append(End(at, self.why(status)))
+
+    def status(self, pid: int | None) -> SlotStatus:
+        """The slot at this moment; `pid` is None if it has no process."""
+        before = WorkerState.RESTARTING  # the newest report is of the process before
+        return SlotStatus(
+            number=self.number,
+            pid=pid,
+            reports=tuple(
+                report if report.processor in self._fresh else replace(report, state=before, still_seconds=0.0)
+                for report in self._reports.values()
+            ),
+            has_reported=self._report_count > 0,
+            silent=self._silent,
+            restarts=max(0, self.started - 1),
+            ends=tuple(self._ends),
+            taken=self.taken,
+        )
 
     def why(self, status: int) -> str:
         """Why the process ended, as text: why it was killed, the error that it reported, or its status."""

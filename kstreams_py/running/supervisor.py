@@ -15,6 +15,7 @@ from typing import Final
 from kstreams_py.errors import Replaced, WorkersFailed
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.reports import Report
+from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervised import Next, SupervisedSlot
 from kstreams_py.running.watch import LOOK_MAX
 
@@ -69,6 +70,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._stopping = False
         self._killing = False
+        self._observe: Callable[[RunStatus], None] | None = None
 
     @property
     def pids(self) -> dict[int, int]:
@@ -83,17 +85,22 @@ class Supervisor:
         """Like `stop`, but kills the workers at once: what is not committed is processed again at the next start."""
         self._killing = self._stopping = True
 
-    def run(self, show: Callable[[Sequence[Report]], None]) -> None:
-        """Starts and restarts workers until stopped; `show` is called with the newest reports of all workers.
+    def run(self, show: Callable[[Sequence[Report]], None], observe: Callable[[RunStatus], None] | None = None) -> None:
+        """Starts and restarts workers until stopped.
+
+        - `show`: called with the newest reports of all workers.
+        - `observe`: called with the status of all slots in each turn.
 
         Raises WorkersFailed, which has the exit status for this process.
         """
+        self._observe = observe
         try:
             while not self._stopping:
                 self._catch_up()
                 for child in self._children:
                     self._keep(child)
                 self._keep_spare()
+                self._note_status()
                 if self._listen(0.1):
                     show(self._reports())
         finally:
@@ -131,6 +138,7 @@ class Supervisor:
                 process.kill()
             return
         self._read_rest(child)
+        slot.note_end(status, time.time())
         match slot.end(status, now):
             case Next.STOP:
                 logger.info("slot %d ended by itself: stopping the others", slot.number)
@@ -164,6 +172,7 @@ class Supervisor:
         now = self._clock()
         self._spare_at = now + STANDBY_DELAY
         child.slot.begin(now)
+        child.slot.started += 1
         self._selector.register(reading, selectors.EVENT_READ, child)
 
     def _spawn(self, command: Sequence[str], stdin: int) -> tuple[subprocess.Popen[bytes], int]:
@@ -225,15 +234,23 @@ class Supervisor:
     def _reports(self) -> list[Report]:
         return [report for child in self._children for report in child.slot.reports()]
 
+    def _note_status(self) -> None:
+        if self._observe is not None:
+            pids = self.pids
+            slots = tuple(child.slot.status(pids.get(child.slot.number)) for child in self._children)
+            self._observe(RunStatus(slots, self._clock(), stopping=self._stopping))
+
     def _end(self) -> dict[int, int]:
         """Sends SIGTERM, then SIGKILL after `drain_seconds`; returns the exit statuses of slots that did not drain."""
         self._drop_spare()
         running = [(child, child.process) for child in self._children if child.process is not None]
+        self._note_status()  # before the workers know: nobody should count on this run any more
         for _, process in running:
             process.terminate()
         deadline = self._clock() + self._drain_seconds
         while any(p.poll() is None for _, p in running) and self._clock() < deadline and not self._killing:
             self._listen(0.05)
+            self._note_status()
         for child, process in running:
             if process.poll() is None:
                 why = "was asked to end at once" if self._killing else f"did not drain within {self._drain_seconds:g} s"

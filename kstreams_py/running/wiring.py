@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
@@ -23,6 +25,7 @@ from kstreams_py.running.pipe import report_writer
 from kstreams_py.running.progress import Progress
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
+from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.watch import Watch
 from kstreams_py.settings import Settings
@@ -36,6 +39,10 @@ With Python's default of 700, collections took a tenth of a worker's time (measu
 """
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+Observe = Callable[[RunStatus], None]
+"""Takes the newest status of a run."""
 
 
 class Run(Protocol):
@@ -76,6 +83,7 @@ class SlotRun:
         self._create = create
         self._partitions = partitions
         self._background = background
+        self._graph = graph
 
     def stop(self) -> None:
         """Lets every loop commit what is processed, then end."""
@@ -102,13 +110,14 @@ class SlotRun:
         write = None if self._background else report_writer()
         try:
             if write is None:
-                self._run_alone(on_start)
+                with observing(self._graph, self._settings) as observe:
+                    self._run_alone(on_start, observe)
             else:
                 self._run_under_supervisor(write, on_start)
         finally:
             self._cluster.close()
 
-    def _run_alone(self, on_start: Callable[[], None]) -> None:
+    def _run_alone(self, on_start: Callable[[], None], observe: Observe | None) -> None:
         timeout = self._settings.stuck_timeout_ms
         watch = Watch(self._number, timeout)
         with Progress(live=not self._background) as progress:
@@ -116,6 +125,9 @@ class SlotRun:
             def show(reports: Sequence[Report]) -> None:
                 on_start()
                 progress.show(reports)
+                if observe is not None:
+                    slot = SlotStatus(self._number, os.getpid(), tuple(reports))
+                    observe(RunStatus((slot,), time.monotonic()))
                 if found := watch.look(reports):
                     limit = f"stuck_timeout_ms ({timeout})"
                     raise WorkerStuck(f"slot {self._number}: {found.why}; it ends after {limit}: start it again")
@@ -194,19 +206,43 @@ class SupervisedRun:
         """Runs the workers. Raises UserMistake for the graph or its topics before they start, WorkersFailed after."""
         graph = load(self._target)
         graph.validate()
+        with observing(graph, self._settings) as observe:
+            self._check(graph)
+            self._started = True
+            on_start()
+            with Progress(live=not self._background) as progress:
+                self._supervisor.run(progress.show, observe)
+
+    def _check(self, graph: Graph) -> None:
+        """Checks the topics before the workers start, so that a mistake is reported once."""
         cluster = KafkaCluster(self._settings)
         try:
             if self._create:
                 create_graph_topics(graph, cluster, self._partitions)
-            found = check_topics(graph, cluster)  # before the workers start, so that a mistake is reported once
+            found = check_topics(graph, cluster)
         finally:
             cluster.close()
         if idle := describe_idle_slots(graph, found, self._slots):
             logger.warning("%s", idle)
-        self._started = True
-        on_start()
-        with Progress(live=not self._background) as progress:
-            self._supervisor.run(progress.show)
+
+
+@contextmanager
+def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
+    """Serves the endpoints of a run inside the block; gives the function that takes its status, None without `http`.
+
+    Raises SettingsError if the address cannot be taken, MissingSoftware without prometheus-client.
+    """
+    if settings.http is None:
+        yield None
+        return
+    # only who serves pays for http.server and prometheus-client
+    from kstreams_py.running.endpoints import Endpoints  # noqa: PLC0415
+    from kstreams_py.running.observed import Observed  # noqa: PLC0415
+    from kstreams_py.running.server import serving  # noqa: PLC0415
+
+    observed = Observed()
+    with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer):
+        yield observed.note
 
 
 def run_in_foreground(run: Run) -> None:

@@ -83,6 +83,9 @@ class StoredMessage:
     _offset: int
     _content: Content
 
+    def __len__(self) -> int:
+        return len(self._content.value or b"")
+
     def topic(self) -> str:
         return self._partition.topic
 

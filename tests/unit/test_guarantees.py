@@ -213,7 +213,7 @@ def test_at_most_once_repeated_fatal_errors_end_the_worker_with_the_cause(caplog
     caplog.set_level(logging.CRITICAL)
     bench = Bench(AMO)
     for _ in range(FAILURES_MAX - 1):
-        bench.guarantee._attempts._producers = 0
+        bench.guarantee.attempts._producers = 0
         bench.recover(Fatal("no such group"))
     with pytest.raises(Fatal) as caught:
         bench.guarantee.recover(Fatal("no such group"))
@@ -321,7 +321,8 @@ def test_counters_count_records_commits_and_aborts() -> None:
     bench.write()
     bench.recover(Abortable("refused"))
     assert bench.counters.as_dict() == {
-        "records_in": 2, "records_out": 2, "dead_letters": 0, "commits": 1, "aborts": 1, "retries": 0,
+        "records_in": 2, "records_out": 2, "dead_letters": 0, "commits": 1, "aborts": 1,
+        "retries": 0, "bytes_in": 0, "bytes_out": 2, "rebalances": 0,
     }  # fmt: skip
 
 

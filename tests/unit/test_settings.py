@@ -66,6 +66,8 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "drain_timeout_ms": 10_000,
         "stuck_timeout_ms": None,
         "leave_on_stop": False,
+        "http": None,
+        "livez_timeout_ms": None,
         "kafka": {},
     }
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.errors import BrokerUnavailable, DrainTimeout
+from kstreams_py.errors import BrokerUnavailable, DrainTimeout, Replaced
 from kstreams_py.graph.topology import Graph
+from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.worker import Worker
+from kstreams_py.records import TopicPartition
 from kstreams_py.running import slot as module
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
@@ -280,6 +283,84 @@ def test_lag_is_unknown_while_the_broker_is_unavailable_and_known_again_after(
     for known in (False, True, False):
         answers.set() if known else answers.clear()
         await_lag(0 if known else None)
+
+
+def test_report_has_the_state_the_lags_and_the_measures_of_a_worker(start: MakeRun) -> None:
+    def function(value: bytes) -> bytes:
+        if value == b"1":
+            raise LookupError("no such order")
+        return value
+
+    run = start(function, records=3)
+    run.until(lambda reports: reports["p0"].counters["commits"] and reports["p0"].lag == 0)
+    report = run.reports["p0"]
+    assert (report.state, report.lags, report.open_seconds) == (
+        WorkerState.RUNNING,
+        {TopicPartition("in0", 0): 0},
+        None,
+    )
+    assert sum(count for name, count in report.measures.items() if name.startswith("step_seconds:")) >= 3
+    assert report.failure.startswith("LookupError: no such order (reading in0[0]@1, delivery ")
+
+
+def test_state_is_broker_away_while_no_broker_answers_and_draining_from_the_stop_on(
+    start: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, cluster = threading.Event(), Locked(MemoryCluster())
+    ends = cluster.ends
+
+    def ask(partitions: Any) -> Any:
+        if away.is_set() and is_lag_thread():
+            raise BrokerUnavailable("no broker answers")
+        return ends(partitions)
+
+    monkeypatch.setattr(cluster, "ends", ask, raising=False)
+    gate = Gate()
+    run = start(gate, cluster=cluster, drain_timeout_ms=3_600_000)
+    gate.await_call()
+    run.until(lambda reports: reports["p0"].state is WorkerState.RUNNING)
+    away.set()
+    run.until(lambda reports: reports["p0"].state is WorkerState.BROKER_AWAY)
+    assert run.reports["p0"].lags == {TopicPartition("in0", 0): None}, "it holds the partition still"
+    away.clear()
+    run.until(lambda reports: reports["p0"].state is WorkerState.RUNNING)
+    run.slot.stop()
+    run.until(lambda reports: reports["p0"].state is WorkerState.DRAINING)
+
+
+def test_state_is_replaced_once_another_worker_holds_the_slot(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, second = Gate(), Gate()
+
+    def replaced(value: bytes) -> None:
+        gate(value)
+        raise Replaced("another worker holds the slot")
+
+    monkeypatch.setattr(
+        Worker, "run_turn", lambda worker: replaced(b"") if worker.processor.id == "p0" else second(b"")
+    )
+    run = start(gate, second, drain_timeout_ms=3_600_000)
+    gate.await_call()
+    gate.let_pass()
+    run.until(lambda reports: reports["p0"].state is WorkerState.REPLACED)
+
+
+def test_slot_without_partitions_asks_whether_the_broker_is_away(
+    start: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, asked = Locked(MemoryCluster()), threading.Event()
+
+    def ask(partitions: Any) -> Any:
+        if is_lag_thread():
+            assert list(partitions) == [TopicPartition("in0", 0)]
+            asked.set()
+        return {}
+
+    monkeypatch.setattr(cluster, "ends", ask, raising=False)
+    monkeypatch.setattr(Worker, "start", lambda worker: None)
+    monkeypatch.setattr(Worker, "run_turn", lambda worker: time.sleep(0.001))
+    run = start(lambda value: value, cluster=cluster)
+    assert asked.wait(WAIT)
+    assert (run.next()["p0"].state, run.reports["p0"].lags) == (WorkerState.JOINING, {})
 
 
 def test_loop_that_outlasts_the_drain_is_named(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

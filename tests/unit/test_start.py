@@ -7,10 +7,12 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,10 @@ from kstreams_py.running import start as module
 from kstreams_py.running import wiring
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.reports import Report
+from kstreams_py.running.slot import Slot
 from kstreams_py.running.start import Running, run
+from kstreams_py.running.status import RunStatus
+from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.wiring import (
     SIGNALS,
     SlotRun,
@@ -196,6 +201,45 @@ def test_slot_that_is_stuck_ends_itself_only_without_a_supervisor(
     assert caught.value.exit_status == 1
 
 
+def test_slot_without_a_supervisor_serves_its_reports_and_one_with_a_supervisor_does_not(
+    wired: MemoryCluster, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[RunStatus] = []
+
+    @contextmanager
+    def observing(graph: Graph, settings: Settings) -> Iterator[Callable[[RunStatus], None]]:
+        assert (graph, settings.http) == (THE_GRAPH, "127.0.0.1:0")
+        yield noted.append
+
+    monkeypatch.setattr(wiring, "observing", observing)
+    settings = Settings(http="127.0.0.1:0")
+    run_in_foreground(SlotRun(THE_GRAPH, 3, settings))
+    assert (read_reported_processors(pipe), noted) == (["p"], [])
+    monkeypatch.delenv(REPORT_FD)
+    run_in_foreground(SlotRun(THE_GRAPH, 3, settings))
+    (status,) = noted
+    assert [(slot.number, slot.pid, slot.reports[0].processor) for slot in status.slots] == [(3, os.getpid(), "p")]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_address_that_is_taken_ends_a_run_before_its_workers_start(
+    slots: int, wired: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.delenv(REPORT_FD, raising=False)
+    monkeypatch.setattr(wiring, "load", lambda target: THE_GRAPH)
+    monkeypatch.setattr(Slot, "run", lambda *_, **__: started.append("slot"))
+    monkeypatch.setattr(Supervisor, "run", lambda *_: started.append("supervisor"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = Settings(http=f"127.0.0.1:{taken.getsockname()[1]}")
+        of_slots = SlotRun(THE_GRAPH, 0, settings) if slots == 1 else SupervisedRun("any:graph", [0, 1], settings)
+        with pytest.raises(SettingsError, match=rf"^http: {settings.http} cannot be served: Address already in use: "):
+            of_slots.run(lambda: started.append("started"))
+    assert started == []
+
+
 # Several slots in processes.
 
 
@@ -215,7 +259,7 @@ class FakeSupervisor:
     def kill(self) -> None:
         FakeSupervisor.calls = [*FakeSupervisor.calls, "kill"]
 
-    def run(self, show: Callable[[Sequence[Report]], None]) -> None:
+    def run(self, show: Callable[[Sequence[Report]], None], observe: object) -> None:
         show([])
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)

@@ -17,6 +17,7 @@ from kstreams_py.errors import WorkersFailed
 from kstreams_py.running import supervised, watch
 from kstreams_py.running import supervisor as module
 from kstreams_py.running.reports import Report
+from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.testing import ManualClock
 
@@ -175,6 +176,26 @@ def test_worker_that_dies_is_restarted_under_its_slot_and_its_counts_are_kept(
     workers.run(lambda counts: counts.get(("p", 3)) == (3, 15))
     assert workers.process_counts == {3: 2}
     assert "slot 3 ended by SIGKILL: restarting it (1 in a row)" in caplog.text
+
+
+def test_status_shows_the_restart_the_counts_the_process_and_the_drain(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "report(2, 10) or die() if nth == 1 else report(1, 5) or await_sigterm()", [3])
+    noted: list[RunStatus] = []
+
+    def observe(status: RunStatus) -> None:
+        noted.append(status)
+        (slot,) = status.slots
+        if any(report.counters["commits"] == 3 for report in slot.reports):
+            workers.supervisor.stop()
+
+    workers.supervisor.run(lambda _: None, observe)
+    (last,) = noted[-1].slots
+    assert last.pid is not None
+    assert (last.number, last.restarts, [end.why for end in last.ends], last.taken) == (3, 1, ["SIGKILL"], "")
+    assert [(report.processor, report.counters) for report in last.reports] == [("p", {"commits": 3, "records_in": 15})]
+    assert "joining" in {status.slots[0].state_of("p") for status in noted}, "before the first report"
+    assert [noted[0].stopping, noted[-1].stopping] == [False, True]
+    assert [status.looked_at for status in noted] == sorted(status.looked_at for status in noted)
 
 
 def test_counts_are_kept_over_a_worker_that_died_before_its_first_report(tmp_path: Path, no_backoff: None) -> None:

@@ -1403,9 +1403,13 @@ def test_counters_of_a_worker_count_records_dead_letters_and_commits() -> None:
     plant.feed("a", *numbers(0, 5))
     worker = plant.worker()
     plant.run(worker)
+    (letter,) = plant.cluster.records("dead")
     assert worker.counters.as_dict() == {
-        "records_in": 5, "records_out": 3, "dead_letters": 1, "commits": 1, "aborts": 0, "retries": 0,
+        "records_in": 5, "records_out": 3, "dead_letters": 1, "commits": 1, "aborts": 0,
+        "retries": 0, "bytes_in": 5, "bytes_out": 3 + len(letter.value() or b""), "rebalances": 1,
     }  # fmt: skip
+    steps, commits = worker.counters.step_seconds, worker.counters.commit_seconds
+    assert (sum(steps.counts), sum(commits.counts), worker.counters.renewals) == (5, 1, {})
 
 
 def test_fatal_error_of_a_client_ends_the_worker_without_a_new_producer() -> None:

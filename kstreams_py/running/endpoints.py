@@ -1,0 +1,104 @@
+"""The answers of the HTTP endpoints: /metrics, /livez, /readyz, /status."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kstreams_py.graph.topology import Graph
+from kstreams_py.running.exposition import CONTENT_TYPE, exposition
+from kstreams_py.running.health import still, unready
+from kstreams_py.running.observed import Observed
+from kstreams_py.running.overview import overview, timestamp
+from kstreams_py.running.status import RunStatus
+
+logger = logging.getLogger(__name__)
+
+TEXT: Final = "text/plain; charset=utf-8"
+JSON: Final = "application/json"
+
+
+class Answer(NamedTuple):
+    """Status, content type and body of an HTTP response."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Endpoints:
+    """The endpoints of one run. Several threads may ask.
+
+    - `still_limit`: seconds without a turn after which a worker counts as not alive.
+    - `clock`, `wall`: monotonic seconds, and seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        observed: Observed,
+        still_limit: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._graph = graph
+        self._observed = observed
+        self._still_limit = still_limit
+        self._clock = clock
+        self._wall = wall
+        self._pages: dict[str, Callable[[], Answer]] = {
+            "/metrics": self._metrics,
+            "/livez": self._livez,
+            "/readyz": self._readyz,
+            "/status": self._status,
+        }
+
+    def answer(self, path: str) -> Answer:
+        """The response to a GET of this path, its query ignored."""
+        page = self._pages.get(path.partition("?")[0])
+        if page is None:
+            return Answer(404, TEXT, f"no such page: use {', '.join(self._pages)}\n".encode())
+        try:
+            return page()
+        except Exception:  # of a mistake here: the run goes on
+            logger.exception("%s failed", path)
+            return Answer(500, TEXT, b"this page failed: the log has the reason\n")
+
+    def _metrics(self) -> Answer:
+        view = self._observed.read()
+        status = RunStatus((), self._clock()) if view is None else view.status
+        return Answer(200, CONTENT_TYPE, exposition(self._graph.name, status))
+
+    def _livez(self) -> Answer:
+        return _health(self._still())
+
+    def _readyz(self) -> Answer:
+        return _health(self._unready())
+
+    def _status(self) -> Answer:
+        still_now, unready_now = self._still(), self._unready()
+        found = overview(self._graph, self._observed.read(), self._wall(), still=still_now, unready=unready_now)
+        return Answer(200, JSON, json.dumps(found).encode())
+
+    def _still(self) -> list[str]:
+        """What stands still, each with the time since when."""
+        view = self._observed.read()
+        if view is None:  # a start that cannot go on ends by itself
+            return []
+        return [
+            f"{each.what} since {timestamp(self._wall() - each.seconds)} ({each.seconds:.0f} s)"
+            for each in still(view.status, self._clock(), self._still_limit)
+        ]
+
+    def _unready(self) -> list[str]:
+        view = self._observed.read()
+        if view is None:
+            return ["the run is starting"]
+        return self._still() + unready(view.status, [each.id for each in self._graph.processors])
+
+
+def _health(problems: list[str]) -> Answer:
+    return Answer(503 if problems else 200, TEXT, "".join(f"{each}\n" for each in problems or ["ok"]).encode())

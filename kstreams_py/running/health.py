@@ -1,0 +1,69 @@
+"""Whether a run is alive and ready: the answers of /livez and /readyz.
+
+A run is alive if the loop of each worker turns. Nobody should restart it for what a restart does not cure: a worker
+that waits for a broker is alive, and so is a slot whose process is being restarted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+from kstreams_py.metrics import WorkerState
+from kstreams_py.running.status import RunStatus, SlotStatus
+
+STARTING_SECONDS: Final = 120.0
+"""Seconds that a process has for its first report: its imports may take long."""
+
+LOOK_LATE: Final = 2.0
+"""Seconds since the status was made, after which the process that makes it stands still itself."""
+
+READY: Final = frozenset({WorkerState.RUNNING, WorkerState.RETRYING, WorkerState.SPARE})
+"""The states of a worker that holds its place in the group."""
+
+
+class Still(NamedTuple):
+    """What stands still, as text, and for how many seconds."""
+
+    what: str
+    seconds: float
+
+
+def still(status: RunStatus, now: float, limit: float) -> list[Still]:
+    """The workers whose loop has not turned for `limit` seconds, each with the slot and the processor.
+
+    `now` is in monotonic seconds.
+    """
+    since = max(0.0, now - status.looked_at)
+    if since > limit:
+        return [Still("the process that watches the workers has not looked at them", since)]
+    return [found for slot in status.slots if not slot.taken for found in _still(slot, since, limit)]
+
+
+def _still(slot: SlotStatus, since: float, limit: float) -> Iterator[Still]:
+    if slot.pid is None:
+        return
+    silent = slot.silent + min(since, LOOK_LATE)
+    if silent > (limit if slot.has_reported else STARTING_SECONDS):
+        yield Still(f"slot {slot.number}: its process ({slot.pid}) has not reported", silent)
+        return
+    if not slot.has_reported:
+        return
+    for report in slot.reports:
+        if report.still_seconds > limit and report.state is not WorkerState.BROKER_AWAY:
+            what = f"slot {slot.number}: {report.processor} has not turned, it is in {report.place}"
+            yield Still(what, report.still_seconds)
+
+
+def unready(status: RunStatus, processors: Collection[str]) -> list[str]:
+    """The workers that do not hold their place in the group, each with its state."""
+    if status.stopping:
+        return ["the workers drain"]
+    found = []
+    for slot in status.slots:
+        if slot.taken:
+            found.append(f"slot {slot.number} is replaced: {slot.taken}")
+            continue
+        states = ((processor, slot.state_of(processor)) for processor in processors)
+        found += [f"slot {slot.number}: {processor} is {state}" for processor, state in states if state not in READY]
+    return found

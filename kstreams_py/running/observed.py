@@ -1,0 +1,83 @@
+"""The newest status of a run, with rates and failures: the thread of the run notes it, those of the server read it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kstreams_py.running.health import LOOK_LATE
+from kstreams_py.running.progress import Rate
+from kstreams_py.running.status import RunStatus
+
+FAILURES_KEPT: Final = 20
+"""Newest failures of all workers that are kept."""
+
+FRESH_SECONDS: Final = 1.0
+"""Seconds for which a reader waits for a status that is not old: this process may have been stopped itself."""
+
+RATES: Final = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits")
+"""The counts whose growth per second is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A step that failed: when it was reported (seconds since 1970), where, and its text."""
+
+    at: float
+    slot: int
+    processor: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A status, the growth of counts per second by (slot, processor), and the newest failures."""
+
+    status: RunStatus
+    rates: Mapping[tuple[int, str], Mapping[str, float]]
+    failures: tuple[Failed, ...]
+
+
+class Observed:
+    """What is known of a run; its workers may not have started yet."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        """`clock` returns monotonic seconds, `wall` seconds since 1970."""
+        self._clock = clock
+        self._wall = wall
+        self._changed = threading.Condition()
+        self._view: View | None = None
+        self._rates: defaultdict[tuple[int, str], dict[str, Rate]] = defaultdict(
+            lambda: {name: Rate() for name in RATES}
+        )
+        self._failures = deque[Failed](maxlen=FAILURES_KEPT)
+        self._texts: dict[tuple[int, str], str] = {}
+
+    def note(self, status: RunStatus) -> None:
+        """Takes the newest status. Only one thread calls this."""
+        rates = {}
+        for slot in status.slots:
+            for report in slot.reports:
+                worker = slot.number, report.processor
+                rates[worker] = {
+                    name: rate.of(report.counters.get(name, 0), status.looked_at)
+                    for name, rate in self._rates[worker].items()
+                }
+                if report.failure and self._texts.get(worker) != report.failure:
+                    self._texts[worker] = report.failure
+                    self._failures.appendleft(Failed(self._wall(), *worker, report.failure))
+        with self._changed:
+            self._view = View(status, rates, tuple(self._failures))
+            self._changed.notify_all()
+
+    def read(self) -> View | None:
+        """The newest view; None before the workers start. Waits FRESH_SECONDS for another one if it is old."""
+        with self._changed:
+            view = self._view
+            if view is not None and self._clock() - view.status.looked_at > LOOK_LATE:
+                self._changed.wait(FRESH_SECONDS)
+            return self._view

@@ -1,0 +1,162 @@
+"""The table of all series of /metrics: name, kind, meaning, labels, and where the values come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Literal
+
+from kstreams_py.metrics import COMMIT_BOUNDS, COUNTS, RENEWALS, STEP_BOUNDS, WorkerState
+from kstreams_py.running.reports import Report
+from kstreams_py.running.status import RunStatus, SlotStatus
+
+Labels = tuple[str, ...]
+"""The values of a sample's labels, without that of `graph`, which all series have first."""
+
+WORKER: Final = ("processor", "slot")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The value of a histogram: how many values were up to each bound, all values included, and their sum."""
+
+    counts: Sequence[int]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of /metrics.
+
+    - `name`: without the prefix `kstreams_`, and of a counter without the suffix `_total`.
+    - `labels`: their names, after `graph`.
+    - `samples`: the values of its labels and the value, for each sample.
+    - `bounds`: of a histogram, the upper bounds of its buckets but the last.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: Labels
+    samples: Callable[[RunStatus], Iterator[tuple[Labels, float | Distribution]]]
+    bounds: tuple[float, ...] = ()
+
+
+def _workers(status: RunStatus) -> Iterator[tuple[SlotStatus, Report, Labels]]:
+    for slot in status.slots:
+        for report in slot.reports:
+            yield slot, report, (report.processor, str(slot.number))
+
+
+def _count(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
+    def samples(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+        for _, report, labels in _workers(status):
+            yield labels, report.counters.get(name, 0)
+
+    return samples
+
+
+def _renewals(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for _, report, labels in _workers(status):
+        for reason in RENEWALS:
+            yield (*labels, reason), report.measures.get(f"renewals:{reason}", 0)
+
+
+def _histogram(name: str, bounds: Sequence[float]) -> Callable[[RunStatus], Iterator[tuple[Labels, Distribution]]]:
+    names = [f"{name}:{number}" for number in range(len(bounds) + 1)]
+
+    def samples(status: RunStatus) -> Iterator[tuple[Labels, Distribution]]:
+        for _, report, labels in _workers(status):
+            counts = [int(report.measures.get(each, 0)) for each in names]
+            yield labels, Distribution(list(accumulate(counts)), report.measures.get(f"{name}:sum", 0.0))
+
+    return samples
+
+
+def _lags(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, labels in _workers(status):
+        if slot.taken:
+            continue
+        for (topic, partition), lag in report.lags.items():
+            if lag is not None:
+                yield (*labels, topic, str(partition)), lag
+
+
+def _partitions(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, labels in _workers(status):
+        yield labels, 0 if slot.taken else len(report.lags)
+
+
+def _states(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, labels in _workers(status):
+        yield (*labels, slot.state_of(report.processor)), 1
+
+
+def _still(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for _, report, labels in _workers(status):
+        yield labels, report.still_seconds
+
+
+def _open(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, labels in _workers(status):
+        yield labels, 0.0 if slot.taken or slot.pid is None else report.open_seconds or 0.0
+
+
+def _restarts(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot in status.slots:
+        yield (str(slot.number),), slot.restarts
+
+
+def _up(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot in status.slots:
+        yield (str(slot.number),), int(slot.pid is not None)
+
+
+def _silent(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot in status.slots:
+        yield (str(slot.number),), slot.silent
+
+
+_STATES: Final = ", ".join(WorkerState)
+
+SERIES: Final[tuple[Series, ...]] = (
+    *(Series(name, "counter", meaning, WORKER, _count(name)) for name, meaning in COUNTS.items()),
+    Series("producer_renewals", "counter", "producers that were replaced, by reason", (*WORKER, "reason"), _renewals),
+    Series(
+        "step_seconds",
+        "histogram",
+        "seconds of a step: its records decoded, its function called, its outputs encoded; of each intake the mean",
+        WORKER,
+        _histogram("step_seconds", STEP_BOUNDS),
+        STEP_BOUNDS,
+    ),
+    Series(
+        "commit_seconds",
+        "histogram",
+        "seconds of a commit that succeeded",
+        WORKER,
+        _histogram("commit_seconds", COMMIT_BOUNDS),
+        COMMIT_BOUNDS,
+    ),
+    Series(
+        "lag_records",
+        "gauge",
+        "records (and markers) between the next offset to process and the last stable offset; absent if not known",
+        (*WORKER, "topic", "partition"),
+        _lags,
+    ),
+    Series("partitions", "gauge", "input partitions that the worker holds", WORKER, _partitions),
+    Series("worker_state", "gauge", f"1 for the state of the worker: {_STATES}", (*WORKER, "state"), _states),
+    Series("still_seconds", "gauge", "seconds since the loop turned or began another step", WORKER, _still),
+    Series("open_transaction_seconds", "gauge", "age of the open transaction; 0 if none is open", WORKER, _open),
+    Series("restarts", "counter", "processes of the slot after the first", ("slot",), _restarts),
+    Series("up", "gauge", "1 if the slot has a process, 0 if not", ("slot",), _up),
+    Series("report_age_seconds", "gauge", "seconds since the newest report of the process", ("slot",), _silent),
+)
+"""All series. The documentation is made from this table."""
+
+
+def meanings() -> Mapping[str, str]:
+    """The full name and the meaning of each series."""
+    return {f"kstreams_{each.name}{'_total' if each.kind == 'counter' else ''}": each.help for each in SERIES}

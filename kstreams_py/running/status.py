@@ -1,0 +1,57 @@
+"""The status of a run: its slots at one moment, and the state of each worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kstreams_py.metrics import WorkerState
+from kstreams_py.running.reports import Report
+
+
+class End(NamedTuple):
+    """The end of a worker process: when (seconds since 1970), and why."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """One slot.
+
+    - `pid`: of its process; None if it has none.
+    - `reports`: the newest of each processor, with the counts of the slot's earlier processes.
+    - `has_reported`: the process has reported.
+    - `silent`: seconds since its newest report, or since it was started.
+    - `restarts`: since the run started.
+    - `ends`: the newest ends of its processes, in order.
+    - `taken`: why the slot is not restarted: another worker holds it; "" otherwise.
+    """
+
+    number: int
+    pid: int | None
+    reports: tuple[Report, ...] = ()
+    has_reported: bool = True
+    silent: float = 0.0
+    restarts: int = 0
+    ends: tuple[End, ...] = ()
+    taken: str = ""
+
+    def state_of(self, processor: str) -> WorkerState:
+        """The state of a worker: what it reports, unless its process is none, or new, or the slot is taken."""
+        if self.taken:
+            return WorkerState.REPLACED
+        if self.pid is None or not self.has_reported:
+            return WorkerState.RESTARTING if self.ends else WorkerState.JOINING
+        report = next((each for each in self.reports if each.processor == processor), None)
+        return WorkerState.JOINING if report is None else report.state
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """All slots of a run. `looked_at` is when, in monotonic seconds; `stopping`: the workers drain."""
+
+    slots: tuple[SlotStatus, ...]
+    looked_at: float
+    stopping: bool = False

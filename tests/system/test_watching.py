@@ -1,0 +1,163 @@
+"""`kstreams run --http` on a real broker: the sums of /metrics, and health as workers start, hang and end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kstreams_py import Settings
+from tests.system.command import RunningCommand, command, kstreams
+from tests.system.harness import Cluster, wait_until
+
+GRAPH = """
+import kstreams_py as ks
+
+graph = ks.Graph({name!r}, errors="{name}.errors")
+
+@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
+def copy(value):
+    if value == b"bad":
+        raise ValueError("no")
+    return value
+"""
+
+
+class Site:
+    """A graph that runs with --http, and its pages."""
+
+    def __init__(self, running: RunningCommand) -> None:
+        running.await_text(r"serving .* at http://\S+")
+        found = re.search(r" at http://(\S+)", running.text)
+        assert found is not None
+        self.running, self.address = running, found[1]
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(self.address, timeout=30)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        return response.status, text
+
+    def sums(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """The sums of a sample over all other labels."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for family in text_string_to_metric_families(self.get("/metrics")[1]):
+            for sample in family.samples:
+                if sample.name == f"kstreams_{name}":
+                    found[tuple(sample.labels[label] for label in labels)] += sample.value  # type: ignore[assignment]
+        return dict(found)
+
+    def await_page(self, path: str, status: int, text: str = "") -> str:
+        """Waits for the status of a page, and a match of its text; returns the text."""
+        seen: list[tuple[int, str]] = []
+
+        def is_there() -> bool:
+            seen[:] = [self.get(path)]
+            return seen[0][0] == status and re.search(text, seen[0][1]) is not None
+
+        try:
+            wait_until(is_there, f"{path} answers {status} {text!r}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {seen}\n{self.running.text}") from None
+        return seen[0][1]
+
+    def slot(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.get("/status")[1])["slots"][number]
+        return found
+
+
+def create_topics(cluster: Cluster, name: str, partitions: int) -> None:
+    cluster.create(f"{name}.in", f"{name}.out", partitions=partitions)
+    cluster.create(f"{name}.errors")
+
+
+@pytest.fixture
+def graph(tmp_path: Path, name: str) -> Path:
+    file = tmp_path / "copying_graph.py"
+    file.write_text(GRAPH.format(name=name))
+    return file
+
+
+def test_metrics_agree_with_the_topics_and_health_follows_the_workers(
+    graph: Path, name: str, cluster: Cluster, settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    create_topics(cluster, name, 4)
+    for partition in range(4):
+        cluster.write(f"{name}.in", [b"%09d" % number for number in range(500)] + [b"bad"], partition=partition)
+    environment = settings(livez_timeout_ms=5_000, session_timeout_ms=60_000).as_environment()
+    with command(tmp_path, "run", graph, "--workers", 2, "--http", "127.0.0.1:0", environment=environment) as running:
+        site = Site(running)
+        status, text = site.get("/readyz")
+        assert (status, "starting" in text or "joining" in text) == (503, True), "before the workers have started"
+        site.await_page("/readyz", 200, "^ok$")
+        wait_until(lambda: len(cluster.values(f"{name}.out")) == 2_000, "2,000 outputs")
+        wait_until(lambda: sum(site.sums("records_out_total").values()) == 2_000, "the reports have all outputs")
+        assert site.sums("records_in_total", "processor") == {("copy",): 2_004}
+        assert site.sums("dead_letters_total") == {(): 4}
+        assert site.sums("step_seconds_count") == {(): 2_004}
+        assert site.sums("commit_seconds_count") == site.sums("commits_total")
+        wait_until(lambda: site.sums("bytes_in_total") == {(): 4 * (500 * 9 + 3)}, "the bytes of all values")
+        wait_until(
+            lambda: site.sums("lag_records", "topic", "partition") == {(f"{name}.in", str(p)): 0 for p in range(4)},
+            "every partition is read",
+        )
+        assert site.sums("partitions") == {(): 4}
+        shown = json.loads(site.get("/status")[1])
+        assert (shown["live"], shown["ready"], shown["problems"]) == (True, True, [])
+        assert {each["text"].partition(" (")[0] for each in shown["dead_letters"]} == {"ValueError: no"}
+
+        stopped = site.slot(1)["process"]
+        os.kill(stopped, signal.SIGSTOP)
+        line = rf"(?m)^slot 1: its process \({stopped}\) has not reported since \S+Z \(\d+ s\)$"
+        site.await_page("/livez", 503, line)
+        os.kill(stopped, signal.SIGCONT)
+        site.await_page("/livez", 200)
+        site.await_page("/readyz", 200)
+
+        os.kill(stopped, signal.SIGKILL)
+        wait_until(lambda: site.sums("restarts_total", "slot") == {("0",): 0, ("1",): 1}, "slot 1 is restarted")
+        site.await_page("/readyz", 200)
+        site.await_page("/livez", 200, "^ok$")
+        assert [end["why"] for end in site.slot(1)["ends"]] == ["SIGKILL"]
+        assert site.sums("records_out_total") == {(): 2_000}, "the counts of the killed process are kept"
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+
+
+def test_spare_slot_is_ready(
+    graph: Path, name: str, cluster: Cluster, settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    create_topics(cluster, name, 1)
+    environment = settings(session_timeout_ms=60_000).as_environment()
+    with command(tmp_path, "run", graph, "--workers", 2, "--http", "127.0.0.1:0", environment=environment) as running:
+        site = Site(running)
+        site.await_page("/readyz", 200)
+        wait_until(
+            lambda: site.sums("worker_state", "state") == {("running",): 1, ("spare",): 1}, "one runs, one is a spare"
+        )
+        assert site.get("/readyz") == (200, "ok\n")
+
+
+def test_address_that_is_taken_ends_the_command_with_one_message(
+    graph: Path, settings: Callable[..., Settings]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = kstreams("run", graph, environment={**settings().as_environment(), "KSTREAMS_HTTP": address})
+    message = f"http: {address} cannot be served: Address already in use: choose another address with "
+    message += "--http or KSTREAMS_HTTP"
+    assert (done.status, done.error_lines) == (2, [f"error: SettingsError: {message}"])

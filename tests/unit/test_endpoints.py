@@ -1,0 +1,396 @@
+"""The endpoints of a run: every series as text, the contents of /status, the answers of health, the server."""
+
+from __future__ import annotations
+
+import builtins
+import http.client
+import json
+import logging
+import re
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kstreams_py import Graph, Settings
+from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.metrics import RENEWALS, Counters, WorkerState
+from kstreams_py.records import TopicPartition
+from kstreams_py.running.endpoints import Answer, Endpoints
+from kstreams_py.running.exposition import exposition
+from kstreams_py.running.observed import FAILURES_KEPT, Failed, Observed
+from kstreams_py.running.reports import Report
+from kstreams_py.running.series import SERIES, meanings
+from kstreams_py.running.server import serving
+from kstreams_py.running.status import End, RunStatus, SlotStatus
+from kstreams_py.running.wiring import observing
+from kstreams_py.testing import ManualClock
+
+GRAPH = Graph("shop", errors="shop.errors")
+GRAPH.map(GRAPH.topic("orders"), to=GRAPH.topic("prices"), id="price")(lambda value: value)
+
+
+def make_report(**changed: Any) -> Report:
+    counters = Counters()
+    counters.stepped(read=7, written=5, failed=1, size=50)
+    counters.ran(7, 0.014)
+    counters.committed(0.02)
+    counters.committed(7.0)
+    counters.renewed("fenced")
+    counters.rebalanced()
+    counters.bytes_in = 70
+    report = Report(
+        "price",
+        1,
+        counters.as_dict(),
+        4,
+        open_seconds=0.25,
+        measures=counters.measures(),
+        lags={TopicPartition("orders", 0): 4, TopicPartition("orders", 1): None},
+        failure="KeyError: 'x' (reading orders[0]@3)",
+    )
+    return replace(report, **changed)
+
+
+def make_status(report: Report | None = None, **changed: Any) -> RunStatus:
+    slot = SlotStatus(1, 4711, (report or make_report(),), silent=0.5, restarts=2, ends=(End(1_000_000.0, "SIGKILL"),))
+    return RunStatus((replace(slot, **changed),), 100.0)
+
+
+def parse(text: bytes) -> dict[str, dict[tuple[str, ...], float]]:
+    """The values of each sample, by the values of its labels after `graph`."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            assert sample.labels.pop("graph") == "shop"
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+# Series.
+
+WORKER = 'graph="shop",processor="price",slot="1"'
+
+TEXT = f"""\
+kstreams_records_in_total{{{WORKER}}} 7.0
+kstreams_records_out_total{{{WORKER}}} 5.0
+kstreams_dead_letters_total{{{WORKER}}} 1.0
+kstreams_commits_total{{{WORKER}}} 2.0
+kstreams_aborts_total{{{WORKER}}} 0.0
+kstreams_retries_total{{{WORKER}}} 0.0
+kstreams_bytes_in_total{{{WORKER}}} 70.0
+kstreams_bytes_out_total{{{WORKER}}} 50.0
+kstreams_rebalances_total{{{WORKER}}} 1.0
+kstreams_producer_renewals_total{{graph="shop",processor="price",reason="late_request",slot="1"}} 0.0
+kstreams_producer_renewals_total{{graph="shop",processor="price",reason="unknown_outcome",slot="1"}} 0.0
+kstreams_producer_renewals_total{{graph="shop",processor="price",reason="fenced",slot="1"}} 1.0
+kstreams_producer_renewals_total{{graph="shop",processor="price",reason="timed_out",slot="1"}} 0.0
+kstreams_producer_renewals_total{{graph="shop",processor="price",reason="abort_failed",slot="1"}} 0.0
+kstreams_producer_renewals_total{{graph="shop",processor="price",reason="failure",slot="1"}} 0.0
+kstreams_step_seconds_bucket{{graph="shop",le="1e-05",processor="price",slot="1"}} 0.0
+kstreams_step_seconds_bucket{{graph="shop",le="0.0001",processor="price",slot="1"}} 0.0
+kstreams_step_seconds_bucket{{graph="shop",le="0.001",processor="price",slot="1"}} 0.0
+kstreams_step_seconds_bucket{{graph="shop",le="0.01",processor="price",slot="1"}} 7.0
+kstreams_step_seconds_bucket{{graph="shop",le="0.1",processor="price",slot="1"}} 7.0
+kstreams_step_seconds_bucket{{graph="shop",le="1.0",processor="price",slot="1"}} 7.0
+kstreams_step_seconds_bucket{{graph="shop",le="10.0",processor="price",slot="1"}} 7.0
+kstreams_step_seconds_bucket{{graph="shop",le="+Inf",processor="price",slot="1"}} 7.0
+kstreams_step_seconds_count{{{WORKER}}} 7.0
+kstreams_step_seconds_sum{{{WORKER}}} 0.014
+kstreams_commit_seconds_bucket{{graph="shop",le="0.01",processor="price",slot="1"}} 0.0
+kstreams_commit_seconds_bucket{{graph="shop",le="0.025",processor="price",slot="1"}} 1.0
+kstreams_commit_seconds_bucket{{graph="shop",le="0.05",processor="price",slot="1"}} 1.0
+kstreams_commit_seconds_bucket{{graph="shop",le="0.1",processor="price",slot="1"}} 1.0
+kstreams_commit_seconds_bucket{{graph="shop",le="0.25",processor="price",slot="1"}} 1.0
+kstreams_commit_seconds_bucket{{graph="shop",le="0.5",processor="price",slot="1"}} 1.0
+kstreams_commit_seconds_bucket{{graph="shop",le="1.0",processor="price",slot="1"}} 1.0
+kstreams_commit_seconds_bucket{{graph="shop",le="5.0",processor="price",slot="1"}} 1.0
+kstreams_commit_seconds_bucket{{graph="shop",le="+Inf",processor="price",slot="1"}} 2.0
+kstreams_commit_seconds_count{{{WORKER}}} 2.0
+kstreams_commit_seconds_sum{{{WORKER}}} 7.02
+kstreams_lag_records{{graph="shop",partition="0",processor="price",slot="1",topic="orders"}} 4.0
+kstreams_partitions{{{WORKER}}} 2.0
+kstreams_worker_state{{graph="shop",processor="price",slot="1",state="running"}} 1.0
+kstreams_still_seconds{{{WORKER}}} 0.0
+kstreams_open_transaction_seconds{{{WORKER}}} 0.25
+kstreams_restarts_total{{graph="shop",slot="1"}} 2.0
+kstreams_up{{graph="shop",slot="1"}} 1.0
+kstreams_report_age_seconds{{graph="shop",slot="1"}} 0.5
+"""
+
+
+def test_every_series_of_a_worker_is_written_as_text() -> None:
+    lines = exposition("shop", make_status()).decode().splitlines(keepends=True)
+    assert "".join(line for line in lines if not line.startswith("#")) == TEXT
+
+
+def test_every_series_has_its_kind_and_its_meaning_from_the_table() -> None:
+    lines = exposition("shop", RunStatus((), 0.0)).decode().splitlines()
+    expected = []
+    for series, (name, meaning) in zip(SERIES, meanings().items(), strict=True):
+        expected += [f"# HELP {name} {meaning}", f"# TYPE {name} {series.kind}"]
+    assert lines == expected
+
+
+def test_every_count_and_measure_of_a_worker_has_a_series() -> None:
+    samples = parse(exposition("shop", make_status()))
+    assert {f"kstreams_{name}_total" for name in Counters().as_dict()} <= samples.keys()
+    assert {key[1] for key in samples["kstreams_producer_renewals_total"]} == set(RENEWALS)
+
+
+def test_slot_that_a_worker_elsewhere_holds_keeps_its_counts_and_has_no_lag() -> None:
+    samples = parse(exposition("shop", make_status(taken="Replaced: by m7", pid=None)))
+    assert "kstreams_lag_records" not in samples
+    assert (samples["kstreams_records_in_total"], samples["kstreams_partitions"], samples["kstreams_up"]) == (
+        {("price", "1"): 7.0}, {("price", "1"): 0.0}, {("1",): 0.0},
+    )  # fmt: skip
+    assert samples["kstreams_worker_state"] == {("price", "1", "replaced"): 1.0}
+
+
+# What is observed.
+
+
+def test_rates_are_the_growth_of_counts_by_worker() -> None:
+    observed, rates = Observed(clock=lambda: 0.0), []
+    for at, records in ((10.0, 100), (10.5, 200), (12.0, 500)):
+        observed.note(replace(make_status(make_report(counters={"records_in": records})), looked_at=at))
+        view = observed.read()
+        assert view is not None
+        rates.append(view.rates[1, "price"]["records_in"])
+    assert rates == [0.0, 0.0, 200.0]
+
+
+def test_failures_are_kept_newest_first_once_each_and_a_bounded_number() -> None:
+    observed = Observed(clock=lambda: 0.0, wall=lambda: 5.0)
+    for text in ("", "first", "first", *(str(number) for number in range(FAILURES_KEPT)), "last"):
+        observed.note(make_status(make_report(failure=text)))
+    view = observed.read()
+    assert view is not None
+    assert len(view.failures) == FAILURES_KEPT
+    assert view.failures[0] == Failed(5.0, 1, "price", "last")
+    assert [each.text for each in view.failures[1:]] == [str(n) for n in range(FAILURES_KEPT - 1, 0, -1)]
+
+
+# Answers.
+
+
+class Site:
+    """The endpoints of a run of GRAPH, with a clock of their own."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.clock.advance(100.0 - self.clock())
+        self.observed = Observed(self.clock, lambda: 1_000_000.0)
+        self.endpoints = Endpoints(GRAPH, self.observed, 30.0, self.clock, lambda: 1_000_000.0)
+
+    def note(self, **changed: Any) -> None:
+        self.observed.note(make_status(**changed))
+
+    def get(self, path: str) -> tuple[int, str]:
+        found = self.endpoints.answer(path)
+        return found.status, found.body.decode()
+
+
+def test_run_that_starts_is_alive_and_not_ready_and_has_no_samples() -> None:
+    site = Site()
+    assert (site.get("/livez"), site.get("/readyz")) == ((200, "ok\n"), (503, "the run is starting\n"))
+    assert parse(site.endpoints.answer("/metrics").body) == {}
+    assert json.loads(site.get("/status")[1])["slots"] == []
+
+
+def test_run_whose_workers_turn_is_alive_and_ready() -> None:
+    site = Site()
+    site.note()
+    assert (site.get("/livez"), site.get("/readyz?verbose")) == ((200, "ok\n"), (200, "ok\n"))
+
+
+def test_worker_that_does_not_turn_is_named_with_the_time_since_when() -> None:
+    site = Site()
+    site.note(silent=40.0)
+    line = "slot 1: its process (4711) has not reported since 1970-01-12T13:46:00Z (40 s)\n"
+    assert (site.get("/livez"), site.get("/readyz")) == ((503, line), (503, line))
+
+
+def test_metrics_have_the_content_type_of_the_text_format() -> None:
+    site = Site()
+    site.note()
+    found = site.endpoints.answer("/metrics")
+    assert found == Answer(200, "text/plain; version=0.0.4; charset=utf-8", exposition("shop", make_status()))
+
+
+def test_unknown_path_names_those_that_exist() -> None:
+    assert Site().get("/metric") == (404, "no such page: use /metrics, /livez, /readyz, /status\n")
+
+
+def test_page_that_fails_is_logged_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site()
+    monkeypatch.setattr(site.observed, "read", lambda: 1 / 0)
+    assert site.get("/livez") == (500, "this page failed: the log has the reason\n")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_status_has_all_that_the_page_needs() -> None:
+    site = Site()
+    site.note()
+    site.note(report=make_report(state=WorkerState.JOINING))
+    rates = dict.fromkeys(("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits"), 0.0)
+    counts = {
+        "records_in": 7, "records_out": 5, "dead_letters": 1, "commits": 2, "aborts": 0,
+        "retries": 0, "bytes_in": 70, "bytes_out": 50, "rebalances": 1,
+    }  # fmt: skip
+    assert json.loads(site.get("/status")[1]) == {
+        "time": "1970-01-12T13:46:40Z",
+        "live": True,
+        "ready": False,
+        "problems": ["slot 1: price is joining"],
+        "draining": False,
+        "graph": {
+            "name": "shop",
+            "topics": ["orders", "prices", "shop.errors"],
+            "processors": [
+                {
+                    "processor": "price",
+                    "kind": "map",
+                    "guarantee": "exactly_once",
+                    "inputs": ["orders"],
+                    "outputs": ["prices"],
+                    "dead_letters": "shop.errors",
+                    "totals": {"counts": counts, "per_second": rates, "lag": 4},
+                }
+            ],
+        },
+        "slots": [
+            {
+                "slot": 1,
+                "process": 4711,
+                "report_age_seconds": 0.5,
+                "replaced": None,
+                "restarts": 2,
+                "ends": [{"time": "1970-01-12T13:46:40Z", "why": "SIGKILL"}],
+                "workers": [
+                    {
+                        "processor": "price",
+                        "state": "joining",
+                        "counts": counts,
+                        "per_second": rates,
+                        "renewals": {"fenced": 1},
+                        "lag": 4,
+                        "partitions": [
+                            {"topic": "orders", "partition": 0, "lag": 4},
+                            {"topic": "orders", "partition": 1, "lag": None},
+                        ],
+                        "still_seconds": 0.0,
+                        "place": None,
+                        "open_transaction_seconds": 0.25,
+                    }
+                ],
+            }
+        ],
+        "dead_letters": [
+            {"time": "1970-01-12T13:46:40Z", "slot": 1, "processor": "price", "text": make_report().failure}
+        ],
+    }
+
+
+# The server.
+
+
+def request(url: str, method: str = "GET", path: str = "/a?b") -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection.request(method, path)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, {name: response.headers[name] for name in ("Content-Type", "Content-Length")}, body
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_server_answers_what_it_is_given_at_its_address(host: str) -> None:
+    with serving(f"{host}:0", lambda path: Answer(503, "text/x", path.encode())) as url:
+        headers = {"Content-Type": "text/x", "Content-Length": "4"}
+        assert request(url) == (503, headers, b"/a?b")
+        assert request(url, "HEAD") == (503, headers, b"")
+    with pytest.raises(ConnectionRefusedError):
+        request(url)
+
+
+def test_connection_that_sends_nothing_keeps_no_other_from_its_answer() -> None:
+    with serving("127.0.0.1:0", lambda path: Answer(200, "text/x", b"ok")) as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)):
+            assert request(url)[2] == b"ok"
+
+
+def test_address_that_is_taken_is_named() -> None:
+    with serving("127.0.0.1:0", lambda path: Answer(200, "text/x", b"")) as url:
+        address = url.removeprefix("http://")
+        message = f"http: {address} cannot be served: Address already in use: choose another address with --http or "
+        with (
+            pytest.raises(SettingsError, match=re.escape(message)),
+            serving(address, lambda path: Answer(200, "", b"")),
+        ):
+            pass
+
+
+def test_host_that_does_not_exist_is_named() -> None:
+    with (
+        pytest.raises(SettingsError, match=r"http: no\.such\.host\.invalid:80 cannot be served"),
+        serving("no.such.host.invalid:80", lambda path: Answer(200, "", b"")),
+    ):
+        pass
+
+
+# How a run serves.
+
+
+def test_run_without_an_address_serves_nothing() -> None:
+    with observing(GRAPH, Settings()) as observe:
+        assert observe is None
+
+
+def test_run_serves_the_status_that_it_notes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with observing(GRAPH, Settings(http="127.0.0.1:0")) as observe:
+        assert observe is not None
+        url = re.findall(r"http://\S+", caplog.text)[0]
+        assert request(url, path="/readyz")[::2] == (503, b"the run is starting\n")
+        observe(make_status())
+        assert parse(request(url, path="/metrics")[2])["kstreams_commits_total"] == {("price", "1"): 2.0}
+
+
+def test_missing_prometheus_client_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.endswith(("running.exposition", "running.endpoints"))]:
+        monkeypatch.delitem(sys.modules, name)
+    real: Callable[..., Any] = builtins.__import__
+
+    def without(name: str, *arguments: Any) -> Any:
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with (
+        pytest.raises(
+            MissingSoftware, match=r"^--http \(KSTREAMS_HTTP\) needs prometheus-client: pip install 'kstream"
+        ),
+        observing(GRAPH, Settings(http="127.0.0.1:0")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("value", ["8080", ":8080", "host:", "host:http", "host:65536"])
+def test_address_without_host_or_port_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^http: '{value}' is not host:port, as in 127\.0\.0\.1:8080 \("):
+        Settings(http=value)
+
+
+def test_worker_is_given_the_time_of_a_transaction_to_turn() -> None:
+    assert Settings().livez_seconds == 30.0
+    assert Settings(transaction_timeout_ms=60_000, session_timeout_ms=60_000).livez_seconds == 60.0
+    assert Settings(livez_timeout_ms=5_000).livez_seconds == 5.0
