@@ -133,7 +133,9 @@ def test_report_that_is_cut_by_a_full_pipe_is_left_out_and_an_error_after_it_arr
 def test_what_a_full_pipe_cut_is_written_again_with_the_next_report(pipe: tuple[int, int]) -> None:
     write, reader, last = report_writer(), PipeReader(), Report("p", 0, {"commits": 1}, 3)
     assert write is not None
-    write([Report("q" * 3 * select.PIPE_BUF, 0, {"commits": number}, 3) for number in range(LARGEST // select.PIPE_BUF)])
+    write(
+        [Report("q" * 3 * select.PIPE_BUF, 0, {"commits": number}, 3) for number in range(LARGEST // select.PIPE_BUF)]
+    )
     reader.feed(read_all(pipe[0]))
     write([last])
     assert reader.feed(read_all(pipe[0])) == [last]
