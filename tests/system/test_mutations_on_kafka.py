@@ -45,7 +45,7 @@ def test_mutation_membership_that_is_never_checked_fails_the_contract(
     rig: KafkaRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaConsumer, "membership", lambda self: Membership(Owner.OURS))
-    with pytest.raises(FAILURES, match="Owner.OURS"):
+    with pytest.raises(FAILURES, match=r"Owner\.OURS"):
         contract.test_membership_taken_over_by_a_new_consumer_gives_it_the_partitions_and_ends_the_old_one(
             rig, "send_offsets"
         )
