@@ -15,7 +15,9 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(130)
 
-    before = signal.signal(signal.SIGINT, leave)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in a background job
+        signal.signal(signal.SIGINT, leave)
     from kstreams_py.cli.main import main as run  # noqa: PLC0415, after the handler
 
     signal.signal(signal.SIGINT, before)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 
 WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "120"))
 """Seconds after which a test fails whose condition is still false."""
+
+
+def accept_interrupts() -> None:
+    """Lets processes that are started from now on take SIGINT, which those of a background job inherit as ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT, *, pause: float = 0.02) -> None:

@@ -24,7 +24,7 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import HOST, Node, open_data_dir, write_settings
 from kstreams_py.embedded.post_mortem import check_space, error_in, full_disks, mark_start, why_ended
 from kstreams_py.embedded.process_table import await_stopped
-from kstreams_py.errors import BrokerUnavailable, SettingsError
+from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -233,12 +233,14 @@ class EmbeddedKafka:
 def archive_classes(classpath: Sequence[Path], java: Path) -> None:
     """Writes the archive of a broker's classes unless it exists, by running a broker once; later brokers start faster.
 
-    Raises as EmbeddedKafka does, BrokerUnavailable if Java does not write the archive, OSError if the cache cannot be
-    written.
+    Raises as EmbeddedKafka does, MissingSoftware for a Java that cannot write one, BrokerUnavailable if it does not,
+    OSError if the cache cannot be written.
     """
     archive = class_archive.path_of(classpath, java)
     if archive.exists():
         return
+    if not class_archive.can_write(java):
+        raise MissingSoftware(f"{java} has no archive of its own classes; another Java 17 or 21 may")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
         written = Path(directory, archive.name)

@@ -22,6 +22,11 @@ def path_of(classpath: Sequence[Path], java: Path) -> Path:
     return Path(platformdirs.user_cache_dir("kstreams_py"), "classes", f"{sha256(of.encode()).hexdigest()[:16]}.jsa")
 
 
+def can_write(java: Path) -> bool:
+    """Whether this Java has the archive of its own classes, to which a program's is added; that of a wheel has none."""
+    return (java.resolve().parent.parent / "lib" / "server" / "classes.jsa").exists()
+
+
 def to_use(archive: Path) -> list[str]:
     """The options of a JVM that uses the archive; none if it does not exist."""
     return [f"-XX:SharedArchiveFile={archive}", *_SILENT] if archive.exists() else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Event
 from typing import Any, Final
 
@@ -152,6 +152,8 @@ class Worker:
             return WorkerState.BROKER_AWAY
         if not self._has_joined:
             return WorkerState.JOINING
+        if self.is_retrying:
+            return WorkerState.RETRYING
         return WorkerState.RUNNING if self.ledger.cursors else WorkerState.SPARE
 
     @property
@@ -219,8 +221,7 @@ class Worker:
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
         """
         deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
-        while self._owed and self._clock() < deadline:  # between `rejoin` and the assignment nothing can be given back
-            self.run_turn()
+        self._rejoin_to_give_back(deadline)
         while True:
             try:
                 self._run_saved()
@@ -245,6 +246,19 @@ class Worker:
             logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
         elif self._interrupt is not None:
             raise self._interrupt
+
+    def _rejoin_to_give_back(self, deadline: float) -> None:
+        """At most once: joins again if a late commit could undo what is given back, and waits for the assignment."""
+        if self.consumer.tainted and self.ledger.unprocessed:
+            try:
+                self._run_saved()
+                self._commit()
+            except ClientError as error:
+                self._recover(error)
+            else:
+                self._rejoin(self._owing({tp.partition for tp in self.ledger.unprocessed}))
+        while self._owed and self._clock() < deadline:
+            self.run_turn()
 
     @property
     def _is_unfinished(self) -> bool:
@@ -283,7 +297,7 @@ class Worker:
             self._run_saved()
             self._commit()
             if self.consumer.tainted and not self._stopping.is_set():
-                self._rejoin()
+                self._rejoin(self._owing())
                 return
         self._run_ready()
         # the step that raised is not processed; a commit that may come late must not be overtaken
@@ -350,9 +364,9 @@ class Worker:
         if self.tasks.held and not self.consumer.tainted:  # else a late commit would undo this: `rejoin` comes first
             self.committer.give_back(self.tasks.held.keys())
 
-    def _owing(self) -> dict[TopicPartition, tuple[int, int]]:
-        """At most once: the next and the committed offset of partitions that wait and are not given back yet."""
-        held, cursors = self.tasks.held, self.ledger.cursors
+    def _owing(self, partitions: Collection[int] | None = None) -> dict[TopicPartition, tuple[int, int]]:
+        """At most once: the next and the committed offset of steps to be given back, by default of those that wait."""
+        held, cursors = self.tasks.held if partitions is None else partitions, self.ledger.cursors
         return {
             tp: (at.next, at.committed) for tp, at in cursors.items() if tp.partition in held and at.next < at.committed
         }
@@ -406,7 +420,7 @@ class Worker:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
         self._run_rest()
-        if self._interrupt is not None:  # the worker ends: the ledger still has what is to be given back
+        if self._interrupt is not None and not self._owed:  # it ends: the ledger still has what is to be given back
             return
         owed = self._owed or self._owing()
         self._growth.check(partitions)
@@ -432,10 +446,9 @@ class Worker:
         taken = self._taken
         return taken if taken is not None and taken.positions().items() <= positions.items() else None
 
-    def _rejoin(self) -> None:
+    def _rejoin(self, owed: dict[TopicPartition, tuple[int, int]]) -> None:
         """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
         logger.warning("%s: a commit of offsets may reach the broker late: joining again", self.processor.id)
-        owed = self._owing()
         self._let_go()
         self._owed = owed
         self.consumer.rejoin()

@@ -86,11 +86,14 @@ class SqliteTable:
 
     def _connections(self) -> dict[int, sqlite3.Connection]:
         """This thread's connections by process id: after a fork, one must be neither used nor closed."""
-        found: dict[int, sqlite3.Connection] = self._local.__dict__.setdefault("connections", {})
+        if not hasattr(self._local, "connections"):
+            self._local.connections = _Connections()
+        found: _Connections = self._local.connections
         return found
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        # closed by whichever thread finds that its own has ended
+        connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             _write_ahead(connection)
             # offsets are committed next, on brokers that may outlive this machine: rows must be on the disk by then.
@@ -103,6 +106,18 @@ class SqliteTable:
             connection.close()
             raise
         return connection
+
+
+class _Connections(dict[int, sqlite3.Connection]):
+    """One thread's connections; that of this process is closed with the end of the thread, or of the table.
+
+    Otherwise Python 3.13 warns of each (ResourceWarning), which tests may take for an error.
+    """
+
+    def __del__(self) -> None:
+        connection = self.pop(os.getpid(), None)
+        if connection is not None:
+            connection.close()
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.processing.plan import Again
 from kstreams_py.processing.waits import Waits
-from tests.simulation.plan import Kind, Plan
+from tests.simulation.plan import AMO, Fault, Kind, Plan, Strike
 from tests.simulation.suite import crash_everywhere, run
 
 
@@ -35,3 +35,16 @@ def test_random_faults_while_functions_fail_keep_the_guarantee(
         run(replace(Plan.random(seed), guarantee=guarantee, away=True))
     assert {1, 2, 3} <= set(begun)  # the last attempt of four is no wait
     assert len(begun) > 1_000
+
+
+@pytest.mark.parametrize("kind", [Kind.MAP, Kind.JOIN, Kind.BATCH])
+@pytest.mark.parametrize("fault", [Fault.LATE, Fault.DOUBLED])
+def test_at_most_once_drain_after_a_commit_that_may_come_late_loses_no_step_that_waits(
+    kind: Kind, fault: Fault
+) -> None:
+    plan = Plan(kind, AMO, 1, (), 2, away=True)
+    commits = [after for after, point in enumerate(run(plan).strikes.points, 1) if point == "commit"]
+    for after in commits:
+        for later in (1, 2, 3):
+            run(replace(plan, strikes=(Strike(fault, after), Strike(Fault.STOPPED, later))))
+    assert len(commits) > 5

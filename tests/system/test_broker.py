@@ -21,7 +21,7 @@ from kstreams_py.embedded import EmbeddedKafka, broker, detached, post_mortem
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable, SettingsError
-from tests.waiting import wait_until
+from tests.waiting import accept_interrupts, wait_until
 
 QUIET = {"log_level": 0}
 BOUND_SECONDS = 60.0
@@ -302,10 +302,11 @@ def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(tmp_p
     data = tmp_path / "data"
     state = {"XDG_STATE_HOME": str(tmp_path)}
     command = [Path(sys.executable).with_name("kstreams"), "broker", "start", "--data-dir", data]
+    accept_interrupts()
     with subprocess.Popen(
         list(map(str, command)), env=os.environ | state, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as starting:
-        wait_until((data / "broker-0" / "console.log").exists, "the broker starts")
+        wait_until((data / "broker-0" / "server.log").exists, "the broker runs, and is not ready")
         starting.send_signal(signal.SIGINT)
         out, err = starting.communicate(timeout=BOUND_SECONDS)
     assert (starting.returncode, out, err) == (130, "", "interrupted\n")

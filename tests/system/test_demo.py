@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.waiting import accept_interrupts, wait_until
 
 RECORDS = 6_000
 KILLS = 3
@@ -19,6 +19,7 @@ LIMIT = 240.0
 
 def test_ctrl_c_while_the_demo_starts_is_one_message(tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("kstreams"), "demo", "flights", "--records", 100, "--output", tmp_path]
+    accept_interrupts()
     ours = {name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")}
     with subprocess.Popen(
         list(map(str, command)), env=ours, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -16,7 +16,7 @@ import typer.main
 
 from kstreams_py import __version__
 from kstreams_py.cli.main import app
-from tests.waiting import WAIT, wait_until
+from tests.waiting import WAIT, accept_interrupts, wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).with_name("kstreams")
@@ -71,7 +71,10 @@ def squeeze(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_help_shows_the_text_of_each_option_whole(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_text_of_each_option_whole(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # in a narrow terminal, the types of options break into their texts
     with pytest.raises(SystemExit):
         app([*path, "--help"])
     shown = squeeze(capsys.readouterr().out)
@@ -186,6 +189,7 @@ time.sleep(600)
 
 def interrupt(command: list[object], there: Path, **changed: str) -> tuple[int, str]:
     """Sends SIGINT once the file exists; returns the exit status and all output of the command."""
+    accept_interrupts()
     with subprocess.Popen(
         list(map(str, command)),
         env=environment(**changed),

@@ -28,7 +28,7 @@ def test_report_error_writes_to_the_supervisor_and_is_false_without_one(
     reading, writing = os.pipe()
     monkeypatch.setenv(REPORT_FD, str(writing))
     assert report_error(TopicError("no\nsuch topic"))
-    assert os.read(reading, 10_000) == b'{"error": "TopicError: no\\nsuch topic"}\n'
+    assert os.read(reading, 10_000) == b'\n{"error": "TopicError: no\\nsuch topic"}\n'
     os.close(reading)
     assert not report_error(TopicError("no\nsuch topic"))
     os.close(writing)

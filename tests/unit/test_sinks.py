@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,3 +192,28 @@ def test_sink_on_a_table_with_other_columns_raises_with_the_remedy(tmp_path: Pat
         f"{path}: {problem}: its table has other columns: correct them, or name another table, then start again"
     )
     table.close()
+
+
+def test_connection_is_closed_with_the_end_of_its_thread_or_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.13 warns of a connection that is not, and pytest makes an error of the warning."""
+    closed: list[str] = []
+
+    class Connection(sqlite3.Connection):
+        def close(self) -> None:
+            closed.append(threading.current_thread().name)
+            super().close()
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+    table = SqliteTable(tmp_path / "flights.sqlite", "departed", ["carrier"])
+    table.insert([(digest(1), "UA")])
+    thread = threading.Thread(target=table.insert, args=([(digest(2), "UA")],), name="worker")
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert len(closed) == 1
+    assert table.rows() == [(digest(1), "UA"), (digest(2), "UA")]
+    del table
+    gc.collect()
+    assert len(closed) == 2

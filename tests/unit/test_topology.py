@@ -306,7 +306,7 @@ DEAD_LETTERS = (
     "or not at all: graph.topics has it"
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
-OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, batch"
+OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, retry, batch"
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )
@@ -400,9 +400,9 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
         (lambda g: g.map("a", to="b", id="a/b"), one, f"processor 'a/b': {ID}"),
         (lambda g: g.map("a", to="b", id=""), one, f"processor '': {ID}"),
         (
-            lambda g: g.map("a", to="b", retries=3),
+            lambda g: g.map("a", to="b", times=3),
             one,
-            f"processor 'one' has no option 'retries': choose from {OPTIONS}",
+            f"processor 'one' has no option 'times': choose from {OPTIONS}",
         ),
         (
             lambda g: g.map("x", to="b"),
