@@ -78,6 +78,9 @@ OTHER_VARIABLES: Final[Mapping[str, str]] = {
 }
 """All KSTREAMS_* variables that are no settings. Any other is refused, so that a misspelled one is not ignored."""
 
+_OF_A_SERVICE: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)")
+"""What Kubernetes sets in each pod for a Service whose name begins with kstreams."""
+
 _SECRET: Final = re.compile(
     r"password|secret|token|\.key(?!store\.(location|type))|\.pem|sasl\.(jaas|username)|certificate|credential",
     re.IGNORECASE,
@@ -394,7 +397,12 @@ def check_variables(fields: Collection[str] | None = None) -> None:
     known = [*settings, *OTHER_VARIABLES]
     for variable in sorted(os.environ):
         name = variable.upper()
-        if name.startswith("KSTREAMS_") and name not in known and not name.startswith("KSTREAMS_KAFKA__"):
+        if (
+            name.startswith("KSTREAMS_")
+            and name not in known
+            and not name.startswith("KSTREAMS_KAFKA__")
+            and not _OF_A_SERVICE.search(name)
+        ):
             client = name.removeprefix("KSTREAMS_KAFKA_")
             close = (
                 f"did you mean KSTREAMS_KAFKA__{client}?" if client != name else did_you_mean(name, known, "KSTREAMS_")

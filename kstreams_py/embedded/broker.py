@@ -14,9 +14,11 @@ import socket
 import struct
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Final, Self
 
 from kstreams_py.embedded import class_archive, jars
@@ -201,9 +203,10 @@ class EmbeddedKafka:
         mark_start(node.directory)
         command = [*self._java, *self._to_archive, log4j, "kafka.Kafka", str(node.directory / "server.properties")]
         null, both = subprocess.DEVNULL, subprocess.STDOUT
-        with (node.directory / "console.log").open("wb") as console:
+        # a Ctrl-C between the two would leave a broker that nobody knows
+        with _interrupt_deferred(), (node.directory / "console.log").open("wb") as console:
             process = subprocess.Popen(command, stdin=null, stdout=console, stderr=both, start_new_session=True)
-        self._running[node.index] = process
+            self._running[node.index] = process
         self._tell_guard()
 
     def _end(self, broker: int, how: signal.Signals, within: float = STOP_SECONDS) -> bool:
@@ -247,6 +250,23 @@ def archive_classes(classpath: Sequence[Path], java: Path) -> None:
         if not EmbeddedKafka(classpath, java).run_for_classes(written):
             raise BrokerUnavailable(f"Java did not write {archive} within {ARCHIVE_SECONDS:g} s")
         written.replace(archive)
+
+
+@contextlib.contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Handles a Ctrl-C that comes inside the block after it; only the main thread is interrupted by one."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    deferred: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: deferred.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if deferred:
+            handler(*deferred[0])
 
 
 def _start_guard(temporary: Path | None) -> subprocess.Popen[bytes]:

@@ -306,7 +306,7 @@ def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(tmp_p
     with subprocess.Popen(
         list(map(str, command)), env=os.environ | state, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as starting:
-        wait_until((data / "broker-0" / "server.log").exists, "the broker runs, and is not ready")
+        wait_until((data / "broker-0" / "console.log").exists, "the broker is about to run")
         starting.send_signal(signal.SIGINT)
         out, err = starting.communicate(timeout=BOUND_SECONDS)
     assert (starting.returncode, out, err) == (130, "", "interrupted\n")

@@ -386,7 +386,9 @@ def test_missing_prometheus_client_is_named_with_the_extra_to_install(monkeypatc
 
 @pytest.mark.parametrize("value", ["8080", ":8080", "host:", "host:http", "host:65536"])
 def test_address_without_host_or_port_is_refused(value: str) -> None:
-    with pytest.raises(SettingsError, match=rf"^http = '{value}' \(argument\): '{value}' is not host:port, as in 127\.0\.0\.1:8080"):
+    with pytest.raises(
+        SettingsError, match=rf"^http = '{value}' \(argument\): '{value}' is not host:port, as in 127\.0\.0\.1:8080"
+    ):
         Settings(http=value)
 
 

@@ -453,3 +453,15 @@ def test_client_settings_are_a_mapping_that_compares_by_content() -> None:
         ["linger.ms"], True, True,
     )  # fmt: skip
     assert Settings.load(kafka=settings).kafka is settings
+
+
+def test_variables_that_kubernetes_sets_for_a_service_named_kstreams_are_no_mistakes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = "SERVICE_HOST SERVICE_PORT SERVICE_PORT_HTTP PORT PORT_80_TCP PORT_80_TCP_PROTO WEB_PORT_80_TCP_ADDR"
+    for name in names.split():
+        monkeypatch.setenv(f"KSTREAMS_{name}", "tcp://10.0.0.1:80")
+    assert Settings() == Settings.load()
+    monkeypatch.setenv("KSTREAMS_PORTS", "1")
+    with pytest.raises(SettingsError, match="^KSTREAMS_PORTS is no setting of kstreams_py: "):
+        Settings()
