@@ -463,5 +463,5 @@ def test_variables_that_kubernetes_sets_for_a_service_named_kstreams_are_no_mist
         monkeypatch.setenv(f"KSTREAMS_{name}", "tcp://10.0.0.1:80")
     assert Settings() == Settings.load()
     monkeypatch.setenv("KSTREAMS_PORTS", "1")
-    with pytest.raises(SettingsError, match="^KSTREAMS_PORTS is no setting of kstreams_py: "):
+    with pytest.raises(SettingsError, match=r"^KSTREAMS_PORTS is no setting of kstreams_py: "):
         Settings()
