@@ -106,7 +106,7 @@ class Chains:
     def run(self, size: Size) -> None:
         recorder = self.recorder
         with recorder.reading(*self.topics) as reader:
-            with self.workers():
+            with self.workers() as running:
                 of_all = len(self.chains) * size.records
                 with recorder.feeding(self.record, at_once=of_all, per_second=len(self.chains) * size.per_second):
                     reader.await_more(size.records)
@@ -121,7 +121,11 @@ class Chains:
                 )
             recorder.await_no_open_transaction(*self.topics)
             reader.finish()
-        recorder.verify(*(expected for chain in self.chains for expected in expected_of(chain)))
+        try:
+            recorder.verify(*(expected for chain in self.chains for expected in expected_of(chain)))
+        except AssertionError as error:
+            error.add_note("\n".join(line for line in running.text.splitlines() if "records/s" not in line))
+            raise
 
 
 def expected_of(chain: dict[str, str]) -> list[Expected]:
