@@ -81,6 +81,11 @@ def _bounds(limit: object) -> Iterator[tuple[str, str]]:
             yield sign, f"{value:,}"
 
 
+def variable_of_setting(name: str) -> str:
+    """The variable of a setting; each client setting has one of its own."""
+    return "KSTREAMS_KAFKA__<NAME>" if name == "kafka" else f"KSTREAMS_{name.upper()}"
+
+
 def default_of_setting(value: object) -> str:
     """A default as it is written; paths from the home directory."""
     if value is None or (isinstance(value, Mapping) and not value):
@@ -95,10 +100,9 @@ def settings() -> str:
     meanings = meanings_of_settings()
     rows = [
         (
-            code(name),
+            f"{code(name)}<br>{code(variable_of_setting(name))}",
             type_of_setting(name, field),
             default_of_setting(field.default),
-            code("KSTREAMS_KAFKA__<NAME>" if name == "kafka" else f"KSTREAMS_{name.upper()}"),
             meanings[name],
         )
         for name, field in Settings.model_fields.items()
@@ -110,7 +114,7 @@ A setting is an argument of `ks.Settings` (or an option of the command), else a 
 line of the TOML file that `--config` names, else its default. `kstreams config show` prints each one, its value and
 where that comes from; secrets are masked. A setting or a variable that does not exist is refused, with a suggestion.
 
-{table(("setting", "what is written", "default", "variable", "meaning"), rows)}
+{table(("setting and variable", "what is written", "default", "meaning"), rows)}
 Rules between settings: `commit_interval_ms` < `transaction_timeout_ms` ≤ `session_timeout_ms`. `stuck_timeout_ms` is
 at least 1,000 and `commit_interval_ms`.
 
