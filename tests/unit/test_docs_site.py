@@ -117,19 +117,27 @@ def test_each_section_of_the_runbook_says_what_happened_how_to_see_it_and_what_t
         assert parts == ["What happened", "How to see it", "What to do"], section.split("\n")[0]
 
 
-def test_each_alert_of_the_runbook_is_about_series_that_exist() -> None:
-    alerts = RUNBOOK.partition("## By alert")[2]
+ALERTS = RUNBOOK.partition("## By alert")[2]
+
+
+def test_each_alert_of_the_runbook_is_about_series_states_and_reasons_that_exist() -> None:
     suffixes = ("_bucket", "_sum", "_count")
-    for section in re.split(r"^### ", alerts, flags=re.MULTILINE)[1:]:
+    for section in re.split(r"^### ", ALERTS, flags=re.MULTILINE)[1:]:
         title, _, expression = section.split("\n")[:3]
-        named = re.findall(r"kstreams_\w+", expression)
-        assert named, title
+        assert re.search(r"`.*(kstreams_\w+|up\{job=).*`", expression), title
         for name in re.findall(r"kstreams_\w+", section):
             base = name.removesuffix(next((end for end in suffixes if name.endswith(end)), ""))
             assert name in meanings() or base in meanings(), f"{title}: {name}"
-    states = set(re.findall(r'state="([\w ]+)"', alerts))
-    assert states <= {state.value for state in WorkerState}
-    assert set(re.findall(r'reason="(\w+)"', alerts)) <= RENEWALS.keys()
+    assert set(re.findall(r'state="([\w ]+)"', ALERTS)) <= {state.value for state in WorkerState}
+    assert set(re.findall(r'reason="(\w+)"', ALERTS)) <= RENEWALS.keys()
+
+
+def test_runbook_has_a_section_for_each_alert_rule_and_for_no_other() -> None:
+    named = re.findall(r"^### (\w+)$", ALERTS.partition("## By series")[0], flags=re.MULTILINE)
+    assert len(named) == len(set(named))
+    for rules in (ROOT / "docker").rglob("alerts.yaml"):
+        groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
+        assert sorted(named) == sorted(rule["alert"] for group in groups for rule in group["rules"])
 
 
 def test_navigation_has_every_page_once() -> None:
