@@ -29,6 +29,9 @@ PUBLIC: Final = ("kstreams_py", "kstreams_py.testing", "kstreams_py.embedded", "
 """The modules that users import."""
 
 
+WIDE: Final = "---\nhide: [toc]\n---\n\n"
+"""The head of a page whose tables need the place of the table of contents."""
+
 NEW_LINE: Final = "\n"  # Python 3.11 takes no backslash in an f-string
 
 
@@ -108,7 +111,7 @@ def settings() -> str:
         for name, field in Settings.model_fields.items()
     ]
     others = [(code(name), what) for name, what in OTHER_VARIABLES.items() if what != "of the project's tests"]
-    return f"""# Settings
+    return f"""{WIDE}# Settings
 
 A setting is an argument of `ks.Settings` (or an option of the command), else a variable of the environment, else a
 line of the TOML file that `--config` names, else its default. `kstreams config show` prints each one, its value and
@@ -156,7 +159,7 @@ def metrics() -> str:
         (code(full_name(each.name, each.kind)), each.kind, ", ".join(map(code, ("graph", *each.labels))), each.help)
         for each in SERIES
     ]
-    return f"""# Metrics
+    return f"""{WIDE}# Metrics
 
 `kstreams run --http 127.0.0.1:8080` (`KSTREAMS_HTTP`, `ks.Settings(http=...)`) serves, without authentication:
 
