@@ -177,17 +177,23 @@ LIVEZ_TIMEOUT_MIN_MS: Final = 3_000
 class Settings(BaseModel):
     """All settings. Times are in milliseconds. A setting that is not passed is read from the environment.
 
-    - `schema_registry_url`: None keeps the schemas in files, in `schema_directory`.
-    - `commit_interval_ms`, `commit_records`: the age, and the number of steps, at which a worker commits; it commits at
-      once when no record comes.
+    - `bootstrap_servers`: brokers of the cluster, as host:port, with commas between them.
+    - `schema_registry_url`: a schema registry with Confluent's API; None keeps schemas in files in `schema_directory`.
+    - `schema_directory`: the directory of these files; all workers and readers need the same one.
+    - `auto_offset_reset`: where a processor begins that has no committed offsets.
+    - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; at once when no record comes.
+    - `commit_records`: the number of uncommitted steps at which a worker commits.
     - `transaction_timeout_ms`: after it the broker aborts a transaction; longer than the longest call of a function.
     - `session_timeout_ms`: after it the group gives the partitions of a silent worker to others.
     - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
     - `drain_timeout_ms`: from a stop until a worker is given up; longer than the longest call of a function.
     - `stuck_timeout_ms`: after it a worker that runs no turns is replaced; None only warns.
+    - `leave_on_stop`: workers that stop leave their groups, and their partitions move at once; by default a slot keeps
+      them for `session_timeout_ms`, so that a restart costs no rebalance.
     - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
     - `livez_timeout_ms`: after it /livez names a worker that runs no turns; by default 30 s, or transaction_timeout_ms
       if that is longer.
+    - `kafka`: librdkafka's settings by their names, passed to every client.
 
     Raises SettingsError, which names the setting, where it is written and the remedy.
     """

@@ -205,7 +205,7 @@ def test_classes_have_few_public_methods(path: Path) -> None:
 
 TEXTS = [
     path
-    for directory in ("kstreams_py", "bench", "tests", "docs", "examples", "scripts", "docker")
+    for directory in ("kstreams_py", "bench", "tests", "docs", "docs_site", "examples", "scripts", "docker")
     for path in sorted((ROOT / directory).rglob("*"))
     if path.suffix in (".py", ".md", ".sh", "") and path.is_file() and path.name != "test_tidy.py"
 ] + sorted(ROOT.glob("*.md"))

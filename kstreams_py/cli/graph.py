@@ -24,7 +24,7 @@ class PictureFormat(StrEnum):
 
 def graph(
     target: Target,
-    form: Annotated[PictureFormat, typer.Option("--format", "-f")] = PictureFormat.TEXT,
+    form: Annotated[PictureFormat, typer.Option("--format", "-f", help="text, mermaid or svg")] = PictureFormat.TEXT,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of the terminal")] = None,
 ) -> None:
     """Describe a graph as text, Mermaid or SVG."""
