@@ -300,8 +300,8 @@ class Worker:
                 self._rejoin(self._owing())
                 return
         self._run_ready()
-        # the step that raised is not processed; a commit that may come late must not be overtaken
-        if not records and self._interrupt is None and not self.consumer.tainted:
+        # steps that raised or are not run are not processed; a commit that may come late must not be overtaken
+        if not records and self._interrupt is None and self._taken is None and not self.consumer.tainted:
             self.tasks.advance(self.consumer.ends)
             if self.committer.busy or idle:
                 self._commit()
@@ -433,6 +433,8 @@ class Worker:
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
         self.ledger.commit(positions)
+        if self._taken is not None:  # its steps are committed, not processed: they may still be given back
+            self.ledger.advance(self._taken.begins())
         if self._waits is not None:
             self._waits.restore()
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
@@ -444,7 +446,10 @@ class Worker:
     def _still_saved(self, positions: Positions) -> Intake | None:
         """The intake that was taken, if its offsets are committed: no other worker would run it."""
         taken = self._taken
-        return taken if taken is not None and taken.positions().items() <= positions.items() else None
+        if taken is None or not taken.positions().items() <= positions.items():
+            return None
+        taken.saved = True
+        return taken
 
     def _rejoin(self, owed: dict[TopicPartition, tuple[int, int]]) -> None:
         """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
