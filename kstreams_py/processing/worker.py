@@ -257,7 +257,12 @@ class Worker:
                 self._recover(error)
             else:
                 self._rejoin(self._owing({tp.partition for tp in self.ledger.unprocessed}))
-        while self._owed and self._clock() < deadline:
+        while self._owed:
+            if self._clock() >= deadline:
+                raise DrainTimeout(
+                    f"{self.processor.id}: at most once: steps that wait are lost: the group gave no assignment in "
+                    "time: raise drain_timeout_ms above the time that brokers may be away"
+                )
             self.run_turn()
 
     @property
@@ -371,9 +376,30 @@ class Worker:
             tp: (at.next, at.committed) for tp, at in cursors.items() if tp.partition in held and at.next < at.committed
         }
 
+    def _give_owed_back(self) -> None:
+        """Commits the offsets before what is owed: the partitions are revoked before they could be started there."""
+
+        def give_back() -> None:
+            if back := self._back(self._committed.read(self._owed.keys() & self._assigned), self._owed):
+                self.consumer.commit(back)
+
+        try:
+            self.committer.attempts.call(give_back)
+        except ClientError as error:
+            logger.error("%s: at most once: steps that wait may be lost: %s", self.processor.id, error)
+
+    def _back(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
+        """The next offsets of what is owed, where the group still is at the offsets after it; logs what is lost."""
+        if lost := [tp for tp, (at, committed) in owed.items() if positions.get(tp, committed + 1) > committed]:
+            logger.error(
+                "%s: at most once: steps that waited are lost: another worker has %s, or had it meanwhile",
+                self.processor.id, ", ".join(map(str, sorted(lost))),
+            )  # fmt: skip
+        return {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
+
     def _start_at(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
         """The offsets to start at: the committed ones, but where a step waits that no other worker would run."""
-        back = {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
+        back = self._back(positions, owed)
         if self._taken is not None and not self._taken.positions().keys().isdisjoint(back):
             self._taken = None  # it is read again
         return positions | back
@@ -470,6 +496,8 @@ class Worker:
         # once this returns another member may start at the committed positions (librdkafka joins again by itself)
         try:
             self._follow_group()
+            if self._owed:
+                self._give_owed_back()
             self.committer.revoked(self._run_saved)
         except Exception as error:
             self._failure = error

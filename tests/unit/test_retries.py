@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import DecodeError, OutcomeUnknown, Retriable
+from kstreams_py.errors import DecodeError, DrainTimeout, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.processing import tasks
+from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import TestDriver
 from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers
@@ -445,6 +446,62 @@ def test_at_most_once_late_commit_from_before_the_wait_loses_no_step(late: float
     plant.clock.advance(10)
     plant.run()
     assert (plant.out(), plant.saved) == (["0", "1"], {A0: 2})
+
+
+def start_rejoined(plant: Plant, partition: int) -> Worker:
+    """Starts a worker that has joined again for a late commit, and has no assignment yet; a step of it waits."""
+    plant.feed("a", f"{partition}a", f"{partition}b", partition=partition)
+    worker = plant.started()
+    plant.cluster.faults.inject("commit", error=None, late=0.1)
+    worker.run_turn()
+    plant.clock.advance(0.2)
+    worker.run_turn()
+    assert (worker.is_retrying, worker._assigned, set(plant.saved.values())) == (True, set(), {2})
+    return worker
+
+
+def test_at_most_once_rebalance_before_a_worker_that_joined_again_has_started_loses_no_step_that_waits() -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    worker = start_rejoined(plant, partition=0)
+    plant.cluster.faults.inject("committed", error=Retriable("no answer"), applied=False)
+    worker.run_turn()
+    assert (worker._assigned, worker._must_rewind) == ({A0, A1}, True)
+    other = plant.worker(slot=1)
+    other.start()
+    for _ in range(3):
+        worker.run_turn()
+        other.run_turn()
+    assert (plant.saved, worker._assigned, other._assigned) == ({}, {A0}, {A1})
+    service.is_away = False
+    plant.clock.advance(4)
+    worker.run_turn()
+    worker.run_turn()
+    assert (plant.out(), plant.saved) == (["0a", "0b"], {A0: 2})
+
+
+def test_at_most_once_steps_that_wait_and_are_lost_to_another_worker_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    worker = start_rejoined(plant, partition=1)
+    other = plant.worker(slot=1)
+    other.start()
+    for _ in range(3):
+        worker.run_turn()
+        other.run_turn()
+    assert (worker._assigned, other._assigned) == ({A0}, {A1})
+    assert "p: at most once: steps that waited are lost: another worker has a[1], or had it meanwhile" in caplog.text
+
+
+def test_at_most_once_drain_without_an_assignment_in_time_says_that_steps_that_wait_are_lost() -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    worker = start_rejoined(plant, partition=0)
+    plant.cluster.faults.begin_outage(600.0, ["committed"], lambda: False)
+    with pytest.raises(DrainTimeout, match="steps that wait are lost: the group gave no assignment in time"):
+        worker.finish()
 
 
 @pytest.mark.parametrize("guarantee", [EO, ALO])
