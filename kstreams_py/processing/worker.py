@@ -517,13 +517,15 @@ class Worker:
 
     def _lose(self) -> None:
         """Acts on a lost membership: only steps that no other worker would run are run."""
-        if self._owing() or self._owed or (self._taken is not None and self._taken.saved):
-            logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
+        may_lose = self._owing() or self._owed or (self._taken is not None and self._taken.saved)
+        held = set(self.tasks.held)
         self.committer.lost()
         try:
             self._run_rest_past_refusals()
         except ClientError as error:
             logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
+        if may_lose or self.tasks.held.keys() - held:  # a step of the rest that failed now is not run again
+            logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
         self._let_go()
 
     def _run_rest_past_refusals(self) -> None:

@@ -12,11 +12,12 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import DecodeError, DrainTimeout, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.processing import tasks
+from kstreams_py.processing import outputs, tasks
+from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import TestDriver
-from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers
+from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers, start_interrupted, twice
 
 KINDS = ["map", "fork", "join", "alts", "sink", "batch", "generator"]
 RETRY = ks.Retry(attempts=4, backoff="1s..4s")
@@ -502,6 +503,40 @@ def test_at_most_once_drain_without_an_assignment_in_time_says_that_steps_that_w
     plant.cluster.faults.begin_outage(600.0, ["committed"], lambda: False)
     with pytest.raises(DrainTimeout, match="steps that wait are lost: the group gave no assignment in time"):
         worker.finish()
+
+
+def test_at_most_once_steps_that_wait_and_find_no_answer_before_a_rebalance_are_said_to_be_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    plant.feed("a", "0")
+    worker = plant.started()
+    for nth in range(2, 2 + 2 * CALLS_MAX):
+        plant.cluster.faults.inject("commit", nth=nth, error=Retriable("no answer"), applied=False)
+    worker.run_turn()
+    worker._on_revoked()
+    assert plant.saved == {A0: 1}
+    assert "p: at most once: steps that were not run may be lost" in caplog.text
+
+
+def test_at_most_once_step_that_fails_after_the_membership_is_lost_is_said_to_be_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outputs, "OUTPUTS_MAX", 10)
+    service = Service(lambda value: value == b"30")
+
+    def function(value: bytes) -> Iterator[bytes]:
+        yield from twice(service.ask(value, b""))
+
+    plant = Plant(function=function, guarantee=AMO, retry=RETRY)
+    plant.feed("a", *numbers(0, 50))
+    worker = start_interrupted(plant)
+    assert worker.tasks.owes
+    worker._on_lost()
+    worker._follow_group()
+    assert b"30" in service.calls
+    assert "p: at most once: the membership is lost: steps may be lost" in caplog.text
 
 
 @pytest.mark.parametrize("guarantee", [EO, ALO])
