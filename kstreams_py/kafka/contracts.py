@@ -43,7 +43,7 @@ class Consumer(Protocol):
     def rejoin(self) -> None:
         """Takes the membership with a new member id; the broker then refuses late requests of the old one.
 
-        If partitions were added since the group's last assignment, the group assigns all of them anew.
+        If partitions were added since the group's last assignment, the group assigns all of them again.
         """
 
     def assign(self, positions: Positions) -> None:

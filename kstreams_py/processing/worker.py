@@ -318,22 +318,24 @@ class Worker:
         return IDLE_WAIT if self._waits is None else self._waits.seconds(IDLE_WAIT)
 
     def _run_ready(self) -> None:
-        """Runs the steps that are ready, and those whose wait is over."""
+        """Runs the steps that are ready, and those whose wait is over, of one wait in a turn."""
         if self._waits is not None:
             if self._owing():
                 self._give_held_back()  # only the next `consume` tells whether this commit may come late
             else:
                 self._waits.release()
-        while not self._stopping.is_set() and self._take():
+        while not self._stopping.is_set() and (intake := self._take()) is not None:
             if self._run_taken():  # what is done before the step that waits is committed first
                 self._commit()
                 self._give_held_back()
+                if not intake.repeated:  # calls that fail may be slow, in each partition: the group is heard between
+                    return
 
-    def _take(self) -> bool:
-        """Takes the next intake, unless one is waiting to be prepared; False if no step is ready."""
+    def _take(self) -> Intake | None:
+        """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
             self._taken = self.tasks.take(min(self.pace.take, self.search.limit))
-        return self._taken is not None
+        return self._taken
 
     def _run_taken(self) -> bool:
         """Prepares the intake, runs its steps, writes the outputs, and commits when that is due.
@@ -412,7 +414,7 @@ class Worker:
 
     def _run_rest(self) -> None:
         """Runs the rest of an intake whose offsets are committed: no other worker would run it."""
-        while self.tasks.owes and self._take():
+        while self.tasks.owes and self._take() is not None:
             self._run_taken()
 
     def _finish_and_stop(self, plan: Plan, interrupt: Exception) -> None:
@@ -435,7 +437,8 @@ class Worker:
         steps = self.committer.uncommitted_steps
         self.committer.commit()
         self.search.committed(steps)
-        self.runner.committed()
+        if self.ledger.cursors:  # else between two assignments: the partitions may come back
+            self.runner.committed()
         if steps and self.ledger.cursors:
             self._beginning.record_missing(self.ledger.cursors.keys(), self.committer)
 

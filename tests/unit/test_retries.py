@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -548,6 +548,58 @@ def test_no_transaction_and_no_output_is_open_while_the_only_partition_waits(gua
     worker.run_turn()
     assert (worker.is_retrying, worker.committer.busy, worker.committer.session.age) == (True, False, 0.0)
     assert (plant.out(), plant.saved) == (["0"], {A0: 1})
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_attempts_are_kept_over_a_rebalance_after_which_the_partition_comes_back(guarantee: Guarantee) -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=guarantee, retry=RETRY)
+    plant.feed("a", "0a")
+    worker = plant.started()
+    worker.run_turn()
+    plant.clock.advance(2)
+    worker.run_turn()
+    consume = worker.consumer.consume
+
+    def consuming(limit: int, timeout: float) -> Sequence[Any]:
+        plant.clock.advance(timeout)  # without an assignment the worker is idle, and commits
+        return consume(limit, timeout)
+
+    worker.consumer.consume = consuming  # type: ignore[method-assign]
+    worker._on_revoked()
+    for _ in range(3):
+        worker.run_turn()
+    worker._on_assigned({A0, A1})
+    for _ in range(4):
+        worker.run_turn()
+        plant.clock.advance(4)
+    assert (len(service.calls), plant.dead_letter_count) == (4, 1)
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_slow_attempts_in_many_partitions_neither_keep_the_worker_from_its_group_nor_stall_another_partition(
+    guarantee: Guarantee,
+) -> None:
+    service = Service(lambda value: value != b"5")
+    polled: list[list[bytes]] = []
+
+    def ask(value: bytes) -> bytes:
+        plant.clock.advance(10 if value != b"5" else 0)
+        polled[-1].append(value)
+        return service.ask(value, b"")
+
+    plant = Plant(function=ask, guarantee=guarantee, partitions=6, session_timeout=1e6, retry=RETRY)
+    for number in range(6):
+        plant.feed("a", str(number), partition=number)
+    worker = plant.started()
+    for turn in range(12):
+        polled.append([])
+        if turn > 6:
+            plant.feed("a", "5", partition=5)
+        worker.run_turn()
+    assert max(sum(value != b"5" for value in values) for values in polled) <= 2
+    assert all(b"5" in values for values in polled[8:])
+    assert worker.counters.retries > 5
 
 
 def test_worker_that_waits_keeps_polling_its_group_until_the_next_attempt(caplog: pytest.LogCaptureFixture) -> None:
