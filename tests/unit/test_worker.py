@@ -869,6 +869,36 @@ def test_at_most_once_intake_whose_offsets_may_be_committed_is_run_before_its_wo
     assert ordered(plant.out()) == expected
 
 
+@pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
+def test_at_most_once_intake_that_an_attempt_before_a_refused_one_may_have_committed_is_run_before_its_worker_ends(
+    applied: bool,
+) -> None:
+    plant = Plant(guarantee=AMO)
+    expected = fill_inputs(plant)
+    leave_commits_unanswered(plant, 1, applied=applied)
+    plant.cluster.faults.inject("commit", nth=2, error=Abortable("rebalance in progress"), applied=False)
+    worker = plant.started()
+    worker.run_turn()
+    worker.finish()
+    worker.close()
+    plant.run()
+    assert ordered(plant.out()) == expected
+
+
+def test_at_most_once_intake_whose_offsets_may_be_committed_is_said_to_be_lost_with_the_membership(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plant = Plant(guarantee=AMO)
+    plant.feed("a", "1")
+    leave_commits_unanswered(plant, 1, applied=True)
+    plant.cluster.faults.inject("commit", nth=2, error=Abortable("no member any more"), applied=False)
+    worker = plant.started()
+    worker.run_turn()
+    worker._on_lost()
+    worker._follow_group()
+    assert "p: at most once: the membership is lost: steps may be lost" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("times", "applied"), [(5, True), (5, False), (10, False)], ids=["carried out", "lost", "lost again"]
 )
