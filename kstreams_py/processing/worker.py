@@ -138,6 +138,8 @@ class Worker:
         """The intake that was run last."""
         self._owed: dict[TopicPartition, tuple[int, int]] = {}
         """At most once, over a `rejoin`: what `_owing` returned before it."""
+        self._has_repeated = False
+        """The last turn ran steps whose wait was over."""
         self._interrupt: Exception | None = None
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
@@ -322,14 +324,19 @@ class Worker:
         if self._waits is not None:
             if self._owing():
                 self._give_held_back()  # only the next `consume` tells whether this commit may come late
-            else:
+            elif not (self._has_repeated and self.tasks.ready):  # in turn, so that neither keeps the other waiting
                 self._waits.release()
+        self._has_repeated = False
         while not self._stopping.is_set() and (intake := self._take()) is not None:
-            if self._run_taken():  # what is done before the step that waits is committed first
+            failed = self._run_taken()
+            self._has_repeated |= intake.repeated
+            if failed:  # what is done before the step that waits is committed first
                 self._commit()
                 self._give_held_back()
-                if not intake.repeated:  # calls that fail may be slow, in each partition: the group is heard between
-                    return
+            # calls that fail may be slow, in each partition, and a commit of offsets that comes late must not be
+            # overtaken by the next one: the group is heard between them
+            if (failed and not intake.repeated) or (self.committer.commits_each_intake and self.tasks.rest is None):
+                return
 
     def _take(self) -> Intake | None:
         """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
