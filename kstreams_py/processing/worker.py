@@ -138,6 +138,8 @@ class Worker:
         """The intake that was run last."""
         self._owed: dict[TopicPartition, tuple[int, int]] = {}
         """At most once, over a `rejoin`: what `_owing` returned before it."""
+        self._given: dict[TopicPartition, tuple[int, int]] = {}
+        """What `_owing` returned before it was given back, until `consume` tells that no late commit undoes that."""
         self._has_repeated = False
         """The last turn ran steps whose wait was over."""
         self._interrupt: Exception | None = None
@@ -304,8 +306,9 @@ class Worker:
             self._run_saved()
             self._commit()
             if self.consumer.tainted and not self._stopping.is_set():
-                self._rejoin(self._owing())
+                self._rejoin(self._given | self._owing())
                 return
+        self._given = {}
         self._run_ready()
         # steps that raised or are not run are not processed; a commit that may come late must not be overtaken
         if not records and self._interrupt is None and self._taken is None and not self.consumer.tainted:
@@ -376,6 +379,7 @@ class Worker:
     def _give_held_back(self) -> None:
         """At most once: commits the offsets before the steps that wait, so that a crash does not lose them."""
         if self.tasks.held and not self.consumer.tainted:  # else a late commit would undo this: `rejoin` comes first
+            self._given |= self._owing()
             self.committer.give_back(self.tasks.held.keys())
 
     def _owing(self, partitions: Collection[int] | None = None) -> dict[TopicPartition, tuple[int, int]]:
@@ -551,7 +555,7 @@ class Worker:
         self._has_joined = False
         self._assigned = set()
         self._taken = None
-        self._owed = {}
+        self._owed, self._given = {}, {}
         self.tasks.clear()
 
 

@@ -18,6 +18,7 @@ from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import TestDriver
+from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers, start_interrupted, twice
 
 KINDS = ["map", "fork", "join", "alts", "sink", "batch", "generator"]
@@ -469,6 +470,27 @@ def test_at_most_once_late_commit_of_a_step_that_is_run_again_repeats_no_step_be
         worker.run_turn()
         plant.clock.advance(0.1)
     assert (plant.out(), plant.saved) == (numbers(0, 3), {A0: 3})
+
+
+def test_at_most_once_late_commit_that_only_the_next_look_at_the_group_reveals_loses_no_step_that_waits() -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    plant.feed("a", "0", "1")
+    worker = plant.started()
+    plant.cluster.faults.inject("commit", error=None, late=0.1)
+    assert isinstance(worker.consumer, MemoryConsumer)
+    worker.consumer.taint = lambda request: None  # type: ignore[method-assign]
+    worker.run_turn()
+    assert (plant.saved, worker.is_retrying) == ({}, True)
+    plant.clock.advance(0.2)
+    worker.consumer.tainted = True
+    worker.run_turn()
+    assert plant.saved == {A0: 2}
+    service.is_away = False
+    for _ in range(6):
+        worker.run_turn()
+        plant.clock.advance(1)
+    assert (plant.out(), plant.saved) == (["0", "1"], {A0: 2})
 
 
 def start_rejoined(plant: Plant, partition: int) -> Worker:
