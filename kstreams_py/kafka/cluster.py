@@ -32,7 +32,7 @@ BATCH_BYTES = 1_000_000
 
 
 ASSIGNMENT_SECONDS: Final = 3.0
-"""Seconds that a start waits for its group's assignments: a cluster without groups first creates a topic for them."""
+"""Seconds that a join waits for its group's assignments: a cluster without groups first creates a topic for them."""
 
 LEAVE_SECONDS: Final = 4.0
 """Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""

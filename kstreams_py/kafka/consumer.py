@@ -68,7 +68,7 @@ class KafkaConsumer:
         - `settings`: the client's.
         - `limit`: seconds that a request may take.
         - `holder`: asks a group who holds a static membership (its group.instance.id); None if no member does.
-        - `prepare`: called with group, instance id and topics before the first join.
+        - `prepare`: called with group, instance id and topics before each new client joins.
         """
         self.ends: Positions = {}
         self.tainted = False
@@ -110,20 +110,20 @@ class KafkaConsumer:
         lost: Callable[[], None],
     ) -> None:
         self._topics, self._assigned, self._revoked, self._on_lost = sorted(topics), assigned, revoked, lost
-        try:
-            self._prepare(self.group, self.instance_id, self._topics)
-        except (ClientError, SettingsError, Unavailable) as error:
-            if isinstance(error, NotAuthorized):
-                raise
-            logger.info(
-                "%s: it is not known whether its inputs have changed since it last ran: %s", self.instance_id, error
-            )
         self._join()
 
     # No callback may raise a KafkaException: `consume` would then raise a KafkaError, which is no exception class
     # (measured: it ends the thread past `except BaseException`).
 
     def _join(self) -> None:
+        try:  # a new client never sees partitions that were added before, whether its process is new or not
+            self._prepare(self.group, self.instance_id, self._topics)
+        except (ClientError, SettingsError, Unavailable) as error:
+            if isinstance(error, NotAuthorized):
+                raise
+            logger.info(
+                "%s: it is not known whether its inputs have changed since it last joined: %s", self.instance_id, error
+            )
         self._consumer.subscribe(
             self._topics, on_assign=self._assign_none, on_revoke=self._revoke, on_lost=self._leave_after_loss
         )

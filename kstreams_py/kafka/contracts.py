@@ -41,7 +41,10 @@ class Consumer(Protocol):
         """
 
     def rejoin(self) -> None:
-        """Takes the membership with a new member id; the broker then refuses late requests of the old one."""
+        """Takes the membership with a new member id; the broker then refuses late requests of the old one.
+
+        If partitions were added since the group's last assignment, the group assigns all of them again.
+        """
 
     def assign(self, positions: Positions) -> None:
         """Fetches from exactly these offsets, none paused; records that were fetched before are dropped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from kstreams_py.errors import RecordRefused, RecordTooLarge
@@ -90,8 +91,9 @@ class Steps:
                 name=f"{self._graph.name}.{processor.id}",
                 topic_ids={topic.name: "" for topic in processor.inputs},
             )
-            # without dead letters: a step that fails again keeps the letter that it has
-            self._loaded[processor.id] = Runner(processor, tasks, self._registry, None), tasks
+            # without dead letters and retries: a step that fails again keeps the letter that it has
+            once = replace(processor, retry=None)
+            self._loaded[processor.id] = Runner(once, tasks, self._registry, None), tasks
         return self._loaded[processor.id]
 
 

@@ -218,6 +218,8 @@ class Committer(ABC):
                 self._keep_error(error)
             except KStreamsError as error:
                 failure = failure or error
+        if self._ledger.unprocessed:
+            logger.error("%s: at most once: steps that were not run may be lost", self._processor.id)
         self.lost()
         if failure is not None:
             raise failure

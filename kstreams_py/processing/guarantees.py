@@ -136,10 +136,21 @@ class _WithoutTransactions(Committer):
     def _flush(self) -> None:
         self._call(lambda producer: producer.flush())
 
-    def _save(self, positions: Positions) -> None:
-        """Commits offsets; without an answer the caller commits them again."""
+    def _save(self, positions: Positions, unanswered: Callable[[], None] = lambda: None) -> None:
+        """Commits offsets; without an answer the caller commits them again.
+
+        `unanswered` is called for each attempt without an answer, which may be carried out whatever follows it.
+        """
+
+        def commit() -> None:
+            try:
+                self._consumer.commit(positions)
+            except Retriable:
+                unanswered()
+                raise
+
         try:
-            self.attempts.call(lambda: self._consumer.commit(positions))
+            self.attempts.call(commit)
         except Retriable:
             self.must_repeat_commit = True
             raise
@@ -208,12 +219,13 @@ class AtMostOnce(_WithoutTransactions):
         return self._refused.mistake
 
     def prepare(self, intake: Intake) -> None:
-        try:
-            self._save(intake.positions())
-        except Retriable:
-            intake.saved = True  # it may be: no other worker would run it
-            self._ledger.commit(intake.positions())
-            raise
+        positions = intake.positions()
+
+        def may_be_saved() -> None:
+            intake.saved = True  # no other worker would run it
+            self._ledger.commit(positions)
+
+        self._save(positions, may_be_saved)
         intake.saved = True
 
     def write(self, plan: Plan) -> None:

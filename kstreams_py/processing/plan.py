@@ -39,12 +39,21 @@ class Intake:
 
     def positions(self) -> Positions:
         """The next offsets after this intake."""
-        steps: Any = self.steps
-        messages: Iterable[Message] = chain.from_iterable(steps) if steps and isinstance(steps[0], tuple) else steps
         last: dict[tuple[str, int], int] = {}
-        for m in messages:
+        for m in self._messages():
             last[m.topic(), m.partition()] = m.offset()
         return {TopicPartition(*tp): offset + 1 for tp, offset in last.items()}
+
+    def begins(self) -> Positions:
+        """The offsets of the first records of this intake."""
+        first: Positions = {}
+        for m in self._messages():
+            first.setdefault(TopicPartition(m.topic(), m.partition()), m.offset())
+        return first
+
+    def _messages(self) -> Iterable[Message]:
+        steps: Any = self.steps
+        return chain.from_iterable(steps) if steps and isinstance(steps[0], tuple) else steps
 
 
 @dataclass(frozen=True, slots=True)

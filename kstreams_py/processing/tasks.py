@@ -121,9 +121,14 @@ class Tasks:
         return self.rest is not None and self.rest.saved
 
     @property
+    def repeats(self) -> bool:
+        """Steps whose wait is over are to be run again."""
+        return bool(self._repeated)
+
+    @property
     def ready(self) -> bool:
         """A step could be taken."""
-        return self.rest is not None or bool(self._repeated) or bool(self._ready)
+        return self.rest is not None or self.repeats or bool(self._ready)
 
     @property
     def paused(self) -> frozenset[TopicPartition]:

@@ -73,18 +73,23 @@ class Waits:
         return min([limit, *(max(0.0, wait.until - now) for wait in self._waits if wait.partitions <= held)])
 
     def release(self) -> None:
-        """Ends the waits whose time has come: their steps can be taken again."""
-        if not self._waits:
+        """Ends the wait whose time came first: its steps can be taken again.
+
+        Others whose time has come follow in the next turns: attempts may be slow, and the group is heard between them.
+        """
+        if self._tasks.repeats:
             return
         # a wait of partitions that were revoked is kept until `restore`: they may come back
         now, held = self._clock(), self._tasks.held.keys()
         due = [wait for wait in self._waits if wait.until <= now and wait.partitions <= held]
-        self._waits = [wait for wait in self._waits if wait not in due]
-        for wait in due:
-            if wait.steps:
-                self._tasks.repeat(wait.steps)
-            else:
-                self._tasks.resume(wait.partitions)
+        if not due:
+            return
+        wait = min(due, key=lambda wait: wait.until)
+        self._waits.remove(wait)
+        if wait.steps:
+            self._tasks.repeat(wait.steps)
+        else:
+            self._tasks.resume(wait.partitions)
 
     def restore(self) -> None:
         """Goes on with the waits after a rewind, as far as the tasks are held here and stand where they did."""

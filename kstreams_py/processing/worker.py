@@ -138,6 +138,10 @@ class Worker:
         """The intake that was run last."""
         self._owed: dict[TopicPartition, tuple[int, int]] = {}
         """At most once, over a `rejoin`: what `_owing` returned before it."""
+        self._given: dict[TopicPartition, tuple[int, int]] = {}
+        """What `_owing` returned before it was given back, until `consume` tells that no late commit undoes that."""
+        self._has_repeated = False
+        """The last turn ran steps whose wait was over."""
         self._interrupt: Exception | None = None
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
@@ -257,7 +261,12 @@ class Worker:
                 self._recover(error)
             else:
                 self._rejoin(self._owing({tp.partition for tp in self.ledger.unprocessed}))
-        while self._owed and self._clock() < deadline:
+        while self._owed:
+            if self._clock() >= deadline:
+                raise DrainTimeout(
+                    f"{self.processor.id}: at most once: steps that wait are lost: the group gave no assignment in "
+                    "time: raise drain_timeout_ms above the time that brokers may be away"
+                )
             self.run_turn()
 
     @property
@@ -297,11 +306,12 @@ class Worker:
             self._run_saved()
             self._commit()
             if self.consumer.tainted and not self._stopping.is_set():
-                self._rejoin(self._owing())
+                self._rejoin(self._given | self._owing())
                 return
+        self._given = {}
         self._run_ready()
-        # the step that raised is not processed; a commit that may come late must not be overtaken
-        if not records and self._interrupt is None and not self.consumer.tainted:
+        # steps that raised or are not run are not processed; a commit that may come late must not be overtaken
+        if not records and self._interrupt is None and self._taken is None and not self.consumer.tainted:
             self.tasks.advance(self.consumer.ends)
             if self.committer.busy or idle:
                 self._commit()
@@ -313,22 +323,29 @@ class Worker:
         return IDLE_WAIT if self._waits is None else self._waits.seconds(IDLE_WAIT)
 
     def _run_ready(self) -> None:
-        """Runs the steps that are ready, and those whose wait is over."""
+        """Runs the steps that are ready, and those whose wait is over, of one wait in a turn."""
         if self._waits is not None:
             if self._owing():
                 self._give_held_back()  # only the next `consume` tells whether this commit may come late
-            else:
+            elif not (self._has_repeated and self.tasks.ready):  # in turn, so that neither keeps the other waiting
                 self._waits.release()
-        while not self._stopping.is_set() and self._take():
-            if self._run_taken():  # what is done before the step that waits is committed first
+        self._has_repeated = False
+        while not self._stopping.is_set() and (intake := self._take()) is not None:
+            failed = self._run_taken()
+            self._has_repeated |= intake.repeated
+            if failed:  # what is done before the step that waits is committed first
                 self._commit()
                 self._give_held_back()
+            # calls that fail may be slow, in each partition, and a commit of offsets that comes late must not be
+            # overtaken by the next one: the group is heard between them
+            if (failed and not intake.repeated) or (self.committer.commits_each_intake and self.tasks.rest is None):
+                return
 
-    def _take(self) -> bool:
-        """Takes the next intake, unless one is waiting to be prepared; False if no step is ready."""
+    def _take(self) -> Intake | None:
+        """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
             self._taken = self.tasks.take(min(self.pace.take, self.search.limit))
-        return self._taken is not None
+        return self._taken
 
     def _run_taken(self) -> bool:
         """Prepares the intake, runs its steps, writes the outputs, and commits when that is due.
@@ -362,6 +379,7 @@ class Worker:
     def _give_held_back(self) -> None:
         """At most once: commits the offsets before the steps that wait, so that a crash does not lose them."""
         if self.tasks.held and not self.consumer.tainted:  # else a late commit would undo this: `rejoin` comes first
+            self._given |= self._owing()
             self.committer.give_back(self.tasks.held.keys())
 
     def _owing(self, partitions: Collection[int] | None = None) -> dict[TopicPartition, tuple[int, int]]:
@@ -371,9 +389,30 @@ class Worker:
             tp: (at.next, at.committed) for tp, at in cursors.items() if tp.partition in held and at.next < at.committed
         }
 
+    def _give_owed_back(self) -> None:
+        """Commits the offsets before what is owed: the partitions are revoked before they could be started there."""
+
+        def give_back() -> None:
+            if back := self._back(self._committed.read(self._owed.keys() & self._assigned), self._owed):
+                self.consumer.commit(back)
+
+        try:
+            self.committer.attempts.call(give_back)
+        except ClientError as error:
+            logger.error("%s: at most once: steps that wait may be lost: %s", self.processor.id, error)
+
+    def _back(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
+        """The next offsets of what is owed, where the group still is at the offsets after it; logs what is lost."""
+        if lost := [tp for tp, (at, committed) in owed.items() if positions.get(tp, committed + 1) > committed]:
+            logger.error(
+                "%s: at most once: steps that waited are lost: another worker has %s, or had it meanwhile",
+                self.processor.id, ", ".join(map(str, sorted(lost))),
+            )  # fmt: skip
+        return {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
+
     def _start_at(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
         """The offsets to start at: the committed ones, but where a step waits that no other worker would run."""
-        back = {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
+        back = self._back(positions, owed)
         if self._taken is not None and not self._taken.positions().keys().isdisjoint(back):
             self._taken = None  # it is read again
         return positions | back
@@ -386,7 +425,7 @@ class Worker:
 
     def _run_rest(self) -> None:
         """Runs the rest of an intake whose offsets are committed: no other worker would run it."""
-        while self.tasks.owes and self._take():
+        while self.tasks.owes and self._take() is not None:
             self._run_taken()
 
     def _finish_and_stop(self, plan: Plan, interrupt: Exception) -> None:
@@ -409,7 +448,8 @@ class Worker:
         steps = self.committer.uncommitted_steps
         self.committer.commit()
         self.search.committed(steps)
-        self.runner.committed()
+        if self.ledger.cursors:  # else between two assignments: the partitions may come back
+            self.runner.committed()
         if steps and self.ledger.cursors:
             self._beginning.record_missing(self.ledger.cursors.keys(), self.committer)
 
@@ -433,6 +473,8 @@ class Worker:
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
         self.ledger.commit(positions)
+        if self._taken is not None:  # its steps are committed, not processed: they may still be given back
+            self.ledger.advance(self._taken.begins())
         if self._waits is not None:
             self._waits.restore()
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
@@ -444,7 +486,10 @@ class Worker:
     def _still_saved(self, positions: Positions) -> Intake | None:
         """The intake that was taken, if its offsets are committed: no other worker would run it."""
         taken = self._taken
-        return taken if taken is not None and taken.positions().items() <= positions.items() else None
+        if taken is None or not taken.positions().items() <= positions.items():
+            return None
+        taken.saved = True
+        return taken
 
     def _rejoin(self, owed: dict[TopicPartition, tuple[int, int]]) -> None:
         """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
@@ -465,6 +510,8 @@ class Worker:
         # once this returns another member may start at the committed positions (librdkafka joins again by itself)
         try:
             self._follow_group()
+            if self._owed:
+                self._give_owed_back()
             self.committer.revoked(self._run_saved)
         except Exception as error:
             self._failure = error
@@ -484,13 +531,15 @@ class Worker:
 
     def _lose(self) -> None:
         """Acts on a lost membership: only steps that no other worker would run are run."""
-        if self._owing() or self._owed or (self._taken is not None and self._taken.saved):
-            logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
+        may_lose = self._owing() or self._owed or (self._taken is not None and self._taken.saved)
+        held = set(self.tasks.held)
         self.committer.lost()
         try:
             self._run_rest_past_refusals()
         except ClientError as error:
             logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
+        if may_lose or self.tasks.held.keys() - held:  # a step of the rest that failed now is not run again
+            logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
         self._let_go()
 
     def _run_rest_past_refusals(self) -> None:
@@ -506,7 +555,7 @@ class Worker:
         self._has_joined = False
         self._assigned = set()
         self._taken = None
-        self._owed = {}
+        self._owed, self._given = {}, {}
         self.tasks.clear()
 
 

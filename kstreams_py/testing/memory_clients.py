@@ -461,6 +461,7 @@ class MemoryConsumer:
     def rejoin(self) -> None:
         self.tainted = self._lost = False
         if self._topics:
+            self._forget_old_assignment()
             self._join()
 
     def assign(self, positions: Positions) -> None:

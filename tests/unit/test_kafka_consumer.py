@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -652,6 +652,22 @@ def test_holder_of_a_lost_membership_is_asked_for_until_the_group_answers(
     assert [m.offset() for m in member.consumer.consume(1, 0.0)] == [0]
     assert member.take_calls() == ["ask the group", "new client", ("subscribe", ["a", "b"])]
     assert "g.0: the membership was lost, and no other worker has taken it: joining again" in caplog.text
+
+
+def test_each_join_first_lets_the_group_forget_an_assignment_that_lacks_added_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[object] = []
+    monkeypatch.setattr(consumer, "new_client", lambda *_: Client(did))
+
+    def prepare(group: str, instance_id: str, topics: Collection[str]) -> None:
+        did.append(("prepare", group, instance_id, list(topics)))
+        raise Retriable("the coordinator gives no answer")
+
+    joining = KafkaConsumer(SETTINGS, 1.0, lambda *_: None, prepare)
+    joining.subscribe(["b", "a"], lambda _: None, lambda: None, lambda: None)
+    joining.rejoin()
+    assert did == [("prepare", "g", "g.0", ["a", "b"]), ("subscribe", ["a", "b"])] * 2
 
 
 def test_rejoin_without_a_subscription_makes_no_client(monkeypatch: pytest.MonkeyPatch) -> None:

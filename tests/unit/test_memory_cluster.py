@@ -714,6 +714,17 @@ def test_topic_growth_rebalances_the_group_once_its_leader_or_a_starting_member_
     assert (newer.events, other.events[-1]) == ([{IN0, IN1}], {IN2, TopicPartition("in", 3)})
 
 
+def test_leader_that_rejoins_before_it_sees_that_its_topic_has_grown_gets_the_added_partitions() -> None:
+    cluster = MemoryCluster(ManualClock(), metadata_age=5.0)
+    cluster.create_topics([("in", 2, -1, {})])
+    leader = Member(cluster, "a")
+    leader.poll()
+    cluster.grow("in", 3)
+    leader.consumer.rejoin()
+    leader.poll()
+    assert leader.events == [{IN0, IN1}, {IN0, IN1, IN2}]
+
+
 def test_static_member_gets_its_old_assignment_if_the_group_has_all_its_partitions() -> None:
     cluster = make_cluster()
     Member(cluster, "a").poll()

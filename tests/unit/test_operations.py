@@ -483,6 +483,22 @@ def test_letter_whose_function_raises_again_stays_and_is_tried_once() -> None:
     assert shop.replay().counts == {"replayed": 2}
 
 
+@pytest.mark.parametrize("then", ["dead_letter", "stop", "pause"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_letter_of_a_processor_with_retry_whose_function_raises_again_stays_and_is_tried_once(
+    kind: str, then: str
+) -> None:
+    shop = failed_shop(kind)
+    for processor in shop.graph.processors:
+        object.__setattr__(processor, "retry", ks.Retry(on=KeyError, then=then))
+    shop.mended = False
+    letters = len(shop.waiting())
+    done = shop.replay()
+    assert (done.counts, len(shop.waiting()), len(shop.calls)) == ({"failed again": letters}, letters, letters)
+    shop.mend()
+    assert (shop.replay().counts, shop.waiting()) == ({"replayed": letters}, [])
+
+
 def test_letters_around_one_that_fails_again_are_replayed() -> None:
     shop = Shop(declare_map)
     shop.fail("a", "b", "c")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import DecodeError, OutcomeUnknown, Retriable
+from kstreams_py.errors import DecodeError, DrainTimeout, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.processing import tasks
+from kstreams_py.processing import outputs, tasks
+from kstreams_py.processing.attempts import CALLS_MAX
+from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import TestDriver
-from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers
+from kstreams_py.testing.memory_clients import MemoryConsumer
+from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers, start_interrupted, twice
 
 KINDS = ["map", "fork", "join", "alts", "sink", "batch", "generator"]
 RETRY = ks.Retry(attempts=4, backoff="1s..4s")
@@ -447,6 +451,138 @@ def test_at_most_once_late_commit_from_before_the_wait_loses_no_step(late: float
     assert (plant.out(), plant.saved) == (["0", "1"], {A0: 2})
 
 
+def test_at_most_once_late_commit_of_a_step_that_is_run_again_repeats_no_step_behind_it() -> None:
+    service = Service()
+
+    def ask(value: bytes) -> bytes:
+        plant.clock.advance(0.2)
+        return service.ask(value, b"")
+
+    plant = Plant(function=ask, guarantee=AMO, retry=RETRY)
+    plant.feed("a", *numbers(0, 3))
+    worker = plant.started()
+    worker.run_turn()
+    assert (worker.is_retrying, plant.saved) == (True, {})
+    service.is_away = False
+    plant.clock.advance(2)
+    plant.cluster.faults.inject("commit", error=None, late=0.5)  # carried out, and once more behind the next ones
+    for _ in range(8):
+        worker.run_turn()
+        plant.clock.advance(0.1)
+    assert (plant.out(), plant.saved) == (numbers(0, 3), {A0: 3})
+
+
+def test_at_most_once_late_commit_that_only_the_next_look_at_the_group_reveals_loses_no_step_that_waits() -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    plant.feed("a", "0", "1")
+    worker = plant.started()
+    plant.cluster.faults.inject("commit", error=None, late=0.1)
+    assert isinstance(worker.consumer, MemoryConsumer)
+    worker.consumer.taint = lambda request: None  # type: ignore[method-assign]
+    worker.run_turn()
+    assert (plant.saved, worker.is_retrying) == ({}, True)
+    plant.clock.advance(0.2)
+    worker.consumer.tainted = True
+    worker.run_turn()
+    assert plant.saved == {A0: 2}
+    service.is_away = False
+    for _ in range(6):
+        worker.run_turn()
+        plant.clock.advance(1)
+    assert (plant.out(), plant.saved) == (["0", "1"], {A0: 2})
+
+
+def start_rejoined(plant: Plant, partition: int) -> Worker:
+    """Starts a worker that has joined again for a late commit, and has no assignment yet; a step of it waits."""
+    plant.feed("a", f"{partition}a", f"{partition}b", partition=partition)
+    worker = plant.started()
+    plant.cluster.faults.inject("commit", error=None, late=0.1)
+    worker.run_turn()
+    plant.clock.advance(0.2)
+    worker.run_turn()
+    assert (worker.is_retrying, worker._assigned, set(plant.saved.values())) == (True, set(), {2})
+    return worker
+
+
+def test_at_most_once_rebalance_before_a_worker_that_joined_again_has_started_loses_no_step_that_waits() -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    worker = start_rejoined(plant, partition=0)
+    plant.cluster.faults.inject("committed", error=Retriable("no answer"), applied=False)
+    worker.run_turn()
+    assert (worker._assigned, worker._must_rewind) == ({A0, A1}, True)
+    other = plant.worker(slot=1)
+    other.start()
+    for _ in range(3):
+        worker.run_turn()
+        other.run_turn()
+    assert (plant.saved, worker._assigned, other._assigned) == ({}, {A0}, {A1})
+    service.is_away = False
+    plant.clock.advance(4)
+    worker.run_turn()
+    worker.run_turn()
+    assert (plant.out(), plant.saved) == (["0a", "0b"], {A0: 2})
+
+
+def test_at_most_once_steps_that_wait_and_are_lost_to_another_worker_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    worker = start_rejoined(plant, partition=1)
+    other = plant.worker(slot=1)
+    other.start()
+    for _ in range(3):
+        worker.run_turn()
+        other.run_turn()
+    assert (worker._assigned, other._assigned) == ({A0}, {A1})
+    assert "p: at most once: steps that waited are lost: another worker has a[1], or had it meanwhile" in caplog.text
+
+
+def test_at_most_once_drain_without_an_assignment_in_time_says_that_steps_that_wait_are_lost() -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    worker = start_rejoined(plant, partition=0)
+    plant.cluster.faults.begin_outage(600.0, ["committed"], lambda: False)
+    with pytest.raises(DrainTimeout, match="steps that wait are lost: the group gave no assignment in time"):
+        worker.finish()
+
+
+def test_at_most_once_steps_that_wait_and_find_no_answer_before_a_rebalance_are_said_to_be_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
+    plant.feed("a", "0")
+    worker = plant.started()
+    for nth in range(2, 2 + 2 * CALLS_MAX):
+        plant.cluster.faults.inject("commit", nth=nth, error=Retriable("no answer"), applied=False)
+    worker.run_turn()
+    worker._on_revoked()
+    assert plant.saved == {A0: 1}
+    assert "p: at most once: steps that were not run may be lost" in caplog.text
+
+
+def test_at_most_once_step_that_fails_after_the_membership_is_lost_is_said_to_be_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outputs, "OUTPUTS_MAX", 10)
+    service = Service(lambda value: value == b"30")
+
+    def function(value: bytes) -> Iterator[bytes]:
+        yield from twice(service.ask(value, b""))
+
+    plant = Plant(function=function, guarantee=AMO, retry=RETRY)
+    plant.feed("a", *numbers(0, 50))
+    worker = start_interrupted(plant)
+    assert worker.tasks.owes
+    worker._on_lost()
+    worker._follow_group()
+    assert b"30" in service.calls
+    assert "p: at most once: the membership is lost: steps may be lost" in caplog.text
+
+
 @pytest.mark.parametrize("guarantee", [EO, ALO])
 def test_no_transaction_and_no_output_is_open_while_the_only_partition_waits(guarantee: Guarantee) -> None:
     service = Service(lambda value: value == b"1")
@@ -456,6 +592,58 @@ def test_no_transaction_and_no_output_is_open_while_the_only_partition_waits(gua
     worker.run_turn()
     assert (worker.is_retrying, worker.committer.busy, worker.committer.session.age) == (True, False, 0.0)
     assert (plant.out(), plant.saved) == (["0"], {A0: 1})
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_attempts_are_kept_over_a_rebalance_after_which_the_partition_comes_back(guarantee: Guarantee) -> None:
+    service = Service()
+    plant = Plant(function=lambda value: service.ask(value, b""), guarantee=guarantee, retry=RETRY)
+    plant.feed("a", "0a")
+    worker = plant.started()
+    worker.run_turn()
+    plant.clock.advance(2)
+    worker.run_turn()
+    consume = worker.consumer.consume
+
+    def consuming(limit: int, timeout: float) -> Sequence[Any]:
+        plant.clock.advance(timeout)  # without an assignment the worker is idle, and commits
+        return consume(limit, timeout)
+
+    worker.consumer.consume = consuming  # type: ignore[method-assign]
+    worker._on_revoked()
+    for _ in range(3):
+        worker.run_turn()
+    worker._on_assigned({A0, A1})
+    for _ in range(4):
+        worker.run_turn()
+        plant.clock.advance(4)
+    assert (len(service.calls), plant.dead_letter_count) == (4, 1)
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_slow_attempts_in_many_partitions_neither_keep_the_worker_from_its_group_nor_stall_another_partition(
+    guarantee: Guarantee,
+) -> None:
+    service = Service(lambda value: value != b"5")
+    polled: list[list[bytes]] = []
+
+    def ask(value: bytes) -> bytes:
+        plant.clock.advance(10 if value != b"5" else 0)
+        polled[-1].append(value)
+        return service.ask(value, b"")
+
+    plant = Plant(function=ask, guarantee=guarantee, partitions=6, session_timeout=1e6, retry=RETRY)
+    for number in range(6):
+        plant.feed("a", str(number), partition=number)
+    worker = plant.started()
+    for turn in range(12):
+        polled.append([])
+        if turn > 6:
+            plant.feed("a", "5", partition=5)
+        worker.run_turn()
+    assert max(sum(value != b"5" for value in values) for values in polled) <= 2
+    assert all(b"5" in one + next_ for one, next_ in pairwise(polled[8:]))
+    assert worker.counters.retries > 5
 
 
 def test_worker_that_waits_keeps_polling_its_group_until_the_next_attempt(caplog: pytest.LogCaptureFixture) -> None:

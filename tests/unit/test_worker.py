@@ -27,6 +27,7 @@ from kstreams_py.errors import (
     Stop,
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.retry import Retry
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing import outputs, task, tasks
 from kstreams_py.processing.attempts import CALLS_MAX
@@ -827,6 +828,32 @@ def test_at_most_once_intake_whose_offsets_may_be_committed_is_run_after_another
     assert ordered(plant.out()) == expected
 
 
+@pytest.mark.parametrize("how", ["drained", "Stop", "retried"])
+def test_at_most_once_intake_whose_offsets_were_committed_by_a_call_that_failed_is_given_back(how: str) -> None:
+    """The group says that the offsets are committed, so the worker goes on with the intake that it has."""
+    fails: list[Exception] = {"drained": [], "Stop": [Stop()], "retried": [ConnectionError()]}[how]
+
+    def function(value: bytes) -> bytes:
+        if fails:
+            raise fails.pop()
+        return value
+
+    plant = Plant(function=function, guarantee=AMO, retry=Retry())
+    plant.feed("a", *numbers(0, 3))
+    leave_commits_unanswered(plant, 1, applied=True)
+    plant.cluster.faults.inject("commit", nth=2, error=Abortable("rebalance in progress"), applied=False)
+    worker = plant.started()
+    worker.run_turn()
+    worker.run_turn()
+    assert (plant.saved, plant.out()) == ({A0: 3}, [])
+    if how != "drained":
+        worker.run_turn()
+    worker.finish()
+    worker.close()
+    plant.run()
+    assert (plant.out(), plant.saved) == (numbers(0, 3), {A0: 3})
+
+
 @pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
 def test_at_most_once_intake_whose_offsets_may_be_committed_is_run_before_its_worker_ends(applied: bool) -> None:
     plant = Plant(guarantee=AMO, linger=60.0)
@@ -840,6 +867,36 @@ def test_at_most_once_intake_whose_offsets_may_be_committed_is_run_before_its_wo
     assert ordered(plant.out()) == expected
     plant.run()
     assert ordered(plant.out()) == expected
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
+def test_at_most_once_intake_that_an_attempt_before_a_refused_one_may_have_committed_is_run_before_its_worker_ends(
+    applied: bool,
+) -> None:
+    plant = Plant(guarantee=AMO)
+    expected = fill_inputs(plant)
+    leave_commits_unanswered(plant, 1, applied=applied)
+    plant.cluster.faults.inject("commit", nth=2, error=Abortable("rebalance in progress"), applied=False)
+    worker = plant.started()
+    worker.run_turn()
+    worker.finish()
+    worker.close()
+    plant.run()
+    assert ordered(plant.out()) == expected
+
+
+def test_at_most_once_intake_whose_offsets_may_be_committed_is_said_to_be_lost_with_the_membership(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plant = Plant(guarantee=AMO)
+    plant.feed("a", "1")
+    leave_commits_unanswered(plant, 1, applied=True)
+    plant.cluster.faults.inject("commit", nth=2, error=Abortable("no member any more"), applied=False)
+    worker = plant.started()
+    worker.run_turn()
+    worker._on_lost()
+    worker._follow_group()
+    assert "p: at most once: the membership is lost: steps may be lost" in caplog.text
 
 
 @pytest.mark.parametrize(
