@@ -215,7 +215,7 @@ def _delays_by_spark(settings: Settings, registry: Registry, jars: Sequence[Path
     """Computes the table from the committed topic, writes it as Parquet, and reads it back."""
     logging.getLogger("py4j").setLevel(logging.WARNING)  # at INFO it logs its sockets
     with _stderr_to(output / LOG):
-        session = spark.session("kstreams demo flights", jars=jars, java=find_java())
+        session = spark.session("kstreams demo flights", jars=jars, java=find_java(for_spark=True))
     parquet = str(output / "delays.parquet")
     try:
         spark.view(session, departed, registry=registry, settings=settings).createOrReplaceTempView("departed")

