@@ -1,4 +1,4 @@
-"""The answers of the HTTP endpoints: /metrics, /livez, /readyz, /status."""
+"""The answers of the HTTP endpoints: the page /, /metrics, /livez, /readyz, /status."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from kstreams_py.running.exposition import CONTENT_TYPE, exposition
 from kstreams_py.running.health import still, unready
 from kstreams_py.running.observed import Observed
 from kstreams_py.running.overview import overview, timestamp
+from kstreams_py.running.page import build_page
+from kstreams_py.running.remedies import Finding, Seen, find
 from kstreams_py.running.status import RunStatus
 
 logger = logging.getLogger(__name__)
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
+HTML: Final = "text/html; charset=utf-8"
 
 
 class Answer(NamedTuple):
-    """Status, content type and body of an HTTP response."""
+    """Status, content type and body of an HTTP response, and its Content-Security-Policy."""
 
     status: int
     content_type: str
     body: bytes
+    policy: str = "default-src 'none'"
 
 
 class Endpoints:
@@ -49,7 +53,9 @@ class Endpoints:
         self._still_limit = still_limit
         self._clock = clock
         self._wall = wall
+        self._page = build_page(graph)
         self._pages: dict[str, Callable[[], Answer]] = {
+            "/": lambda: Answer(200, HTML, *self._page),
             "/metrics": self._metrics,
             "/livez": self._livez,
             "/readyz": self._readyz,
@@ -80,8 +86,22 @@ class Endpoints:
 
     def _status(self) -> Answer:
         still_now, unready_now = self._still(), self._unready()
-        found = overview(self._graph, self._observed.read(), self._wall(), still=still_now, unready=unready_now)
+        found = overview(
+            self._graph,
+            self._observed.read(),
+            self._wall(),
+            still=still_now,
+            unready=unready_now,
+            findings=self._findings(),
+        )
         return Answer(200, JSON, json.dumps(found).encode())
+
+    def _findings(self) -> list[Finding]:
+        view = self._observed.read()
+        if view is None:
+            return []
+        seen = Seen(view.status, view.rates, view.lagging, self._clock(), self._wall(), self._still_limit)
+        return find(self._graph.processors, seen)
 
     def _still(self) -> list[str]:
         """What stands still, each with the time since when."""

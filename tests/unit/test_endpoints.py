@@ -23,6 +23,7 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.running.endpoints import Answer, Endpoints
 from kstreams_py.running.exposition import exposition
 from kstreams_py.running.observed import FAILURES_KEPT, Failed, Observed
+from kstreams_py.running.remedies import REMEDIES
 from kstreams_py.running.reports import Report
 from kstreams_py.running.series import SERIES, meanings
 from kstreams_py.running.server import serving
@@ -223,7 +224,7 @@ def test_metrics_have_the_content_type_of_the_text_format() -> None:
 
 
 def test_unknown_path_names_those_that_exist() -> None:
-    assert Site().get("/metric") == (404, "no such page: use /metrics, /livez, /readyz, /status\n")
+    assert Site().get("/metric") == (404, "no such page: use /, /metrics, /livez, /readyz, /status\n")
 
 
 def test_page_that_fails_is_logged_and_ends_nothing(
@@ -239,7 +240,8 @@ def test_status_has_all_that_the_page_needs() -> None:
     site = Site()
     site.note()
     site.note(report=make_report(state=WorkerState.JOINING))
-    rates = dict.fromkeys(("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits"), 0.0)
+    names = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits", "step_seconds", "lag")
+    rates = dict.fromkeys(names, 0.0)
     counts = {
         "records_in": 7, "records_out": 5, "dead_letters": 1, "commits": 2, "aborts": 0,
         "retries": 0, "bytes_in": 70, "bytes_out": 50, "rebalances": 1,
@@ -249,6 +251,24 @@ def test_status_has_all_that_the_page_needs() -> None:
         "live": True,
         "ready": False,
         "problems": ["slot 1: price is joining"],
+        "findings": [
+            {
+                "level": "warning",
+                "kind": "dead_letters",
+                "slot": None,
+                "processor": "price",
+                "what": "price: 1 failed step since the run started",
+                "remedy": REMEDIES["dead_letters"],
+            },
+            {
+                "level": "note",
+                "kind": "joining",
+                "slot": 1,
+                "processor": "price",
+                "what": "slot 1: price is joining",
+                "remedy": REMEDIES["joining"],
+            },
+        ],
         "draining": False,
         "graph": {
             "name": "shop",
