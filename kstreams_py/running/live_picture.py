@@ -6,6 +6,7 @@ the line from a topic to its reader, `data-dead` of that to the dead letters; `d
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
@@ -15,8 +16,11 @@ from kstreams_py.graph.layout import ARROW, CHARACTER_WIDTH, Box, Line, Point, l
 from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
 
-GAP: Final = 92.0
+GAP: Final = 76.0
 """Pixels between columns: a line has its lag written on it."""
+
+FITS: Final = 1600.0
+"""The widest picture that is shrunk to the page; a wider one is scrolled, or nobody could read it."""
 
 PROCESSOR: Final = (178.0, 96.0)
 """Least width, and height, of a processor's box."""
@@ -64,13 +68,19 @@ def live_svg(graph: Graph, *, upright: bool) -> str:
     width, height = (drawn.height, drawn.width) if upright else (drawn.width, drawn.height)
     if upright:
         width += 56  # the lags of the last column are written beside its lines
+    readers = Counter(line.source for line in lines if not line.dead)
     name = f"The graph {graph.name}: the tables below have all that it shows"
     opening = (
-        f'<svg class="{"upright" if upright else "wide"}" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
+        f'<svg class="{"upright" if upright else "wide"}{" fits" if upright or width <= FITS else ""}" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
         f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(name)}">'
     )
     return "\n".join(
-        [opening, *(_draw_line(line, upright=upright) for line in lines), *map(_draw_box, placed), "</svg>"]
+        [
+            opening,
+            *(_draw_line(line, upright=upright, at_source=readers[line.source] == 1) for line in lines),
+            *map(_draw_box, placed),
+            "</svg>",
+        ]
     )
 
 
@@ -79,7 +89,17 @@ def _size(box: Box) -> Point:
     return (max(text, PROCESSOR[0]), PROCESSOR[1]) if box.role == "processor" else (text, TOPIC_HEIGHT)
 
 
-def _draw_line(line: Line, *, upright: bool) -> str:
+def _label(line: Line, *, upright: bool, at_source: bool) -> tuple[float, float, str]:
+    """Where the value of a line is written, and its anchor: beside its first or its last point."""
+    x, y = line.points[0 if at_source else -1]
+    if upright:
+        return (x - 5, y + 12, "end") if line.dead else (x + 7, y + (16 if at_source else -12), "start")
+    if at_source:
+        return x + 6, y - 5, "start"
+    return x - 6, y - 6, "end"
+
+
+def _draw_line(line: Line, *, upright: bool, at_source: bool) -> str:
     points, arrow = list(line.points), ""
     (x, y), (before_x, before_y) = points[-1], points[-2]
     if not line.joins:
@@ -102,12 +122,7 @@ def _draw_line(line: Line, *, upright: bool) -> str:
         path += f"{bend}{x1:.1f} {y1:.1f}"
     what, label = _attributes(line), ""
     if what:
-        (x, y), anchor = (points[0] if line.dead else points[-1]), "start"
-        if upright:
-            x, y = x + 8, y + (22 if line.dead else -12)
-        else:
-            x, y = (x + 8, y + 14) if line.dead else (x - 4, y - 6)
-            anchor = "start" if line.dead else "end"
+        x, y, anchor = _label(line, upright=upright, at_source=line.dead or at_source)
         value = "dead" if line.dead else "lag"
         label = f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" data-value="{value}"></text>'
     return f'<g class="line{" dead" if line.dead else ""}"{what}><path d="{path}"/>{arrow}{label}</g>'

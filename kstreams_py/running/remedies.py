@@ -1,11 +1,11 @@
-"""What is not well in a run, each with its reason and with what to do: one table for /status, the page and the alerts."""
+"""What is not well in a run, why, and what to do: one table for /status, the page and the alerts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from kstreams_py.graph.topology import Processor
+from kstreams_py.graph.declarations import Processor
 from kstreams_py.metrics import WorkerState
 from kstreams_py.running.health import Still, still
 from kstreams_py.running.reports import Report
@@ -14,8 +14,8 @@ from kstreams_py.running.status import RunStatus, SlotStatus
 Level = Literal["bad", "warning", "note"]
 
 REMEDIES: Final[Mapping[str, str]] = {
-    "stuck": "Its function does not return: give what it calls a time limit; stuck_timeout_ms has such a worker restarted.",
-    "silent": "Look whether its process is frozen, or a function holds Python's lock; stuck_timeout_ms has it replaced.",
+    "stuck": "Its function does not return: give what it calls a time limit; stuck_timeout_ms has it restarted.",
+    "silent": "Look whether its process is frozen or a function holds Python's lock; stuck_timeout_ms restarts it.",
     "unwatched": "Look whether the machine is overloaded or the process was stopped (SIGSTOP); continue or restart it.",
     "restarting": "Wait: it starts again by itself; if it ends again, repair what the reason of its end names.",
     "restarts": "Repair what the reason of its last end names: until then its work is repeated after each start.",
@@ -23,8 +23,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "retrying": "Repair what the function calls, as the log names it: the step is repeated by itself, nothing is lost.",
     "broker_away": "Check that the brokers run, and that this machine reaches them: the worker continues by itself.",
     "replaced": "Give each process a slot number of its own (--slot): another process runs this one, and goes on.",
-    "open_transaction": "Look what its function waits for: readers of committed records see nothing newer until it ends.",
-    "dead_letters": "Look at them (kstreams dead-letters list), repair the cause, then send them again (dead-letters replay).",
+    "open_transaction": "Look what its function waits for: readers of committed records see nothing newer until then.",
+    "dead_letters": "Look at them (kstreams dead-letters list), repair the cause, then `kstreams dead-letters replay`.",
     "dropped": "Declare a topic for what fails (errors=): without one, only the log keeps these steps.",
     "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is not known.",
     "behind_state": "Repair that first: the lag shrinks when its workers run again.",
