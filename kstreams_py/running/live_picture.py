@@ -70,8 +70,9 @@ def live_svg(graph: Graph, *, upright: bool) -> str:
         width += 56  # the lags of the last column are written beside its lines
     readers = Counter(line.source for line in lines if not line.dead)
     name = f"The graph {graph.name}: the tables below have all that it shows"
+    kind = "upright fits" if upright else "wide fits" if width <= FITS else "wide"
     opening = (
-        f'<svg class="{"upright" if upright else "wide"}{" fits" if upright or width <= FITS else ""}" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
+        f'<svg class="{kind}" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
         f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(name)}">'
     )
     return "\n".join(

@@ -34,9 +34,11 @@ REMEDIES: Final[Mapping[str, str]] = {
     "behind_partition": "Choose keys that spread evenly: a partition is processed by one worker only.",
     "behind_input": "Look at who writes that topic: a join needs one record of each input.",
     "behind_kafka": "Look at the brokers (kstreams_commit_seconds); a longer commit_interval_ms commits more at once.",
+    "behind": "Open the page of its run (/): it names the reason, and what to do.",
+    "no_answer": "Look whether the process runs: its log and its exit status tell why it ended.",
     "catching_up": "Wait; start more workers (--slots) if it takes too long.",
 }
-"""What to do, by the kind of finding."""
+"""What to do, by the kind of finding; `behind` and `no_answer` are for who has only the series, or not even those."""
 
 BEHIND_SECONDS: Final = 10.0
 """A processor is behind if it needs longer for its lag, at its rate."""
