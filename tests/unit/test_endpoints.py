@@ -23,6 +23,7 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.running.endpoints import Answer, Endpoints
 from kstreams_py.running.exposition import exposition
 from kstreams_py.running.observed import FAILURES_KEPT, Failed, Observed
+from kstreams_py.running.page import build_page
 from kstreams_py.running.remedies import REMEDIES
 from kstreams_py.running.reports import Report
 from kstreams_py.running.series import SERIES, meanings
@@ -223,6 +224,11 @@ def test_metrics_have_the_content_type_of_the_text_format() -> None:
     assert found == Answer(200, "text/plain; version=0.0.4; charset=utf-8", exposition("shop", make_status()))
 
 
+def test_page_is_served_as_html_with_its_policy() -> None:
+    html, policy = build_page(GRAPH)
+    assert Site().endpoints.answer("/") == Answer(200, "text/html; charset=utf-8", html, policy)
+
+
 def test_unknown_path_names_those_that_exist() -> None:
     assert Site().get("/metric") == (404, "no such page: use /, /metrics, /livez, /readyz, /status\n")
 
@@ -321,19 +327,22 @@ def test_status_has_all_that_the_page_needs() -> None:
 # The server.
 
 
+HEADERS = ("Content-Type", "Content-Length", "Content-Security-Policy", "X-Content-Type-Options")
+
+
 def request(url: str, method: str = "GET", path: str = "/a?b") -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     connection.request(method, path)
     response = connection.getresponse()
     body = response.read()
     connection.close()
-    return response.status, {name: response.headers[name] for name in ("Content-Type", "Content-Length")}, body
+    return response.status, {name: response.headers[name] for name in HEADERS}, body
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_server_answers_what_it_is_given_at_its_address(host: str) -> None:
-    with serving(f"{host}:0", lambda path: Answer(503, "text/x", path.encode())) as url:
-        headers = {"Content-Type": "text/x", "Content-Length": "4"}
+    with serving(f"{host}:0", lambda path: Answer(503, "text/x", path.encode(), "none")) as url:
+        headers = dict(zip(HEADERS, ("text/x", "4", "none", "nosniff"), strict=True))
         assert request(url) == (503, headers, b"/a?b")
         assert request(url, "HEAD") == (503, headers, b"")
     with pytest.raises(ConnectionRefusedError):
