@@ -130,6 +130,13 @@ def test_every_series_of_a_worker_is_written_as_text() -> None:
     assert "".join(line for line in lines if not line.startswith("#")) == TEXT
 
 
+def test_labels_are_escaped() -> None:
+    topic = 'a"b\\c\nd\\n'
+    report = make_report(lags={TopicPartition(topic, 0): 4})
+    lags = parse(exposition("shop", make_status(report)))["kstreams_lag_records"]
+    assert {frozenset(labels) for labels in lags} == {frozenset({"price", "1", topic, "0"})}
+
+
 def test_every_series_has_its_kind_and_its_meaning_from_the_table() -> None:
     lines = exposition("shop", RunStatus((), 0.0)).decode().splitlines()
     expected = []
