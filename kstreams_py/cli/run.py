@@ -25,7 +25,7 @@ def run(
     partitions: Partitions = None,
     http: Annotated[
         str | None,
-        typer.Option(help="serve /metrics, /livez, /readyz and /status at host:port, such as 127.0.0.1:8080"),
+        typer.Option(help="serve a page (/), /metrics, /livez, /readyz, /status at host:port, such as 127.0.0.1:8080"),
     ] = None,
     leave: Annotated[
         bool,

@@ -88,15 +88,18 @@ class _Chain(NamedTuple):
     back: bool
 
 
-def lay_out(boxes: Mapping[str, Box], edges: Sequence[Edge]) -> Layout:
-    """Places all boxes, by their keys, and all lines; the layout of a graph is always the same."""
+def lay_out(boxes: Mapping[str, Box], edges: Sequence[Edge], gap: float = COLUMN_GAP) -> Layout:
+    """Places all boxes, by their keys, and all lines; the layout of a graph is always the same.
+
+    `gap` is the pixels between two columns.
+    """
     column = _columns(boxes, edges)
     chains = _chains(edges, column)
     low = _low(boxes, chains, column)
     pairs = sorted({pair for chain in chains for pair in pairwise(chain.nodes)})
     order = _order(column, pairs, low)
     y = _rows(order, chains, low, {node: boxes[node].height if node in boxes else 0.0 for node in column})
-    placed, spans = _place(boxes, order, y)
+    placed, spans = _place(boxes, order, y, gap)
     return Layout(
         boxes=tuple(placed.values()),
         lines=tuple(_lines(placed, chains, {node: spans[i] for node, i in column.items()}, y)),
@@ -263,7 +266,7 @@ def _settled(wanted: Sequence[tuple[float, int]], stack: Sequence[float]) -> lis
 
 
 def _place(
-    boxes: Mapping[str, Box], order: Sequence[Sequence[str]], y: Mapping[str, float]
+    boxes: Mapping[str, Box], order: Sequence[Sequence[str]], y: Mapping[str, float], gap: float
 ) -> tuple[dict[str, Box], list[Span]]:
     """The boxes in their places, each in the middle of its column, and the left and right edge of each column."""
     placed: dict[str, Box] = {}
@@ -274,7 +277,7 @@ def _place(
         width = max(box.width for box in here.values())
         placed |= {node: replace(box, x=left + width / 2, y=y[node]) for node, box in here.items()}
         spans.append((left, left + width))
-        left += width + COLUMN_GAP
+        left += width + gap
     return {node: placed[node] for node in boxes}, spans
 
 

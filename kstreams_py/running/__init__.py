@@ -9,6 +9,8 @@ reports      rule     the reports of a worker on its processors, and their sums 
 status       rule     the status of a run: its slots at one moment, and the state of each worker
 health       rule     whether a run is alive and ready
 series       rule     the table of all series of /metrics
+remedies     rule     what is not well in a run, why, and what to do
+live_picture rule     the graph's picture for the page
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
 progress     adapter  a live table in a terminal, plain lines elsewhere
 slot         acts     one worker process: a loop for each processor, drained together
@@ -17,8 +19,9 @@ supervised   acts     one slot over all its worker processes: reports, ends, res
 supervisor   acts     a process for each slot, restarted, stopped together
 observed     acts     the newest status of a run, with rates and failures, between its threads
 overview     acts     the contents of /status
+page         acts     the page /
 exposition   adapter  the series in Prometheus' text format
-endpoints    acts     the answers of /metrics, /livez, /readyz, /status
+endpoints    acts     the answers of /, /metrics, /livez, /readyz, /status
 server       adapter  the HTTP server of a run
 wiring       acts     builds a run: a slot on a real cluster, or a supervisor of several
 start        acts     the Python functions run() and start()

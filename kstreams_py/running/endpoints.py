@@ -1,4 +1,4 @@
-"""The answers of the HTTP endpoints: /metrics, /livez, /readyz, /status."""
+"""The answers of the HTTP endpoints: the page /, /metrics, /livez, /readyz, /status."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from kstreams_py.graph.topology import Graph
 from kstreams_py.running.exposition import CONTENT_TYPE, exposition
 from kstreams_py.running.health import still, unready
-from kstreams_py.running.observed import Observed
+from kstreams_py.running.observed import Observed, View
 from kstreams_py.running.overview import overview, timestamp
+from kstreams_py.running.page import Page, build_page
+from kstreams_py.running.remedies import Finding, Seen, find
 from kstreams_py.running.status import RunStatus
 
 logger = logging.getLogger(__name__)
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
+HTML: Final = "text/html; charset=utf-8"
 
 
 class Answer(NamedTuple):
-    """Status, content type and body of an HTTP response."""
+    """Status, content type and body of an HTTP response, and its Content-Security-Policy."""
 
     status: int
     content_type: str
     body: bytes
+    policy: str = "default-src 'none'"
 
 
 class Endpoints:
@@ -50,6 +55,7 @@ class Endpoints:
         self._clock = clock
         self._wall = wall
         self._pages: dict[str, Callable[[], Answer]] = {
+            "/": lambda: Answer(200, HTML, *self._page),  # drawn when it is first asked for
             "/metrics": self._metrics,
             "/livez": self._livez,
             "/readyz": self._readyz,
@@ -67,25 +73,41 @@ class Endpoints:
             logger.exception("%s failed", path)
             return Answer(500, TEXT, b"this page failed: the log has the reason\n")
 
+    @cached_property
+    def _page(self) -> Page:
+        return build_page(self._graph)
+
     def _metrics(self) -> Answer:
         view = self._observed.read()
         status = RunStatus((), self._clock()) if view is None else view.status
         return Answer(200, CONTENT_TYPE, exposition(self._graph.name, status))
 
     def _livez(self) -> Answer:
-        return _health(self._still())
+        return _health(self._still(self._observed.read()))
 
     def _readyz(self) -> Answer:
-        return _health(self._unready())
+        return _health(self._unready(self._observed.read()))
 
     def _status(self) -> Answer:
-        still_now, unready_now = self._still(), self._unready()
-        found = overview(self._graph, self._observed.read(), self._wall(), still=still_now, unready=unready_now)
+        view = self._observed.read()  # once: it may wait
+        found = overview(
+            self._graph,
+            view,
+            self._wall(),
+            still=self._still(view),
+            unready=self._unready(view),
+            findings=self._findings(view),
+        )
         return Answer(200, JSON, json.dumps(found).encode())
 
-    def _still(self) -> list[str]:
+    def _findings(self, view: View | None) -> list[Finding]:
+        if view is None:
+            return []
+        seen = Seen(view.status, view.rates, view.lagging, self._clock(), self._wall(), self._still_limit)
+        return find(self._graph.processors, seen)
+
+    def _still(self, view: View | None) -> list[str]:
         """What stands still, each with the time since when."""
-        view = self._observed.read()
         if view is None:  # a start that cannot go on ends by itself
             return []
         return [
@@ -93,11 +115,10 @@ class Endpoints:
             for each in still(view.status, self._clock(), self._still_limit)
         ]
 
-    def _unready(self) -> list[str]:
-        view = self._observed.read()
+    def _unready(self, view: View | None) -> list[str]:
         if view is None:
             return ["the run is starting"]
-        return self._still() + unready(view.status, [each.id for each in self._graph.processors])
+        return self._still(view) + unready(view.status, [each.id for each in self._graph.processors])
 
 
 def _health(problems: list[str]) -> Answer:

@@ -23,10 +23,12 @@ READY: Final = frozenset({WorkerState.RUNNING, WorkerState.RETRYING, WorkerState
 
 
 class Still(NamedTuple):
-    """What stands still, as text, and for how many seconds."""
+    """What stands still, as text, for how many seconds, and where: no slot if nobody looks, no processor for all."""
 
     what: str
     seconds: float
+    slot: int | None = None
+    processor: str | None = None
 
 
 def still(status: RunStatus, now: float, limit: float) -> list[Still]:
@@ -45,14 +47,14 @@ def _still(slot: SlotStatus, since: float, limit: float) -> Iterator[Still]:
         return
     silent = slot.silent + min(since, LOOK_LATE)
     if silent > (limit if slot.has_reported else STARTING_SECONDS):
-        yield Still(f"slot {slot.number}: its process ({slot.pid}) has not reported", silent)
+        yield Still(f"slot {slot.number}: its process ({slot.pid}) has not reported", silent, slot.number)
         return
     if not slot.has_reported:
         return
     for report in slot.reports:
         if report.still_seconds > limit and report.state is not WorkerState.BROKER_AWAY:
             what = f"slot {slot.number}: {report.processor} has not turned, it is in {report.place}"
-            yield Still(what, report.still_seconds)
+            yield Still(what, report.still_seconds, slot.number, report.processor)
 
 
 def unready(status: RunStatus, processors: Collection[str]) -> list[str]:

@@ -20,7 +20,7 @@ FRESH_SECONDS: Final = 1.0
 """Seconds for which a reader waits for a status that is not old: this process may have been stopped itself."""
 
 RATES: Final = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits")
-"""The counts whose growth per second is kept."""
+"""The counts whose growth per second is kept, beside `step_seconds` (of all steps) and `lag`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A status, the growth of counts per second by (slot, processor), and the newest failures."""
+    """A status, the newest failures, and by (slot, processor):
+
+    - `rates`: the growth per second of RATES, `step_seconds` and `lag`.
+    - `lagging`: seconds for which the lag has not been 0.
+    """
 
     status: RunStatus
     rates: Mapping[tuple[int, str], Mapping[str, float]]
     failures: tuple[Failed, ...]
+    lagging: Mapping[tuple[int, str], float]
 
 
 class Observed:
@@ -52,8 +57,9 @@ class Observed:
         self._changed = threading.Condition()
         self._view: View | None = None
         self._rates: defaultdict[tuple[int, str], dict[str, Rate]] = defaultdict(
-            lambda: {name: Rate() for name in RATES}
+            lambda: {**{name: Rate() for name in (*RATES, "step_seconds")}, "lag": Rate(shrinks=True)}
         )
+        self._lagging: dict[tuple[int, str], float] = {}
         self._failures = deque[Failed](maxlen=FAILURES_KEPT)
         self._texts: dict[tuple[int, str], str] = {}
 
@@ -63,15 +69,24 @@ class Observed:
         for slot in status.slots:
             for report in slot.reports:
                 worker = slot.number, report.processor
-                rates[worker] = {
-                    name: rate.of(report.counters.get(name, 0), status.looked_at)
-                    for name, rate in self._rates[worker].items()
+                values = {
+                    **report.counters,
+                    "step_seconds": report.measures.get("step_seconds:sum", 0.0),
+                    "lag": report.lag or 0,
                 }
+                rates[worker] = {
+                    name: rate.of(values.get(name, 0), status.looked_at) for name, rate in self._rates[worker].items()
+                }
+                if report.lag:
+                    self._lagging.setdefault(worker, status.looked_at)
+                else:
+                    self._lagging.pop(worker, None)
                 if report.failure and self._texts.get(worker) != report.failure:
                     self._texts[worker] = report.failure
                     self._failures.appendleft(Failed(self._wall(), *worker, report.failure))
         with self._changed:
-            self._view = View(status, rates, tuple(self._failures))
+            lagging = {worker: status.looked_at - since for worker, since in self._lagging.items()}
+            self._view = View(status, rates, tuple(self._failures), lagging)
             self._changed.notify_all()
 
     def read(self) -> View | None:

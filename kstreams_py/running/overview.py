@@ -8,6 +8,7 @@ from typing import Any
 
 from kstreams_py.graph.topology import Graph
 from kstreams_py.running.observed import View
+from kstreams_py.running.remedies import Finding
 from kstreams_py.running.reports import Report, totals
 from kstreams_py.running.status import SlotStatus
 
@@ -18,13 +19,20 @@ def timestamp(at: float) -> str:
 
 
 def overview(
-    graph: Graph, view: View | None, at: float, *, still: Sequence[str], unready: Sequence[str]
+    graph: Graph,
+    view: View | None,
+    at: float,
+    *,
+    still: Sequence[str],
+    unready: Sequence[str],
+    findings: Sequence[Finding] = (),
 ) -> dict[str, Any]:
     """The whole answer.
 
     - `view`: None before the workers start.
     - `at`: the time, in seconds since 1970.
     - `still`, `unready`: what /livez and /readyz report.
+    - `findings`: what is not well, the worst first.
     """
     slots = () if view is None else view.status.slots
     reports = [report for slot in slots for report in slot.reports]
@@ -34,6 +42,7 @@ def overview(
         "live": not still,
         "ready": not unready,
         "problems": [*still, *(each for each in unready if each not in still)],
+        "findings": [{**each._asdict(), "remedy": each.remedy} for each in findings],
         "draining": view is not None and view.status.stopping,
         "graph": {
             "name": graph.name,
@@ -61,6 +70,10 @@ def overview(
     }
 
 
+def _round(name: str, rate: float) -> float:
+    return round(rate, 3 if name == "step_seconds" else 1)
+
+
 def _totals(total: Report | None, view: View | None) -> dict[str, Any] | None:
     """The sums of a processor over all slots; None before its first report."""
     if total is None or view is None:
@@ -68,7 +81,7 @@ def _totals(total: Report | None, view: View | None) -> dict[str, Any] | None:
     rates = [rates for (_, processor), rates in view.rates.items() if processor == total.processor]
     return {
         "counts": dict(total.counters),
-        "per_second": {name: round(sum(each[name] for each in rates), 1) for name in rates[0]} if rates else {},
+        "per_second": {name: _round(name, sum(each[name] for each in rates)) for name in rates[0]} if rates else {},
         "lag": total.lag,
     }
 
@@ -92,7 +105,7 @@ def _worker(slot: SlotStatus, report: Report, view: View) -> dict[str, Any]:
         "processor": report.processor,
         "state": slot.state_of(report.processor),
         "counts": dict(report.counters),
-        "per_second": {name: round(rate, 1) for name, rate in rates.items()},
+        "per_second": {name: _round(name, rate) for name, rate in rates.items()},
         "renewals": {
             name.removeprefix(prefix): int(count) for name, count in report.measures.items() if name.startswith(prefix)
         },

@@ -69,15 +69,17 @@ class Display:
 class Rate:
     """The growth of a count per second, measured over the last second or more."""
 
-    def __init__(self) -> None:
-        self._before: tuple[float, int] | None = None
+    def __init__(self, *, shrinks: bool = False) -> None:
+        """`shrinks`: what is counted may shrink, and the rate may be below 0."""
+        self._before: tuple[float, float] | None = None
         self._rate = 0.0
+        self._least = -float("inf") if shrinks else 0
 
-    def of(self, count: int, now: float) -> float:
-        """Returns the rate for the count at `now` (seconds); 0 if the count has shrunk, or in the first second."""
+    def of(self, count: float, now: float) -> float:
+        """Returns the rate for the count at `now` (seconds); 0 in the first second, or if the count has shrunk."""
         then, before = self._before = self._before or (now, count)
         if now - then >= 1.0:
-            self._rate = max(0, count - before) / (now - then)
+            self._rate = max(self._least, count - before) / (now - then)
             self._before = (now, count)
         return self._rate
 

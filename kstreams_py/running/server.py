@@ -38,7 +38,7 @@ def serving(address: str, answer: Callable[[str], Answer]) -> Iterator[str]:
         url = f"http://{host}:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="http", daemon=True)
         thread.start()
-        logger.info("serving /metrics, /livez, /readyz and /status at %s", url)
+        logger.info("serving the page /, /metrics, /livez, /readyz and /status at %s", url)
         try:
             yield url
         finally:
@@ -76,6 +76,8 @@ def _open(host: str, port: int, answer: Callable[[str], Answer]) -> _Server:
             self.send_header("Content-Type", found.content_type)
             self.send_header("Content-Length", str(len(found.body)))
             self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Security-Policy", found.policy)
+            self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(found.body)

@@ -23,6 +23,8 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.running.endpoints import Answer, Endpoints
 from kstreams_py.running.exposition import exposition
 from kstreams_py.running.observed import FAILURES_KEPT, Failed, Observed
+from kstreams_py.running.page import build_page
+from kstreams_py.running.remedies import REMEDIES
 from kstreams_py.running.reports import Report
 from kstreams_py.running.series import SERIES, meanings
 from kstreams_py.running.server import serving
@@ -128,6 +130,13 @@ def test_every_series_of_a_worker_is_written_as_text() -> None:
     assert "".join(line for line in lines if not line.startswith("#")) == TEXT
 
 
+def test_labels_are_escaped() -> None:
+    topic = 'a"b\\c\nd\\n'
+    report = make_report(lags={TopicPartition(topic, 0): 4})
+    lags = parse(exposition("shop", make_status(report)))["kstreams_lag_records"]
+    assert {frozenset(labels) for labels in lags} == {frozenset({"price", "1", topic, "0"})}
+
+
 def test_every_series_has_its_kind_and_its_meaning_from_the_table() -> None:
     lines = exposition("shop", RunStatus((), 0.0)).decode().splitlines()
     expected = []
@@ -222,8 +231,13 @@ def test_metrics_have_the_content_type_of_the_text_format() -> None:
     assert found == Answer(200, "text/plain; version=0.0.4; charset=utf-8", exposition("shop", make_status()))
 
 
+def test_page_is_served_as_html_with_its_policy() -> None:
+    html, policy = build_page(GRAPH)
+    assert Site().endpoints.answer("/") == Answer(200, "text/html; charset=utf-8", html, policy)
+
+
 def test_unknown_path_names_those_that_exist() -> None:
-    assert Site().get("/metric") == (404, "no such page: use /metrics, /livez, /readyz, /status\n")
+    assert Site().get("/metric") == (404, "no such page: use /, /metrics, /livez, /readyz, /status\n")
 
 
 def test_page_that_fails_is_logged_and_ends_nothing(
@@ -239,7 +253,8 @@ def test_status_has_all_that_the_page_needs() -> None:
     site = Site()
     site.note()
     site.note(report=make_report(state=WorkerState.JOINING))
-    rates = dict.fromkeys(("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits"), 0.0)
+    names = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits", "step_seconds", "lag")
+    rates = dict.fromkeys(names, 0.0)
     counts = {
         "records_in": 7, "records_out": 5, "dead_letters": 1, "commits": 2, "aborts": 0,
         "retries": 0, "bytes_in": 70, "bytes_out": 50, "rebalances": 1,
@@ -249,6 +264,24 @@ def test_status_has_all_that_the_page_needs() -> None:
         "live": True,
         "ready": False,
         "problems": ["slot 1: price is joining"],
+        "findings": [
+            {
+                "level": "warning",
+                "kind": "dead_letters",
+                "slot": None,
+                "processor": "price",
+                "what": "price: 1 failed step since the run started",
+                "remedy": REMEDIES["dead_letters"],
+            },
+            {
+                "level": "note",
+                "kind": "joining",
+                "slot": 1,
+                "processor": "price",
+                "what": "slot 1: price is joining",
+                "remedy": REMEDIES["joining"],
+            },
+        ],
         "draining": False,
         "graph": {
             "name": "shop",
@@ -301,19 +334,22 @@ def test_status_has_all_that_the_page_needs() -> None:
 # The server.
 
 
+HEADERS = ("Content-Type", "Content-Length", "Content-Security-Policy", "X-Content-Type-Options")
+
+
 def request(url: str, method: str = "GET", path: str = "/a?b") -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     connection.request(method, path)
     response = connection.getresponse()
     body = response.read()
     connection.close()
-    return response.status, {name: response.headers[name] for name in ("Content-Type", "Content-Length")}, body
+    return response.status, {name: response.headers[name] for name in HEADERS}, body
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_server_answers_what_it_is_given_at_its_address(host: str) -> None:
-    with serving(f"{host}:0", lambda path: Answer(503, "text/x", path.encode())) as url:
-        headers = {"Content-Type": "text/x", "Content-Length": "4"}
+    with serving(f"{host}:0", lambda path: Answer(503, "text/x", path.encode(), "none")) as url:
+        headers = dict(zip(HEADERS, ("text/x", "4", "none", "nosniff"), strict=True))
         assert request(url) == (503, headers, b"/a?b")
         assert request(url, "HEAD") == (503, headers, b"")
     with pytest.raises(ConnectionRefusedError):

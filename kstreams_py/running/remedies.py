@@ -1,0 +1,238 @@
+"""What is not well in a run, why, and what to do: one table for /status, the page and the alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.metrics import WorkerState
+from kstreams_py.running.health import Still, still
+from kstreams_py.running.reports import Report
+from kstreams_py.running.status import RunStatus, SlotStatus
+
+Level = Literal["bad", "warning", "note"]
+
+REMEDIES: Final[Mapping[str, str]] = {
+    "stuck": "Its function does not return: give what it calls a time limit; stuck_timeout_ms has it restarted.",
+    "silent": "Look whether its process is frozen or a function holds Python's lock; stuck_timeout_ms restarts it.",
+    "unwatched": "Look whether the machine is overloaded or the process was stopped (SIGSTOP); continue or restart it.",
+    "restarting": "Wait: it starts again by itself; if it ends again, repair what the reason of its end names.",
+    "restarts": "Repair what the reason of its last end names: until then its work is repeated after each start.",
+    "joining": "Wait: a place in the group may take session_timeout_ms; if it stays, check the brokers and the log.",
+    "retrying": "Repair what the function calls, as the log names it: the step is repeated by itself, nothing is lost.",
+    "broker_away": "Check that the brokers run, and that this machine reaches them: the worker continues by itself.",
+    "replaced": "Give each process a slot number of its own (--slot): another process runs this one, and goes on.",
+    "open_transaction": "Look what its function waits for: readers of committed records see nothing newer until then.",
+    "dead_letters": "Look at them (kstreams dead-letters list), repair the cause, then `kstreams dead-letters replay`.",
+    "dropped": "Declare a topic for what fails (errors=): without one, only the log keeps these steps.",
+    "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is not known.",
+    "behind_state": "Repair that first: the lag shrinks when its workers run again.",
+    "behind_function": "Make the function faster, or start more workers (--slots), up to the number of partitions.",
+    "behind_partitions": "Make the function faster, or add partitions to its inputs: each worker already has only one.",
+    "behind_process": "Start more workers (--slots): the processors of a slot share one process.",
+    "behind_partition": "Choose keys that spread evenly: a partition is processed by one worker only.",
+    "behind_input": "Look at who writes that topic: a join needs one record of each input.",
+    "behind_kafka": "Look at the brokers (kstreams_commit_seconds); a longer commit_interval_ms commits more at once.",
+    "behind": "Open the page of its run (/): it names the reason, and what to do.",
+    "no_answer": "Look whether the process runs: its log and its exit status tell why it ended.",
+    "catching_up": "Wait; start more workers (--slots) if it takes too long.",
+}
+"""What to do, by the kind of finding; `behind` and `no_answer` are for who has only the series, or not even those."""
+
+BEHIND_SECONDS: Final = 10.0
+"""A processor is behind if it needs longer for its lag, at its rate."""
+
+LAGGING_SECONDS: Final = 10.0
+"""Seconds for which a lag must have stood before it counts."""
+
+BUSY: Final = 0.7
+"""The part of the time in functions from which they are the reason of a lag."""
+
+OPEN_SECONDS: Final = 10.0
+"""The age of a transaction that is reported."""
+
+RESTARTS: Final = 3
+"""Restarts of a slot that are reported, if the last one is as new as RESTART_SECONDS."""
+
+RESTART_SECONDS: Final = 600.0
+
+STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
+    WorkerState.JOINING: ("note", "joining"),
+    WorkerState.RETRYING: ("bad", "retrying"),
+    WorkerState.BROKER_AWAY: ("bad", "broker_away"),
+    WorkerState.RESTARTING: ("warning", "restarting"),
+}
+"""The states of a worker that are reported, with the kind of finding."""
+
+_ORDER: Final[tuple[Level, ...]] = ("bad", "warning", "note")
+
+
+class Finding(NamedTuple):
+    """What is not well: of a slot, of a processor, or of one in the other. `kind` is one of REMEDIES."""
+
+    level: Level
+    kind: str
+    slot: int | None
+    processor: str | None
+    what: str
+
+    @property
+    def remedy(self) -> str:
+        return REMEDIES[self.kind]
+
+
+class Seen(NamedTuple):
+    """What is known of a run.
+
+    - `rates`: by (slot, processor), growth per second of counts, of `step_seconds` and of `lag`.
+    - `lagging`: by (slot, processor), seconds for which its lag has not been 0.
+    - `now`, `at`: monotonic seconds, and seconds since 1970.
+    - `still_limit`: seconds without a turn after which a worker counts as not alive.
+    """
+
+    status: RunStatus
+    rates: Mapping[tuple[int, str], Mapping[str, float]]
+    lagging: Mapping[tuple[int, str], float]
+    now: float
+    at: float
+    still_limit: float
+
+
+def find(processors: Sequence[Processor], seen: Seen) -> list[Finding]:
+    """All that is not well, the worst first."""
+    found = [*_still(seen), *(each for slot in seen.status.slots for each in _slot(slot, seen))]
+    for processor in processors:
+        reports = [(slot, report) for slot in seen.status.slots for report in _reports(slot, processor.id)]
+        found += [*_failed(processor, reports, seen), *_behind(processor, reports, seen, found)]
+    return sorted(found, key=lambda each: _ORDER.index(each.level))
+
+
+def _reports(slot: SlotStatus, processor: str) -> list[Report]:
+    return [] if slot.taken else [each for each in slot.reports if each.processor == processor]
+
+
+def _still(seen: Seen) -> Iterator[Finding]:
+    for each in still(seen.status, seen.now, seen.still_limit):
+        yield Finding("bad", _kind_of(each), each.slot, each.processor, f"{each.what} ({each.seconds:.0f} s)")
+
+
+def _kind_of(each: Still) -> str:
+    return "unwatched" if each.slot is None else "silent" if each.processor is None else "stuck"
+
+
+def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
+    number = slot.number
+    if slot.taken:
+        yield Finding("bad", "replaced", number, None, f"slot {number} is replaced: {slot.taken}")
+        return
+    if slot.restarts >= RESTARTS and slot.ends and seen.at - slot.ends[-1].at < RESTART_SECONDS:
+        what = f"slot {number} was restarted {slot.restarts} times, the last time after: {slot.ends[-1].why}"
+        yield Finding("warning", "restarts", number, None, what)
+    if slot.pid is None and slot.ends:
+        yield Finding("warning", "restarting", number, None, f"slot {number} is restarting, after: {slot.ends[-1].why}")
+        return
+    for report in slot.reports:
+        name, state = report.processor, slot.state_of(report.processor)
+        if state in STATES:
+            level, kind = STATES[state]
+            why = f": {report.failure}" if state is WorkerState.RETRYING and report.failure else ""
+            yield Finding(level, kind, number, name, f"slot {number}: {name} is {state}{why}")
+        if (report.open_seconds or 0) > OPEN_SECONDS:
+            what = f"slot {number}: a transaction of {name} is open for {report.open_seconds:.0f} s"
+            yield Finding("warning", "open_transaction", number, name, what)
+        if state is WorkerState.RUNNING and report.lag is None and report.still_seconds <= seen.still_limit:
+            yield Finding("note", "lag_unknown", number, name, f"slot {number}: the lag of {name} is not known")
+
+
+Workers = Sequence[tuple[SlotStatus, Report]]
+
+
+def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Finding]:
+    failed = sum(report.counters.get("dead_letters", 0) for _, report in workers)
+    if failed:
+        growth = _growth("dead_letters", processor.id, workers, seen)
+        what = f"{processor.id}: {_count(failed, 'failed step')} since the run started"
+        what += f", {growth:.1f} more each second" if growth else ""
+        level: Level = "bad" if growth else "warning"
+        yield Finding(level, "dead_letters" if processor.errors else "dropped", None, processor.id, what)
+
+
+def _growth(name: str, processor: str, workers: Workers, seen: Seen) -> float:
+    return sum(seen.rates.get((slot.number, processor), {}).get(name, 0.0) for slot, _ in workers)
+
+
+def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence[Finding]) -> Iterator[Finding]:
+    """Whether a processor is behind, and why: the first reason that holds."""
+    name = processor.id
+    lag = sum(report.lag or 0 for _, report in workers)
+    lagging = max((seen.lagging.get((slot.number, name), 0.0) for slot, _ in workers), default=0.0)
+    rate = _growth("records_in", name, workers, seen)
+    if not lag or lagging < LAGGING_SECONDS or (rate and lag / rate <= BEHIND_SECONDS):
+        return
+    shrinking = -_growth("lag", name, workers, seen)
+    what = f"{name} is behind by {lag:,} records, at {rate:,.0f} a second"
+    ill = [
+        each for each in others if each.level != "note" and each.kind != "restarts" and _concerns(each, name, workers)
+    ]
+    if ill:
+        yield Finding("bad", "behind_state", None, name, f"{what}, because {ill[0].what}")
+    elif shrinking > 0 and shrinking >= 0.1 * rate:
+        yield Finding("note", "catching_up", None, name, f"{what}, and catches up in about {_time(lag / shrinking)}")
+    else:
+        kind, why = _reason(processor, workers, seen, lag)
+        yield Finding("bad", kind, None, name, f"{what}, because {why}")
+
+
+def _concerns(finding: Finding, processor: str, workers: Workers) -> bool:
+    if finding.kind in ("dead_letters", "dropped", "lag_unknown") or finding.kind.startswith("behind"):
+        return False
+    slots = [slot.number for slot, _ in workers]
+    return finding.processor in (None, processor) and (finding.slot is None or finding.slot in slots)
+
+
+def _reason(processor: Processor, workers: Workers, seen: Seen, lag: int) -> tuple[str, str]:
+    """The kind and the text of why a processor whose workers all run is behind."""
+    name = processor.id
+    holding = [(slot, report) for slot, report in workers if report.lags]
+    behind = [(slot, report) for slot, report in holding if report.lag] or holding
+    lags = {tp: each or 0 for _, report in workers for tp, each in report.lags.items()}
+    if processor.kind == "join":
+        topics = {
+            topic.name: sum(each for tp, each in lags.items() if tp.topic == topic.name) for topic in processor.inputs
+        }
+        if empty := [topic for topic, each in topics.items() if not each]:
+            return "behind_input", f"it waits for records of {', '.join(empty)}"
+    worst = max(lags, key=lambda tp: lags[tp], default=None)
+    if worst is not None and len(lags) > len(processor.inputs) and lags[worst] > 0.8 * lag:
+        return "behind_partition", f"{worst} has {lags[worst] / lag:.0%} of its lag"
+    busy = [(seen.rates.get((slot.number, name), {}).get("step_seconds", 0.0), slot, report) for slot, report in behind]
+    share = sum(each for each, *_ in busy) / len(busy) if busy else 0.0
+    if share >= BUSY:
+        spread = any(len({tp.partition for tp in report.lags}) > 1 for _, report in behind)
+        why = f"its function takes {min(share, 1.0):.0%} of the time of {_count(len(behind), 'worker')}"
+        return "behind_function" if spread else "behind_partitions", why
+    for _, slot, _ in busy:
+        shared = {
+            each.processor: seen.rates.get((slot.number, each.processor), {}).get("step_seconds", 0.0)
+            for each in slot.reports
+        }
+        if sum(shared.values()) >= BUSY:
+            most = max(shared, key=lambda each: shared[each])
+            why = f"the functions of slot {slot.number} take all of its time, most of it {most}"
+            return "behind_process", why
+    return "behind_kafka", "fetches and commits take the time, not its function"
+
+
+def _count(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h"
+    )

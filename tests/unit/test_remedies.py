@@ -1,0 +1,192 @@
+"""remedies.py: what is not well in a run, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kstreams_py import Graph
+from kstreams_py.metrics import WorkerState
+from kstreams_py.records import TopicPartition
+from kstreams_py.running.remedies import REMEDIES, RESTARTS, Finding, Seen, find
+from kstreams_py.running.reports import Report
+from kstreams_py.running.status import End, RunStatus, SlotStatus
+
+GRAPH = Graph("shop", errors="shop.errors")
+GRAPH.map(GRAPH.topic("orders"), to=GRAPH.topic("prices"), id="price")(lambda value: value)
+GRAPH.join("prices", GRAPH.topic("payments"), to=GRAPH.topic("matched"), id="match")(lambda price, payment: price)
+
+RATES = {"records_in": 100.0, "dead_letters": 0.0, "step_seconds": 0.1, "lag": 0.0}
+NOW, LIMIT = 500.0, 30.0
+
+
+def report(processor: str = "price", lags: Mapping[int, int | None] | None = None, **changed: Any) -> Report:
+    """A worker that runs and keeps up; `lags` by partition of orders."""
+    known = {TopicPartition("orders", number): lag for number, lag in (lags or {0: 0, 1: 0}).items()}
+    lag = None if None in known.values() else sum(each or 0 for each in known.values())
+    return replace(Report(processor, 0, {"dead_letters": 0}, lag, lags=known), **changed)
+
+
+def slot(*reports: Report, **changed: Any) -> SlotStatus:
+    return replace(SlotStatus(0, 4711, reports or (report(),)), **changed)
+
+
+def findings(
+    *slots: SlotStatus, rates: Mapping[str, float] | None = None, lagging: float = 60.0, since: float = 0.0
+) -> Sequence[Finding]:
+    """What is found where each worker has these rates, and its lag has stood for `lagging` seconds."""
+    workers = [(each.number, one.processor) for each in slots for one in each.reports]
+    seen = Seen(
+        RunStatus(slots, NOW - since),
+        {worker: {**RATES, **(rates or {})} for worker in workers},
+        dict.fromkeys(workers, lagging),
+        NOW,
+        1_000_000.0,
+        LIMIT,
+    )
+    return find(GRAPH.processors, seen)
+
+
+def test_run_whose_workers_run_and_keep_up_has_no_findings() -> None:
+    spare = slot(report(lags={}, state=WorkerState.SPARE), number=1)
+    assert findings(slot(report(lags={0: 999, 1: 0})), spare) == []
+
+
+STATES = {
+    "a function that does not return": (
+        slot(report(still_seconds=31.0, place="f (a.py:7)")),
+        Finding("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
+    ),
+    "a process that does not report": (
+        slot(silent=40.0),
+        Finding("bad", "silent", 0, None, "slot 0: its process (4711) has not reported (40 s)"),
+    ),
+    "a slot that another process has taken": (
+        slot(taken="by m7"),
+        Finding("bad", "replaced", 0, None, "slot 0 is replaced: by m7"),
+    ),
+    "a function that is retried": (
+        slot(report(state=WorkerState.RETRYING, failure="ConnectionError: refused")),
+        Finding("bad", "retrying", 0, "price", "slot 0: price is retrying: ConnectionError: refused"),
+    ),
+    "a broker without an answer": (
+        slot(report(state=WorkerState.BROKER_AWAY)),
+        Finding("bad", "broker_away", 0, "price", "slot 0: price is broker away"),
+    ),
+    "a process that has ended": (
+        slot(pid=None, ends=(End(1.0, "SIGKILL"),)),
+        Finding("warning", "restarting", 0, None, "slot 0 is restarting, after: SIGKILL"),
+    ),
+    "a slot that ends again and again": (
+        slot(restarts=RESTARTS, ends=(End(999_990.0, "SIGKILL"),)),
+        Finding("warning", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: SIGKILL"),
+    ),
+    "a worker without its place": (
+        slot(report(state=WorkerState.JOINING)),
+        Finding("note", "joining", 0, "price", "slot 0: price is joining"),
+    ),
+    "an old transaction": (
+        slot(report(open_seconds=11.0)),
+        Finding("warning", "open_transaction", 0, "price", "slot 0: a transaction of price is open for 11 s"),
+    ),
+    "a lag that is not known": (
+        slot(report(lags={0: None})),
+        Finding("note", "lag_unknown", 0, "price", "slot 0: the lag of price is not known"),
+    ),
+    "dead letters": (
+        slot(report(counters={"dead_letters": 1200})),
+        Finding("warning", "dead_letters", None, "price", "price: 1,200 failed steps since the run started"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STATES)
+def test_what_is_not_well_is_named_with_its_kind(what: str) -> None:
+    found, expected = STATES[what]
+    assert findings(found) == [expected]
+
+
+def test_process_that_no_longer_looks_at_its_workers_is_named() -> None:
+    assert [each.kind for each in findings(slot(), since=31.0)] == ["unwatched"]
+
+
+def test_failed_steps_without_a_topic_for_them_ask_for_one() -> None:
+    graph = Graph("bare")
+    graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(lambda value: value)
+    status = RunStatus((slot(report(counters={"dead_letters": 2})),), NOW)
+    found = find(graph.processors, Seen(status, {(0, "price"): {"dead_letters": 1.5}}, {}, NOW, 0.0, LIMIT))
+    what = "price: 2 failed steps since the run started, 1.5 more each second"
+    assert found == [Finding("bad", "dropped", None, "price", what)]
+
+
+BEHIND = report(lags={0: 3_000, 1: 3_000})
+WHAT = "price is behind by 6,000 records, at 100 a second"
+
+
+@pytest.mark.parametrize(
+    ("slots", "rates", "kind", "why"),
+    [
+        ([slot(BEHIND)], {"step_seconds": 0.9}, "behind_function", "its function takes 90% of the time of 1 worker"),
+        (
+            [slot(report(lags={0: 6_000}))],
+            {"step_seconds": 0.9},
+            "behind_partitions",
+            "its function takes 90% of the time of 1 worker",
+        ),
+        (
+            [slot(BEHIND, report("match", lags={}, lag=0))],
+            {"step_seconds": 0.4},
+            "behind_process",
+            "the functions of slot 0 take all of its time, most of it price",
+        ),
+        ([slot(report(lags={0: 10, 1: 5_990}))], {}, "behind_partition", "orders[1] has 100% of its lag"),
+        ([slot(BEHIND)], {}, "behind_kafka", "fetches and commits take the time, not its function"),
+    ],
+)
+def test_processor_that_is_behind_is_named_with_the_reason(
+    slots: list[SlotStatus], rates: dict[str, float], kind: str, why: str
+) -> None:
+    assert findings(*slots, rates=rates) == [Finding("bad", kind, None, "price", f"{WHAT}, because {why}")]
+
+
+def test_processor_that_is_behind_because_a_worker_does_not_run_names_that_worker() -> None:
+    retrying = report(lags={0: 3_000, 1: 3_000}, state=WorkerState.RETRYING)
+    assert findings(slot(retrying))[1] == Finding(
+        "bad", "behind_state", None, "price", f"{WHAT}, because slot 0: price is retrying"
+    )
+
+
+def test_join_whose_other_input_is_empty_names_it() -> None:
+    lags = {TopicPartition("prices", 0): 500, TopicPartition("payments", 0): 0}
+    what = "match is behind by 500 records, at 0 a second, because it waits for records of payments"
+    waiting = slot(replace(report("match"), lags=lags, lag=500))
+    assert findings(waiting, rates={"records_in": 0.0}) == [Finding("bad", "behind_input", None, "match", what)]
+
+
+def test_processor_that_catches_up_says_how_long_it_takes() -> None:
+    what = f"{WHAT}, and catches up in about 2 min"
+    assert findings(slot(BEHIND), rates={"lag": -50.0}) == [Finding("note", "catching_up", None, "price", what)]
+
+
+@pytest.mark.parametrize(
+    ("lags", "lagging"), [({0: 999, 1: 0}, 60.0), ({0: 3_000, 1: 3_000}, 9.0)], ids=["of seconds", "for a moment"]
+)
+def test_processor_with_a_small_or_a_new_lag_is_not_behind(lags: dict[int, int], lagging: float) -> None:
+    assert findings(slot(report(lags=lags)), lagging=lagging) == []
+
+
+def test_findings_are_sorted_from_the_worst() -> None:
+    found = findings(
+        slot(report(state=WorkerState.JOINING)), slot(report(counters={"dead_letters": 1})), slot(taken="by m7")
+    )
+    assert [each.level for each in found] == ["bad", "warning", "note"]
+
+
+def test_each_finding_has_one_sentence_of_the_table() -> None:
+    for kind, remedy in REMEDIES.items():
+        assert Finding("bad", kind, None, None, "").remedy == remedy
+        assert remedy.endswith(".")
+        assert "\n" not in remedy
