@@ -30,6 +30,9 @@ from kstreams_py.settings import Settings
 NEWEST: Final = 10
 """Records that `tail` prints unless told."""
 
+CREATION_SECONDS: Final = 10.0
+"""Seconds that a topic of a graph is waited for: `kstreams run --create-topics` may have just begun."""
+
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="the topic's name")]
 OfGraph = Annotated[
     str | None,
@@ -46,8 +49,8 @@ OfGraph = Annotated[
 def send(
     topic: Name,
     graph: OfGraph = None,
-    value: Annotated[str | None, typer.Option("--value", "-v", help="send this one record, and read no lines")] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="the key of the record of --value")] = None,
+    value: Annotated[str | None, typer.Option("--value", help="send this one record, and read no lines")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="the key of the record of --value")] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", help="a header of the record of --value, as name=value; repeatable")
     ] = None,
@@ -70,7 +73,7 @@ def send(
     if value is None and (key is not None or header or partition is not None):
         raise SettingsError("--key, --header and --partition need --value: add it, or write them in the lines")
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
-        found = find_topic(environment.cluster, topic)
+        found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
         with Sender(environment, found) as sender:
             try:
                 if value is None:
@@ -113,16 +116,17 @@ def tail(
     inputs decoded.
     """
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
-        reader = Tail(environment, find_topic(environment.cluster, topic), partition)
+        found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
+        reader = Tail(environment, found, partition)
         ends = reader.ends()
         if begin is None:
             newest = reader.newest(count or NEWEST, ends)
-            found: Iterable[Message] = chain(newest, reader.follow(ends)) if follow else newest
+            shown: Iterable[Message] = chain(newest, reader.follow(ends)) if follow else newest
         else:
             starts = _begin(begin, reader, ends, follow=follow)
-            found = islice(reader.follow(starts) if follow else reader.read(starts, ends), count)
+            shown = islice(reader.follow(starts) if follow else reader.read(starts, ends), count)
         try:
-            for m in found:
+            for m in shown:
                 print(lines.show(m), flush=follow)
             sys.stdout.flush()
         except BrokenPipeError:  # such as `| head`: Python's own flush at the end must not fail as well

@@ -105,9 +105,8 @@ def test_without_a_graph_text_hex_and_json_are_sent_as_their_bytes(terminal: Ter
 
 
 def test_one_record_is_sent_from_its_options(terminal: Terminal) -> None:
-    terminal.send(
-        "shop.orders", "-g", "shop.py", "-k", "a", "-v", '{"price": 1}', "--header", "x=1=2", "--partition", "1"
-    )
+    options = ("--key", "a", "--value", '{"price": 1}', "--header", "x=1=2", "--partition", "1")
+    terminal.send("shop.orders", "--graph", "shop.py", *options)
     terminal.send("plain", "--value", '{"price": 1}', "--partition", "1")
     now = int(terminal.clock() * 1000)
     assert terminal.written("shop.orders") == [(1, b"a", b'{"price":1}', [("x", b"1=2")], now)]
@@ -343,9 +342,11 @@ class Watched:
     def __init__(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
         self.terminal = terminal
         self.events: list[Any] = []
+        clock = terminal.clock
+        self.environment = Environment(terminal.cluster, terminal.registry, ks.Settings(), clock, self.sleep)
         self.reader = Tail(
-            Environment(terminal.cluster, terminal.registry, ks.Settings(), terminal.clock, self.sleep),
-            find_topic(terminal.cluster, "plain"),
+            self.environment,
+            find_topic(self.environment, "plain"),
         )
 
     def sleep(self, seconds: float) -> None:
@@ -379,3 +380,19 @@ def test_followed_topic_that_is_deleted_ends_the_command(terminal: Terminal, mon
     watched.events = [lambda: monkeypatch.setattr(terminal.cluster, "topics", lambda _: {})]
     with pytest.raises(TopicError, match="topic 'plain' was deleted while it was read"):
         next(watched.follow())
+
+
+def test_topic_that_is_about_to_be_created_is_waited_for_with_a_word(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    watched = Watched(terminal, monkeypatch)
+    watched.events = [lambda: None, lambda: terminal.cluster.create_topics([("new", 3, -1, {})])]
+    assert find_topic(watched.environment, "new", 10.0).partitions == 3
+    assert [r.message for r in caplog.records] == [
+        "topic 'new' does not exist yet; waiting up to 10 s for its creation"
+    ]
+    begun = terminal.clock()
+    with pytest.raises(TopicError, match="topic 'never' does not exist: create it"):
+        find_topic(watched.environment, "never", 10.0)
+    assert 10.0 <= terminal.clock() - begun < 11.0
