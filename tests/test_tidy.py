@@ -21,7 +21,7 @@ PACKAGES = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
 LAYERS = (
     {"__main__"},
     {"cli"},
-    {"demo"},
+    {"demo", "development"},
     {"running", "operations", "testing"},
     {"processing", "ordering", "jobs", "spark"},
     {"sinks", "state"},

@@ -5,6 +5,8 @@ In reading order:
 main          adapter  the command with all its groups, the log on stderr, errors as one message and an exit status
 options       adapter  arguments and options that several commands share
 run           adapter  kstreams run
+new           adapter  kstreams new
+records       adapter  kstreams send, tail
 deploy        adapter  kstreams k8s, systemd
 topics        adapter  kstreams topics create, check
 slots         adapter  kstreams slots list, release

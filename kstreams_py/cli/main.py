@@ -13,7 +13,21 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 import kstreams_py
-from kstreams_py.cli import broker, config, dead_letters, demo, deploy, graph, jars, run, slots, spark, topics
+from kstreams_py.cli import (
+    broker,
+    config,
+    dead_letters,
+    demo,
+    deploy,
+    graph,
+    jars,
+    new,
+    records,
+    run,
+    slots,
+    spark,
+    topics,
+)
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError, SettingsError
 from kstreams_py.running import pipe
 from kstreams_py.settings import check_variables
@@ -36,6 +50,9 @@ app = typer.Typer(
 )
 app.command(epilog=_exit_statuses())(run.run)
 app.command(hidden=True)(run.standby)
+app.command()(new.new)
+app.command()(records.send)
+app.command()(records.tail)
 app.command()(deploy.k8s)
 app.command()(deploy.systemd)
 app.command()(graph.graph)

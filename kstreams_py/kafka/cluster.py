@@ -213,8 +213,8 @@ class KafkaCluster:
     def offsets_retention_minutes(self) -> int | None:
         return self._topics.offsets_retention_minutes()
 
-    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
-        return self._reader.starts(partitions)
+    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
+        return self._reader.starts(partitions, since)
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._reader.ends(partitions)

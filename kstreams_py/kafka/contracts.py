@@ -187,8 +187,12 @@ class Cluster(Protocol):
     def offsets_retention_minutes(self) -> int | None:
         """Minutes for which the cluster keeps the committed offsets of a group without members; None if unknown."""
 
-    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The first offset of each partition."""
+    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
+        """The first offset of each partition.
+
+        - `since`: that of the first record with this timestamp (milliseconds since 1970) or a later one; the end of the
+          partition if it has none.
+        """
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         """The last stable offset of each partition."""

@@ -42,8 +42,12 @@ class Reader:
         """Ends the client."""
         end(self._clients)
 
-    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
-        return self._offsets(partitions, ck.OFFSET_BEGINNING)
+    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
+        if since is None:
+            return self._offsets(partitions, ck.OFFSET_BEGINNING)
+        found = self._offsets(partitions, max(since, 0))
+        # a partition without such a record is answered with OFFSET_END
+        return found | self.ends([tp for tp, offset in found.items() if offset < 0])
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._offsets(partitions, ck.OFFSET_END)

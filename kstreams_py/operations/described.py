@@ -48,9 +48,12 @@ class Describer:
 
     def as_json(self, letter: Letter, *, replayed: bool) -> str:
         """One line of JSON: all that the letter has, its inputs decoded."""
-        content = {
-            "letter": letter.place._asdict(),
-            "time": show_time(letter.timestamp),
+        place = {"letter": letter.place._asdict(), "time": show_time(letter.timestamp)}
+        return json.dumps(place | self.content(letter) | {"replayed": replayed}, default=str, ensure_ascii=False)
+
+    def content(self, letter: Letter) -> dict[str, Any]:
+        """What a letter holds, as JSON has it: the processor, the error, the inputs decoded."""
+        return {
             "processor": letter.processor,
             "delivery_hash": letter.delivery_hash.hex(),
             "error": letter.error,
@@ -58,9 +61,7 @@ class Describer:
             "traceback": letter.traceback,
             "inputs": [self._input(each) for each in letter.inputs],
             "cut": letter.cut or None,
-            "replayed": replayed,
         }
-        return json.dumps(content, default=str, ensure_ascii=False)
 
     def as_text(self, letter: Letter, *, replayed: bool) -> str:
         """Several lines: the place, the error, each input, the traceback."""

@@ -13,13 +13,11 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
 from kstreams_py.operations.marks import marked_place
+from kstreams_py.operations.pages import between
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.records import Message, TopicPartition
-
-PAGE: Final = 200
-"""Records that are read at once; a dead letter may have a megabyte."""
 
 UNREADABLE_NAMED: Final = 20
 """Records that are no dead letters, and are named one by one."""
@@ -169,16 +167,7 @@ class LetterReader:
         return tuple(found)
 
     def _records(self, tp: TopicPartition, end: int) -> Iterator[Message]:
-        start = 0
-        while start < end:
-            page = self._page(tp, start, PAGE)
-            for m in page:
-                if m.offset() >= end:
-                    return
-                yield m
-            if len(page) < PAGE:
-                return
-            start = page[-1].offset() + 1
+        return between(lambda start, limit: self._page(tp, start, limit), 0, end)
 
     def _page(self, tp: TopicPartition, start: int, limit: int) -> Sequence[Message]:
         page: list[Message] = []

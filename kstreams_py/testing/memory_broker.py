@@ -144,6 +144,13 @@ class Partition:
         """The last stable offset: the first offset of the earliest open transaction, or the end if none is open."""
         return min(offsets[0] for offsets in self._open.values()) if self._open else len(self._slots)
 
+    def first(self, since: int | None) -> int:
+        """The first offset, or that of the first record with this timestamp or a later one; without one, the end."""
+        if since is None:
+            return self.start
+        found = (m.offset() for m in self.read(self.start, Isolation.UNCOMMITTED) if m.timestamp()[1] >= since)
+        return next(found, self.stable)
+
     def append(self, batch: Sequence[Content], stamp: Stamp | None, *, transactional: bool) -> None:
         """Writes a batch, unless it is a duplicate. Raises Abortable if an earlier batch is missing."""
         if stamp is not None:

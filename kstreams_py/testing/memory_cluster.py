@@ -143,8 +143,10 @@ class MemoryCluster:
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
 
-    def starts(self, partitions: Collection[TopicPartition]) -> Positions:
-        return self._network.request("starts", lambda: {tp: self._broker.partition(tp).start for tp in partitions})
+    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
+        return self._network.request(
+            "starts", lambda: {tp: self._broker.partition(tp).first(since) for tp in partitions}
+        )
 
     def grow(self, topic: str, partitions: int) -> None:
         self._network.request("grow", lambda: self._broker.grow_topic(topic, partitions))

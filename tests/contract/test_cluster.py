@@ -280,6 +280,19 @@ def test_new_group_has_no_committed_offset_and_starts_are_the_log_start_offsets(
     assert (rig.cluster.starts([zero, one]), rig.cluster.starts([])) == ({zero: 0, one: 2}, {})
 
 
+def test_starts_since_a_time_are_the_first_records_of_that_time_or_the_ends(rig: Rig) -> None:
+    topic = rig.topic(2)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    producer = rig.plain()
+    producer.write([(topic, b"v", None, 0, None, None, 1_600_000_000_000 + second * 1000, None) for second in range(4)])
+    producer.flush()
+    rig.append(topic, b"now", partition=1)
+    found = [rig.cluster.starts([zero, one], 1_600_000_000_000 + ms)[zero] for ms in (-1, 0, 1, 2000, 3001)]
+    assert found == [0, 0, 1, 2, 4]
+    assert rig.cluster.starts([zero, one], 1_600_000_000_001) == {zero: 1, one: 0}
+    assert rig.cluster.starts([], 0) == {}
+
+
 def test_assign_starts_exactly_at_the_given_offsets_and_drops_fetched_records(rig: Rig) -> None:
     topic = rig.topic(2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)

@@ -1,4 +1,4 @@
-"""README's examples, run as printed, except that they use the test's own broker."""
+"""README's first five minutes and examples, run as printed, except that the broker listens on a port that is free."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from kstreams_py.formats.file_registry import FileRegistry
-from kstreams_py.formats.serdes import bind
-from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.embedded.nodes import free_ports
+from tests.system.command import clean_environment, command, kstreams
 from tests.system.harness import Cluster, wait_until
+from tests.waiting import WAIT
 
 README = Path(__file__).parents[2] / "README.md"
-ADDRESS = "127.0.0.1:9092"
+
+COMMAND = re.compile(r"^.*<<END\n(?:.*\n)*?END\n|^.+\n", flags=re.MULTILINE)
+"""A line of a shell, with the lines that it reads."""
 
 
 def read_blocks() -> dict[str, str]:
@@ -24,66 +29,141 @@ def read_blocks() -> dict[str, str]:
     return dict(re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", text, flags=re.DOTALL))
 
 
-def read_command() -> list[str]:
-    """README's command that runs the graph, for this interpreter."""
-    found = re.search(r"^kstreams (run shop\.py .*)$", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert found
-    return [sys.executable, "-m", "kstreams_py", *found[1].split()]
+def read_commands() -> list[str]:
+    """The commands of README's first five minutes, in order."""
+    section = README.read_text(encoding="utf-8").split("## The first five minutes\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"^```sh\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    return [each for block in blocks for each in COMMAND.findall(block)]
 
 
-def test_readme_graph_runs_as_printed_and_spark_reads_it(cluster: Cluster, tmp_path: Path) -> None:
-    for name, text in read_blocks().items():
-        (tmp_path / name).write_text(text.replace(ADDRESS, cluster.bootstrap_servers), encoding="utf-8")
+class Done(NamedTuple):
+    """A command of a shell that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Shell:
+    """One bash, which is given a command at a time, in an empty directory."""
+
+    def __init__(self, directory: Path, log: Path, environment: Mapping[str, str]) -> None:
+        self._log = log
+        self._count = 0
+        self._bash = subprocess.Popen(["bash"], stdin=subprocess.PIPE, cwd=directory, env=environment, text=True)
+
+    def run(self, text: str) -> Done:
+        """Runs a command to its end, or until it is in the background."""
+        self._count += 1
+        out, err, status = (self._log / f"{self._count}.{what}" for what in ("out", "err", "status"))
+        self.write(f"exec >{out} 2>{err}\n{text}\necho $? >{status}.new; mv {status}.new {status}\n")
+        wait_until(lambda: status.exists() or self._bash.poll() is not None, f"the end of {text!r}")
+        return Done(int(status.read_text()), out.read_text(), err.read_text())
+
+    def write(self, text: str) -> None:
+        assert self._bash.stdin is not None
+        self._bash.stdin.write(text)
+        self._bash.stdin.flush()
+
+    def end(self) -> None:
+        """Ends the job in the background, if it still runs, and the shell."""
+        self.write('[ -z "$!" ] || kill $! 2>/dev/null; wait; exit\n')
+        self._bash.communicate(timeout=WAIT)
+
+
+@contextmanager
+def shell(directory: Path, port: int) -> Iterator[Shell]:
+    """A shell that finds `kstreams`, in whose environment nothing of this user's or this test's brokers is."""
+    log, empty = directory / "log", directory / "empty"
+    log.mkdir()
+    empty.mkdir()
     environment = {
-        **os.environ,
-        "KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
-        "KSTREAMS_SCHEMA_DIRECTORY": str(tmp_path / "schemas"),
+        **clean_environment({"KSTREAMS_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}"}),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(directory / "state"),
+        "XDG_DATA_HOME": str(directory / "data"),
         "PYTHONUNBUFFERED": "1",
     }
-    with (tmp_path / "out").open("wb") as out:
-        running = subprocess.Popen(read_command(), cwd=tmp_path, env=environment, stdout=out, stderr=subprocess.PIPE)
-        try:
-            wait_until(lambda: "shop.orders" in cluster.admin.list_topics(timeout=10).topics, "the topics are created")
-            subprocess.run([sys.executable, "orders.py"], cwd=tmp_path, check=True, timeout=60)
-            wait_until(
-                lambda: sum(cluster.committed("shop.price", "shop.orders").values()) == 10, "all orders are committed"
-            )
-            wait_until(lambda: len((tmp_path / "out").read_bytes().splitlines()) == 6, "all totals are printed")
-        finally:
-            running.terminate()
-            _, errors = running.communicate(timeout=60)
-    assert running.returncode == 0, errors.decode()
-    priced = {number: (number % 4) * 5 for number in range(10) if number % 4 and number != 7}
-    rows = {m.key().decode(): json.loads(m.value()) for m in cluster.read("shop.priced")}
-    assert {key: row["total"] for key, row in rows.items()} == {f"order-{n}": total for n, total in priced.items()}
-    assert sorted(m.key() for m in cluster.read("shop.refused")) == [b"order-0", b"order-4", b"order-8"]
-    (dead_letter,) = cluster.read("shop.errors")
-    decoded = bind(dead_letters(), FileRegistry(tmp_path / "schemas"), "shop.errors-value").deserialize(
-        dead_letter.value()
-    )
-    assert (decoded["processor"], decoded["exception_class"]) == ("shop.price", "builtins.KeyError")
-    printed = [line.split() for line in (tmp_path / "out").read_text().splitlines()]
-    assert sorted((key, int(total)) for _, key, total in printed) == [
-        (f"order-{n}", t) for n, t in sorted(priced.items())
-    ]
+    found = Shell(empty, log, environment)
+    try:
+        yield found
+    finally:
+        found.end()
+        subprocess.run(
+            [sys.executable, "-m", "kstreams_py", "broker", "stop"], env=environment, check=True, timeout=WAIT
+        )
+
+
+def test_first_five_minutes_of_readme_work_to_the_letter_in_one_shell(tmp_path: Path) -> None:
+    (port,) = free_ports([None])
+    commands = [each.replace("--port 9092", f"--port {port}") for each in read_commands()]
+    assert sum(f"--port {port}" in each for each in commands) == 1
+    cluster = Cluster(f"127.0.0.1:{port}")
+    done: dict[str, Done] = {}
+    with shell(tmp_path, port) as bash:
+        # the package is installed already, beside the python that runs this test
+        bash.run('pip() { echo "$*"; }')
+        for line in commands:
+            if line == "kstreams run shop.py --workers 2 --create-topics > run.log 2>&1 &\n":
+                (tmp_path / "empty" / "shop.py").write_text(read_blocks()["shop.py"], encoding="utf-8")
+            if line == "kstreams dead-letters show shop.py\n":
+                wait_until(lambda: len(cluster.values("shop.errors")) == 1, "the dead letter is there")
+            if line == "kill $!\n":
+                wait_until(lambda: "order-1 10" in (tmp_path / "empty" / "run.log").read_text(), "the sink has run")
+            done[line] = bash.run(line)
+            assert done[line].status == 0, (line, done[line])
+    by_start = {" ".join(line.split()[:3]): each for line, each in done.items()}
+    assert by_start["pip install 'kstreams_py[broker]'"].out == "install kstreams_py[broker]\n"
+    assert by_start["kstreams broker start"].out == f"127.0.0.1:{port}\n"
+    assert by_start["kstreams send shop.orders"].err.splitlines()[-1] == "3 sent to shop.orders"
+    (priced,) = map(json.loads, by_start["kstreams tail shop.priced"].out.splitlines())
+    assert (priced["key"], priced["value"]) == ("order-1", {"quantity": 2, "unit_price": 5, "total": 10})
+    (refused,) = map(json.loads, by_start["kstreams tail shop.refused"].out.splitlines())
+    assert (refused["key"], refused["value"]) == ("order-2", {"quantity": 0, "unit_price": 5})
+    letter = by_start["kstreams dead-letters show"].out
+    assert "  error      builtins.KeyError: 'unit_price'\n" in letter
+    assert '    key      order-3\n    value    {"quantity": 1}\n' in letter
+    assert by_start["kstreams broker stop"].out == f"stopped 127.0.0.1:{port}\n"
+
+
+def test_first_record_is_the_sixth_command_of_readme_at_most() -> None:
+    commands = read_commands()
+    (sends,) = [number for number, line in enumerate(commands, 1) if line.startswith("kstreams send ")]
+    assert (commands[0].startswith("python3 -m venv"), sends) == (True, 6)
+
+
+def test_readme_example_is_read_by_spark(cluster: Cluster, tmp_path: Path) -> None:
+    for name, text in read_blocks().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    environment = {
+        "KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+        "KSTREAMS_SCHEMA_DIRECTORY": str(tmp_path / "schemas"),
+    }
+    file = tmp_path / "shop.py"
+    with command(tmp_path, "run", file, "--create-topics", environment=environment) as running:
+        value = '{"quantity": 2, "unit_price": 5}'
+        options = ("--graph", file, "--key", "order-1", "--value", value)
+        assert kstreams("send", "shop.orders", *options, environment=environment).status == 0
+        wait_until(lambda: len(cluster.values("shop.priced")) == 1, "the order is priced")
+        running.process.terminate()
+        assert running.wait() == 0, running.text
     spark = subprocess.run(
         [sys.executable, "totals.py"],
         cwd=tmp_path,
-        env=environment,
+        env=clean_environment(environment),
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=WAIT,
     )
     assert spark.returncode == 0, spark.stderr
-    assert re.findall(r"key='(order-\d)'", spark.stdout) == [f"order-{n}" for n in priced]
+    assert re.findall(r"key='(order-\d)'", spark.stdout) == ["order-1"]
 
 
 def test_readme_names_only_commands_that_exist() -> None:
     text = README.read_text(encoding="utf-8")
-    for line in sorted(
-        set(re.findall(r"kstreams (run|topics|graph|broker start|broker|demo flights|spark-options)", text))
-    ):
+    names = "run|send|tail|topics|graph|broker start|broker stop|broker|dead-letters show|demo flights|spark-options"
+    for line in sorted(set(re.findall(rf"kstreams ({names})", text))):
         done = subprocess.run(
             [sys.executable, "-m", "kstreams_py", *line.split(), "--help"], capture_output=True, check=False, timeout=60
         )

@@ -70,14 +70,17 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
     package = tree / "kstreams_py"
     expected = {f"kstreams_py/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
     expected |= {f"kstreams_py/schemas/{path.name}" for path in (tree / "schemas").iterdir()}
-    expected.add("kstreams_command.py")
+    expected |= {"kstreams_command.py", "kstreams_pytest.py"}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         (points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         commands = archive.read(points).decode()
     assert held == expected
     assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", "kstreams_py/demo/report.html"} <= held
-    assert commands.split() == ["[console_scripts]", "kstreams", "=", "kstreams_command:main"]
+    assert commands.split("\n\n") == [
+        "[console_scripts]\nkstreams = kstreams_command:main",
+        "[pytest11]\nkstreams_pytest = kstreams_pytest\n",
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,23 @@
+"""`kstreams new`: writes a new project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kstreams_py.development.project import write_project
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="the name of the graph, its module and its directory")],
+) -> None:
+    """Write a new project to the directory NAME: a graph with a fork, dead letters and a sink, and its tests.
+
+    With a pyproject.toml for pip, pytest and ruff, and a README that has the commands to test and to run it. Nothing is
+    overwritten: a directory that exists is refused.
+    """
+    for path in write_project(name, Path(name)):
+        print(path)
+    print(f"\nnext: cd {name}, then the commands of README.md")

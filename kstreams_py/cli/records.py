@@ -1,0 +1,189 @@
+"""`kstreams send` and `kstreams tail`: records of a topic as lines of JSON, in and out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kstreams_py.cli.dead_letters import parse_since
+from kstreams_py.cli.options import Bootstrap, Config
+from kstreams_py.errors import SettingsError
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.loading import load
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.operations.lines import Lines
+from kstreams_py.operations.named_topic import find_topic
+from kstreams_py.operations.sending import Sender
+from kstreams_py.operations.tailing import Tail
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.settings import Settings
+
+NEWEST: Final = 10
+"""Records that `tail` prints unless told."""
+
+CREATION_SECONDS: Final = 10.0
+"""Seconds that a topic of a graph is waited for: `kstreams run --create-topics` may have just begun."""
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="the topic's name")]
+OfGraph = Annotated[
+    str | None,
+    typer.Option(
+        "--graph",
+        "-g",
+        metavar="TARGET",
+        help="path/to/file.py or module of a graph, by whose serdes keys and values are read and written; without it "
+        "they are text",
+    ),
+]
+
+
+def send(
+    topic: Name,
+    graph: OfGraph = None,
+    value: Annotated[str | None, typer.Option("--value", help="send this one record, and read no lines")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="the key of the record of --value")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", help="a header of the record of --value, as name=value; repeatable")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(help="the partition of the record of --value; by default that of its key", min=0)
+    ] = None,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Send records to a topic: one by --value and --key, or lines of JSON from standard input.
+
+    A line is an object: {"key": "order-1", "value": {"quantity": 2}}, and if wanted "headers" (an object, or a list of
+    [name, value]), "partition", and "timestamp" (milliseconds, or such as 2026-05-01T12:00:00Z). "value": null is a
+    tombstone. The lines of `kstreams tail` are such lines. For a topic of bytes, and without --graph, a string is sent
+    as its text, {"hex": "00ff"} as these bytes, and anything else as its JSON text.
+
+    Each record is acknowledged by all in-sync replicas, and written once though it is sent again. A line that is wrong
+    ends the command with status 2: the lines before it are sent, it and those after it are not.
+    """
+    if value is None and (key is not None or header or partition is not None):
+        raise SettingsError("--key, --header and --partition need --value: add it, or write them in the lines")
+    with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
+        found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
+        with Sender(environment, found) as sender:
+            try:
+                if value is None:
+                    sender.send(_input_lines(), lines.parse)
+                else:
+                    sender.send_one(lines.plain(key, value, header or [], partition))
+            except KeyboardInterrupt:
+                sender.confirm()
+                print(f"{sender.sent:,} sent", file=sys.stderr)
+                raise
+    print(f"{sender.sent:,} sent to {topic}", file=sys.stderr)
+
+
+def tail(
+    topic: Name,
+    graph: OfGraph = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="beginning|end|OFFSET|TIME",
+            help="print from there on: from an offset of each partition, or from a time (of the records): 30m, 1h, 2d, "
+            "or 2026-05-01T12:00",
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new records, until Ctrl-C")] = False,
+    count: Annotated[
+        int | None,
+        typer.Option("-n", help=f"the newest ones, by default {NEWEST}; with --from the first ones from there", min=1),
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="only of this partition", min=0)] = None,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print records of a topic, a JSON object a line; without --from, the newest ones.
+
+    Prints committed records only, up to the last stable offset of each partition at the start, or on and on with
+    --follow. Records are in the order of their partition, and partitions are merged by the records' timestamps. What
+    --graph does not decode is printed as bytes, with the reason as "undecoded". Dead letters are printed with their
+    inputs decoded.
+    """
+    with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
+        found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
+        reader = Tail(environment, found, partition)
+        ends = reader.ends()
+        if begin is None:
+            newest = reader.newest(count or NEWEST, ends)
+            shown: Iterable[Message] = chain(newest, reader.follow(ends)) if follow else newest
+        else:
+            starts = _begin(begin, reader, ends, follow=follow)
+            shown = islice(reader.follow(starts) if follow else reader.read(starts, ends), count)
+        try:
+            for m in shown:
+                print(lines.show(m), flush=follow)
+            sys.stdout.flush()
+        except BrokenPipeError:  # such as `| head`: Python's own flush at the end must not fail as well
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if lines.shows_bytes:
+        print("some records are not text: add --graph, whose serdes decode them", file=sys.stderr)
+
+
+def _begin(text: str, reader: Tail, ends: Positions, *, follow: bool) -> Positions:
+    """The offsets that `--from` means. Raises SettingsError."""
+    if text == "end":
+        if not follow:
+            raise SettingsError("--from end means records that are yet to come: add --follow, or leave it out")
+        return ends
+    if text == "beginning":
+        return reader.starts()
+    if text.isascii() and text.isdigit():
+        return _offset(int(text), reader.starts(), ends)
+    try:
+        since = parse_since(text, time.time())
+    except SettingsError:
+        raise SettingsError(
+            f"--from {text!r}: write beginning, end, an offset, a number with s, m, h or d, such as 1h, or a time such "
+            "as 2026-05-01T12:00"
+        ) from None
+    return reader.starts(since)
+
+
+def _offset(offset: int, starts: Positions, ends: Positions) -> Positions:
+    """The offset in each partition; says on standard error where there is none such."""
+    found = dict[TopicPartition, int]()
+    for tp, start in starts.items():
+        if offset < start:
+            print(f"{tp} begins at offset {start}: the records before are deleted", file=sys.stderr)
+        elif offset > ends[tp]:
+            print(f"{tp} ends at offset {ends[tp]}", file=sys.stderr)
+        found[tp] = max(offset, start)
+    return found
+
+
+def _input_lines() -> Iterable[bytes]:
+    if sys.stdin.isatty():
+        print('lines of JSON such as {"value": "text"}, then Ctrl-D:', file=sys.stderr)
+    return sys.stdin.buffer
+
+
+@contextmanager
+def _opened(
+    target: str | None, topic: str, bootstrap_servers: str | None, config: Path | None
+) -> Iterator[tuple[Lines, Environment]]:
+    """The lines of a topic, and a real cluster that has it."""
+    graph = None if target is None else load(target)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    lines = Lines(topic, graph, registry)
+    cluster = KafkaCluster(settings)
+    try:
+        yield lines, Environment(cluster, registry, settings)
+    finally:
+        cluster.close()

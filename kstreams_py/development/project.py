@@ -1,0 +1,55 @@
+"""Writes a new project: a graph, its tests, and what its deployment needs.
+
+The files of `project/` are those of a project named shop; its name is replaced by the new one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from kstreams_py.errors import SettingsError
+
+FILES: Final = Path(__file__).with_name("project")
+SUFFIX: Final = ".in"
+"""Of each file, so that no tool takes it for a file of this package."""
+
+NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+EXAMPLE: Final = re.compile(r"(?<![a-z])shop(?![a-z])")
+
+
+def write_project(name: str, directory: Path) -> list[Path]:
+    """Writes the files of a new project, and returns their paths.
+
+    - `name`: of the graph, its module and its topics.
+    - `directory`: is created; nothing is written if it exists.
+
+    Raises SettingsError for a name that cannot be one of a module, or is that of an installed one, and for a directory
+    that exists or cannot be written; nothing is left behind then.
+    """
+    if not NAME.fullmatch(name):
+        raise SettingsError(f"{name!r} cannot be the name of a module: write a-z, 0-9 and _, a letter first")
+    if directory.exists():
+        raise SettingsError(f"{directory} exists, and nothing is overwritten: choose another name, or remove it")
+    if name == "tests" or importlib.util.find_spec(name) is not None:
+        raise SettingsError(f"{name!r} is the name of a module that is there already: choose another name")
+    try:
+        directory.mkdir()
+    except OSError as error:
+        raise SettingsError(f"{directory} cannot be written: {error.strerror}: choose another directory") from None
+    try:
+        return [_write(each, name, directory) for each in sorted(FILES.rglob(f"*{SUFFIX}"))]
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise SettingsError(f"{directory} cannot be written: {error.strerror}: choose another directory") from None
+
+
+def _write(source: Path, name: str, directory: Path) -> Path:
+    place = source.relative_to(FILES).as_posix().removesuffix(SUFFIX)
+    path = directory / EXAMPLE.sub(name, place).replace("dot-", ".")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(EXAMPLE.sub(name, source.read_text(encoding="utf-8")), encoding="utf-8")
+    return path

@@ -1,0 +1,90 @@
+"""`kstreams send` and `kstreams tail` on a real broker: lines in and out, what a topic refuses, following."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from kstreams_py import Settings
+from tests.system.command import clean_environment, command, kstreams
+from tests.system.harness import Cluster
+from tests.waiting import WAIT
+
+MakeSettings = Callable[..., Settings]
+
+NUMBERS = 5_000
+
+
+def send(environment: dict[str, str], topic: str, lines: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kstreams_py", "send", topic, *options],
+        env=clean_environment(environment),
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+
+
+def test_lines_that_are_sent_are_printed_in_the_order_of_their_partition_by_a_pipe_that_ends_early(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    environment = settings().as_environment()
+    cluster.create(name, partitions=3)
+    lines = "".join(f'{{"key": "{n % 7}", "value": {n}}}\n' for n in range(NUMBERS))
+    sent = send(environment, name, lines)
+    assert (sent.returncode, sent.stdout, sent.stderr) == (0, "", f"{NUMBERS:,} sent to {name}\n")
+    everything = kstreams("tail", name, "--from", "beginning", environment=environment)
+    records = [json.loads(line) for line in everything.out.splitlines()]
+    assert sorted(int(each["value"]) for each in records) == list(range(NUMBERS))
+    for key in "0123456":
+        mine = [int(each["value"]) for each in records if each["key"] == key]
+        assert mine == list(range(int(key), NUMBERS, 7))
+    newest = kstreams("tail", name, "-n", 1, "--partition", records[-1]["partition"], environment=environment)
+    assert json.loads(newest.out) == records[-1]
+    piped = subprocess.run(
+        f"{sys.executable} -m kstreams_py tail {name} --from beginning | head -1",
+        shell=True,
+        env=clean_environment(environment),
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=True,
+    )
+    assert (piped.stdout, piped.stderr) == (everything.out.splitlines(keepends=True)[0], "")
+
+
+def test_line_that_the_broker_refuses_is_named_with_those_of_its_batch(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    environment = settings().as_environment()
+    cluster.create(name, config={"cleanup.policy": "compact"})
+    refused = send(environment, name, '{"key": "a", "value": 1}\n{"value": 2}\n')
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"topic {name!r} refuses" in refused.stderr
+    kept = [json.loads(value or b"") for value in cluster.values(name)]
+    not_sent, count = ("1, 2", 0) if not kept else ("2", 1)  # whether the two lines were in one batch
+    assert kept == [1][:count]
+    assert refused.stderr.rstrip().endswith(f": not sent: line {not_sent} ({count} sent)")
+
+
+def test_followed_topic_prints_records_as_they_are_sent_until_ctrl_c(
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    environment = settings().as_environment()
+    cluster.create(name)
+    send(environment, name, '{"value": "first"}\n')
+    with command(tmp_path, "tail", name, "--follow", environment=environment) as tail:
+        tail.await_text('"value": "first"')
+        for value in ("second", "third"):
+            assert kstreams("send", name, "--value", value, environment=environment).status == 0
+            tail.await_text(f'"value": "{value}"')
+        tail.send(signal.SIGINT)
+        assert tail.wait() == 130
+    assert [json.loads(line)["offset"] for line in tail.text.splitlines()[:-1]] == [0, 1, 2]
+    assert tail.text.splitlines()[-1] == "interrupted"
