@@ -16,6 +16,7 @@ import kstreams_py
 from kstreams_py.cli import broker, config, dead_letters, demo, deploy, graph, jars, run, slots, spark, topics
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError, SettingsError
 from kstreams_py.running import pipe
+from kstreams_py.running.output import keep_output
 from kstreams_py.settings import check_variables
 
 
@@ -73,6 +74,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 def main() -> None:
     """Run the command; a KStreamsError becomes one message and its exit status."""
     try:
+        keep_output()
         check_variables()
         _log_to_stderr()
         app()

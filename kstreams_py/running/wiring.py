@@ -118,16 +118,17 @@ class SlotRun:
             self._cluster.close()
 
     def _run_alone(self, on_start: Callable[[], None], observe: Observe | None) -> None:
-        timeout = self._settings.stuck_timeout_ms
+        timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
         watch = Watch(self._number, timeout)
         with Progress(live=not self._background) as progress:
 
             def show(reports: Sequence[Report]) -> None:
                 on_start()
-                progress.show(reports)
+                slot = SlotStatus(self._number, os.getpid(), tuple(reports), began_at=began_at)
+                status = RunStatus((slot,), time.monotonic())
+                progress.show(status)
                 if observe is not None:
-                    slot = SlotStatus(self._number, os.getpid(), tuple(reports))
-                    observe(RunStatus((slot,), time.monotonic()))
+                    observe(status)
                 if found := watch.look(reports):
                     limit = f"stuck_timeout_ms ({timeout})"
                     raise WorkerStuck(f"slot {self._number}: {found.why}; it ends after {limit}: start it again")
@@ -211,7 +212,13 @@ class SupervisedRun:
             self._started = True
             on_start()
             with Progress(live=not self._background) as progress:
-                self._supervisor.run(progress.show, observe)
+
+                def note(status: RunStatus) -> None:
+                    progress.show(status)
+                    if observe is not None:
+                        observe(status)
+
+                self._supervisor.run(lambda _: None, note, progress.write)
 
     def _check(self, graph: Graph) -> None:
         """Checks the topics before the workers start, so that a mistake is reported once."""
