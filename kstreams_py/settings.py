@@ -68,6 +68,7 @@ OWNED: Final[Mapping[str, str]] = {
 
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     "KSTREAMS_LOG_LEVEL": "the level of the command's log",
+    "KSTREAMS_LOG_FORMAT": "the format of the command's log: text or json",
     "KSTREAMS_SLOT": "the slot of `--slot auto`",
     "KSTREAMS_MAVEN_REPOSITORY": "the URL of the Maven repository that has the broker's and Spark's jars",
     "KSTREAMS_DEMO_DIRECTORY": "the directory of the demo's database",

@@ -9,6 +9,8 @@ reports      rule     the reports of a worker on its processors, and their sums 
 status       rule     the status of a run: its slots at one moment, and the state of each worker
 health       rule     whether a run is alive and ready
 series       rule     the table of all series of /metrics
+folding      rule     how many log lines alike become few, with counts
+logs         adapter  the log of the command: format, level, what each line is about
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
 lines        rule     the lines of worker processes, whole, each with its slot
 dashboard    rule     the rows of the live table

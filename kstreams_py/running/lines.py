@@ -26,6 +26,11 @@ class Lines:
             lines.append(self.rest())
         return lines
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether there is a line whose end has not come."""
+        return self._size > 0
+
     def rest(self) -> bytes:
         """Returns and forgets a line whose end has not come; b"" for none."""
         rest = b"".join(self._pieces)

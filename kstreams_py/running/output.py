@@ -32,6 +32,9 @@ STOPPED_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 0.5
 """Seconds between two looks of a worker at its pipes, while its supervisor reads."""
 
+LINE_SECONDS: Final = 0.1
+"""Seconds for which a worker waits for the end of a line that it has begun to read."""
+
 READ_MAX: Final = 1 << 16
 """Bytes of one read: as many as a pipe holds."""
 
@@ -57,6 +60,7 @@ class WorkerOutput:
         # the supervisor's mark that it reads: nothing else tells a stopped reader from one that is slower than a writer
         self._mark = tempfile.TemporaryFile()  # noqa: SIM115, open as long as the pipes
         self._reads = 0
+        self._open = 2
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -104,6 +108,10 @@ class WorkerOutput:
         if rest := lines.rest():
             self._pass_on(output, [rest])
         os.close(reading)
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._mark.close()
 
     def _pass_on(self, output: int, lines: Sequence[bytes]) -> None:
         if lines:
@@ -180,8 +188,12 @@ class Detour:
                 self._stopped_since = None
             return False
         for number in full:
-            while os.pread(self._mark_fd, 8, 0) == mark and _ready(self._reading[number], select.POLLIN):
-                self._pass_on(number, self._lines[number].feed(os.read(self._reading[number], READ_MAX)))
+            lines, reading = self._lines[number], self._reading[number]
+            # to the end of a line, or the supervisor would get the rest of one that is cut
+            while os.pread(self._mark_fd, 8, 0) == mark and _ready(
+                reading, select.POLLIN, LINE_SECONDS if lines.has_rest else 0.0
+            ):
+                self._pass_on(number, lines.feed(os.read(reading, READ_MAX)))
         return True
 
     def _go_on_alone(self) -> None:
@@ -213,16 +225,22 @@ class Detour:
                 data = data[os.write(self._originals[number], data) :]
 
 
-def _ready(fd: int, event: int) -> bool:
-    """Whether a pipe can be read or written now."""
+def _ready(fd: int, event: int, seconds: float = 0.0) -> bool:
+    """Whether a pipe can be read or written, now or within some seconds."""
     poll = select.poll()
     poll.register(fd, event)
-    return any(found & event for _, found in poll.poll(0))
+    return any(found & event for _, found in poll.poll(seconds * 1000))
 
 
 def write_lines(output: int, lines: Sequence[bytes]) -> None:
     """Writes lines to this process's own output."""
     stream = sys.stdout if output == STDOUT else sys.stderr
+    data = b"".join(line + b"\n" for line in lines)
     stream.flush()
-    stream.buffer.write(b"".join(line + b"\n" for line in lines))
-    stream.buffer.flush()
+    try:
+        fd = stream.fileno()
+    except OSError:  # it was replaced by one in memory
+        stream.buffer.write(data)
+        return
+    while data:  # in one call as far as possible: a worker that goes on alone may write at the same time
+        data = data[os.write(fd, data) :]

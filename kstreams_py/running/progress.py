@@ -42,9 +42,10 @@ class LockedConsole(Console):
     Rich moves the cursor up by the height of a drawing that another thread may have changed since.
     """
 
-    def __init__(self, **options: bool) -> None:
+    def __init__(self) -> None:
+        """Writes to standard error."""
         self.whole = threading.RLock()
-        super().__init__(**options)
+        super().__init__(stderr=True)
 
     def __enter__(self) -> Self:
         self.whole.acquire()
@@ -53,7 +54,7 @@ class LockedConsole(Console):
 
     def __exit__(self, *error: object) -> None:
         try:
-            super().__exit__(*error)  # type: ignore[arg-type]
+            super().__exit__(*error)
         finally:
             self.whole.release()
 
@@ -162,7 +163,7 @@ class Progress(Display):
         dress: Dress = lambda _, slot, line: prefixed(slot, line),
     ) -> None:
         """`console` is standard error by default."""
-        super().__init__(console or LockedConsole(stderr=True), live=live, clock=clock, dress=dress)
+        super().__init__(console or LockedConsole(), live=live, clock=clock, dress=dress)
         self._rates: defaultdict[tuple[str, str], Rate] = defaultdict(Rate)
         self._shown_at = -DRAWN_EVERY
         self._newest: RunStatus | None = None
@@ -206,9 +207,9 @@ class Progress(Display):
             if counts == total.counters and now - at < IDLE_LINES_EVERY:
                 continue
             self._logged[processor] = (now, total.counters)
-            state, *values = rows[processor]
-            counted = ", ".join(f"{v} {c}" for c, v in zip(PROCESSORS[1:], values, strict=True))
-            logger.info("%s: %s, %s", processor, state, counted, extra={"processor": processor})
+            state, held, *values = rows[processor]
+            counted = ", ".join(f"{v} {c}" for c, v in zip(PROCESSORS[2:], values, strict=True))
+            logger.info("%s: %s, %s partitions, %s", processor, counted, held, state, extra={"processor": processor})
 
 
 class _Fitting:

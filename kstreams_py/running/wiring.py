@@ -21,6 +21,7 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
+from kstreams_py.running import logs
 from kstreams_py.running.pipe import report_writer
 from kstreams_py.running.progress import Progress
 from kstreams_py.running.reports import Report
@@ -107,6 +108,7 @@ class SlotRun:
 
         Raises as `Slot.run` does, and WorkerStuck.
         """
+        logs.set_context(graph=self._graph.name, slot=self._number)
         write = None if self._background else report_writer()
         try:
             if write is None:
@@ -120,7 +122,7 @@ class SlotRun:
     def _run_alone(self, on_start: Callable[[], None], observe: Observe | None) -> None:
         timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
         watch = Watch(self._number, timeout)
-        with Progress(live=not self._background) as progress:
+        with open_progress(background=self._background) as progress:
 
             def show(reports: Sequence[Report]) -> None:
                 on_start()
@@ -211,7 +213,7 @@ class SupervisedRun:
             self._check(graph)
             self._started = True
             on_start()
-            with Progress(live=not self._background) as progress:
+            with open_progress(background=self._background) as progress:
 
                 def note(status: RunStatus) -> None:
                     progress.show(status)
@@ -231,6 +233,11 @@ class SupervisedRun:
             cluster.close()
         if idle := describe_idle_slots(graph, found, self._slots):
             logger.warning("%s", idle)
+
+
+def open_progress(*, background: bool) -> Progress:
+    """What shows the progress of a run: a table only for a person, not in a program or beside lines of JSON."""
+    return Progress(live=not background and logs.log_format() == "text", dress=logs.dress)
 
 
 @contextmanager
