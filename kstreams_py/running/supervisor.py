@@ -160,22 +160,24 @@ class Supervisor:
             if slot.look(now):
                 limit = f"stuck_timeout_ms ({self._stuck_timeout_ms})"
                 logger.warning(
-                    "slot %d (process %d) is stuck, for longer than %s: killing it", slot.number, process.pid, limit
-                )
+                    "slot %d (process %d) is stuck, for longer than %s: killing it", slot.number, process.pid, limit,
+                    extra={"slot": slot.number},
+                )  # fmt: skip
                 process.kill()
             return
         self._read_rest(child)
         slot.note_end(status, time.time())
         match slot.end(status, now):
             case Next.STOP:
-                logger.info("slot %d ended by itself: stopping the others", slot.number)
+                logger.info("slot %d ended by itself: stopping the others", slot.number, extra={"slot": slot.number})
                 self._stopping = True
             case Next.LEAVE:
                 self._leave(slot)
             case Next.RESTART:
                 logger.warning(
-                    "slot %d ended by %s: restarting it (%d in a row)", slot.number, slot.why(status), slot.restarts
-                )
+                    "slot %d ended by %s: restarting it (%d in a row)", slot.number, slot.why(status), slot.restarts,
+                    extra={"slot": slot.number},
+                )  # fmt: skip
 
     def _leave(self, slot: SupervisedSlot) -> None:
         """Leaves a slot to the worker that took it. Raises WorkersFailed if no other slot is left here."""

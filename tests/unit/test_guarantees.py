@@ -312,8 +312,8 @@ def test_dead_letters_are_logged_with_their_processor(caplog: pytest.LogCaptureF
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         (
             "WARNING",
-            f"p: dead letter: LookupError: no such plane (reading a[0]@7, delivery {'01' * 16})"
-            "; `kstreams dead-letters list GRAPH` shows all",
+            "p: dead letter: LookupError: no such plane (reading a[0]@7, delivery " + "01" * 16 + "); "
+            "`kstreams dead-letters list GRAPH` shows all",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""running/lines.py and output.py: what workers print reaches the supervisor's output in whole lines, whatever happens."""
+"""running/lines.py and output.py: what workers print reaches the supervisor's output in whole lines."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ die()
     workers, outputs = Workers(tmp_path, script, [5], standby=True), Outputs()
     workers.supervisor._standby = [*(workers.supervisor._standby or ())]
     workers.supervisor._standby[4] = workers.supervisor._standby[4] + "; os.write(1, b'taken over\\n')"
-    run(workers, outputs, lambda: (tmp_path / "5.2").exists())
+    run(workers, outputs, (tmp_path / "5.2").exists)
     assert outputs.of(STDOUT, "5") == [b"taken over"]
 
 
