@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rich.console import Console
 from rich.logging import RichHandler
 
 from kstreams_py.errors import MissingSoftware, SettingsError
@@ -23,6 +22,7 @@ from kstreams_py.running.folding import Folded, Outage, Repeats, named
 from kstreams_py.running.lines import is_json, prefixed
 from kstreams_py.running.output import STDERR
 from kstreams_py.running.pipe import REPORT_FD
+from kstreams_py.running.progress import terminal
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -70,7 +70,7 @@ def configure() -> None:
         target = logging.StreamHandler()
         target.setFormatter(_json_formatter())
     elif is_terminal:
-        target = RichHandler(console=Console(stderr=True), show_path=False)
+        target = RichHandler(console=terminal(), show_path=False)
         target.setFormatter(_Named("%(message)s"))
     else:
         target = logging.StreamHandler()

@@ -32,7 +32,7 @@ STOPPED_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 0.5
 """Seconds between two looks of a worker at its pipes, while its supervisor reads."""
 
-LINE_SECONDS: Final = 0.1
+LINE_SECONDS: Final = 1.0
 """Seconds for which a worker waits for the end of a line that it has begun to read."""
 
 READ_MAX: Final = 1 << 16

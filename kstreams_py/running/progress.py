@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import TracebackType
 from typing import Final, Self
 
@@ -57,6 +58,12 @@ class LockedConsole(Console):
             super().__exit__(*error)
         finally:
             self.whole.release()
+
+
+@cache
+def terminal() -> LockedConsole:
+    """The console of this process's table and log: another one would write into the table."""
+    return LockedConsole()
 
 
 class Display:
@@ -163,7 +170,7 @@ class Progress(Display):
         dress: Dress = lambda _, slot, line: prefixed(slot, line),
     ) -> None:
         """`console` is standard error by default."""
-        super().__init__(console or LockedConsole(), live=live, clock=clock, dress=dress)
+        super().__init__(console or terminal(), live=live, clock=clock, dress=dress)
         self._rates: defaultdict[tuple[str, str], Rate] = defaultdict(Rate)
         self._shown_at = -DRAWN_EVERY
         self._newest: RunStatus | None = None

@@ -154,8 +154,8 @@ class Slot:
 
     def _run(self, worker: Worker) -> None:
         returned = False
-        logs.set_context(graph=self._graph.name, processor=worker.processor.id, slot=self._slot)
         try:
+            logs.set_context(graph=self._graph.name, processor=worker.processor.id, slot=self._slot)
             worker.run()
             returned = True
         except BaseException as error:
