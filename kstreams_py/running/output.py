@@ -136,7 +136,8 @@ def keep_output() -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # Python would hold 8 kB back, and lose them in a crash
+            # Python would hold 8 kB back, and lose them in a crash; with PYTHONUNBUFFERED it would write parts of lines
+            stream.reconfigure(line_buffering=True, write_through=False)
     numbers = [int(fd) for fd in fds.split(",")]
     for fd in numbers:
         os.set_inheritable(fd, False)

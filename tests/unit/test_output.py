@@ -105,7 +105,7 @@ die()
     workers.supervisor._standby = [*(workers.supervisor._standby or ())]
     workers.supervisor._standby[4] = workers.supervisor._standby[4] + "; os.write(1, b'taken over\\n')"
     run(workers, outputs, (tmp_path / "5.2").exists)
-    assert outputs.of(STDOUT, "5") == [b"taken over"]
+    assert {(output, slot, line) for output, slot, line in outputs.lines} == {(STDOUT, "5", b"taken over")}
 
 
 # A supervisor that is stopped, or has ended.
