@@ -68,10 +68,12 @@ OWNED: Final[Mapping[str, str]] = {
 
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     "KSTREAMS_LOG_LEVEL": "the level of the command's log",
+    "KSTREAMS_LOG_FORMAT": "the format of the command's log: text or json",
     "KSTREAMS_SLOT": "the slot of `--slot auto`",
     "KSTREAMS_MAVEN_REPOSITORY": "the URL of the Maven repository that has the broker's and Spark's jars",
     "KSTREAMS_DEMO_DIRECTORY": "the directory of the demo's database",
     "KSTREAMS_REPORT_FD": "set by a supervisor for its workers",
+    "KSTREAMS_OUTPUT_FDS": "set by a supervisor for its workers",
     "KSTREAMS_TEST_BOOTSTRAP": "of the project's tests",
     "KSTREAMS_TEST_WAIT": "of the project's tests",
     "KSTREAMS_SIMULATION_SEED": "of the project's tests",

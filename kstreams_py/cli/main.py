@@ -10,7 +10,6 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
 import kstreams_py
 from kstreams_py.cli import (
@@ -28,8 +27,9 @@ from kstreams_py.cli import (
     spark,
     topics,
 )
-from kstreams_py.errors import EXIT_STATUSES, KStreamsError, SettingsError
-from kstreams_py.running import pipe
+from kstreams_py.errors import EXIT_STATUSES, KStreamsError
+from kstreams_py.running import logs, pipe
+from kstreams_py.running.output import keep_output
 from kstreams_py.settings import check_variables
 
 
@@ -65,6 +65,8 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(config.app, name="config")
 app.add_typer(demo.app, name="demo")
 
+logger = logging.getLogger("kstreams_py")
+
 INTERRUPTED: Final = 130
 """The exit status after a Ctrl-C before anything runs, as shells have it."""
 
@@ -84,19 +86,16 @@ def options(
     """Exactly-once stream processing on Kafka in plain Python functions."""
 
 
-LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-
-
 def main() -> None:
     """Run the command; a KStreamsError becomes one message and its exit status."""
     try:
+        keep_output()
         check_variables()
-        _log_to_stderr()
+        logs.configure()
         app()
     except KStreamsError as error:
         if not pipe.report_error(error):
-            Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
-            print(error, file=sys.stderr)
+            _show(error)
         _exit(error.exit_status)
     except (KeyboardInterrupt, SystemExit) as end:  # typer makes a SystemExit of a KeyboardInterrupt
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
@@ -104,25 +103,28 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         _exit(INTERRUPTED)
     except Exception:  # of a user's function: its traceback shows where it was raised
-        traceback.print_exc()
+        if _is_json():
+            logger.exception("a function stopped the worker")
+        else:
+            traceback.print_exc()
         _exit(1)
+
+
+def _show(error: KStreamsError) -> None:
+    if _is_json():
+        logger.error("%s: %s", type(error).__name__, error)
+        return
+    Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
+    print(error, file=sys.stderr)
+
+
+def _is_json() -> bool:
+    return os.environ.get(logs.FORMAT_VARIABLE, "").lower() == "json"
 
 
 def _exit(status: int) -> None:
     """Ends the process at once: it must not wait for a loop that did not drain in time."""
+    logs.finish()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def _log_to_stderr() -> None:
-    level = os.environ.get("KSTREAMS_LOG_LEVEL", "INFO").upper()
-    if level not in LEVELS:
-        raise SettingsError(f"KSTREAMS_LOG_LEVEL={level} is not a log level: use one of {', '.join(LEVELS)}")
-    if sys.stderr.isatty():
-        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False)
-        logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
-    else:
-        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if level != "DEBUG":
-        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # its errors are raised as well, as one message each

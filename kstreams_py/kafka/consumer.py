@@ -35,6 +35,7 @@ from kstreams_py.kafka.errors import (
 from kstreams_py.kafka.membership import Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.silence import Silence
 from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
+from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -236,7 +237,10 @@ class KafkaConsumer:
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
         self._silence.last_error = f": {error.str()} ({error.name()})"
-        logger.info("%s: %s (%s); the client retries", doing, error.str(), error.name())
+        logger.info(
+            "%s: %s (%s); the client retries", doing, error.str(), error.name(),
+            extra=repeated(f"failures of {self.instance_id} that the client retries", error.name()),
+        )  # fmt: skip
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kstreams_py.errors import ClientError, Fatal, Refused, Retriable
+from kstreams_py.log_fields import answers, away
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +45,22 @@ class Attempts:
         self._producers = 0
         self.waits_for_broker = False
         """The last attempt failed because a broker is away. Another thread may read it."""
+        self._is_away = False
+        """Attempts failed because a broker is away, and none has succeeded since."""
         self._cause = ""
         """The message of the last failure."""
 
     def committed(self) -> None:
         """Resets the counts."""
-        self.waits_for_broker = False
+        self.answered()
         self._failures = self._no_outages = self._producers = 0
+
+    def answered(self) -> None:
+        """Notes that the broker has answered."""
+        self.waits_for_broker = False
+        if self._is_away:
+            self._is_away = False
+            logger.info("%s: the broker answers again", self._processor, extra=answers(self._id))
 
     def call(self, call: Callable[[], object]) -> None:
         """Calls up to CALLS_MAX times, while that raises Retriable."""
@@ -58,9 +68,12 @@ class Attempts:
             try:
                 call()
             except Retriable as error:
-                logger.info("%s: %s; again", self._id, error)
+                self._is_away = True
+                logger.info("%s: %s; again", self._id, error, extra=away(self._id))
                 self._sleep(min(0.05 * 2**attempt, 1.0))
             else:
+                if attempt > 1:
+                    self.answered()
                 return
         call()
 
@@ -79,7 +92,9 @@ class Attempts:
         self._failures += 1
         self._no_outages += not isinstance(error, Retriable)
         level = logging.WARNING if self._failures >= FAILURES_WARNED else logging.INFO
-        logger.log(level, "%s: %s; %s", self._processor, error, then)
+        self._is_away |= self.waits_for_broker
+        extra = away(self._id) if self.waits_for_broker else None
+        logger.log(level, "%s: %s; %s", self._processor, error, then, extra=extra)
         if self._no_outages >= FAILURES_MAX:
             raise Fatal(
                 f"{self._id}: {self._failures} attempts in a row failed, at last by: {error}: remove "
@@ -90,8 +105,10 @@ class Attempts:
 
     def producer_failed(self, error: ClientError) -> None:
         """Logs why a new producer could not start."""
-        logger.warning("%s: %s; trying again", self._id, error)
         self.waits_for_broker = isinstance(error, Retriable)
+        self._is_away |= self.waits_for_broker
+        extra = away(self._id) if self.waits_for_broker else None
+        logger.warning("%s: %s; trying again", self._id, error, extra=extra)
         self._cause = str(error)
 
     def next_producer(self) -> None:

@@ -20,9 +20,11 @@ from kstreams_py.errors import (
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Consumer, Output, Producer, ProducerMode
+from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, estimate
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.choices_journal import ChoicesJournal
+from kstreams_py.processing.dead_letters import format_error
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.outputs import value_bytes
@@ -157,8 +159,17 @@ class Committer(ABC):
     def write(self, plan: Plan) -> None:
         """Writes the outputs of a plan; the offsets after its steps wait for the commit."""
         what = "dead letter" if self._processor.errors else "dropped, as no dead-letter topic is declared (errors=)"
+        many = "dead letters" if self._processor.errors else "dropped steps"
+        shown = "; `kstreams dead-letters list GRAPH` shows all" if self._processor.errors else ""
         for failure in plan.failures:
-            logger.warning("%s: %s: %s", self._processor.id, what, failure)
+            logger.warning(
+                "%s: %s: %s%s", self._processor.id, what, failure, shown,
+                extra=repeated(
+                    f"{many} of processor {self._processor.id}",
+                    f"{type(failure.error).__name__}: {format_error(failure.error)}{shown}",
+                    partition=failure.inputs[0].partition(),
+                ),
+            )  # fmt: skip
         if self._since is None:
             self._since = self._clock()
         self._steps += plan.steps

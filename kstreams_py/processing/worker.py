@@ -480,7 +480,7 @@ class Worker:
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
             self.consumer.assign(starts)
         self._must_rewind, self._owed = False, {}
-        self.committer.attempts.waits_for_broker = False
+        self.committer.attempts.answered()
         self._has_joined = True
 
     def _still_saved(self, positions: Positions) -> Intake | None:

@@ -11,10 +11,15 @@ health       rule     whether a run is alive and ready
 series       rule     the table of all series of /metrics
 remedies     rule     what is not well in a run, why, and what to do
 live_picture rule     the graph's picture for the page
+folding      rule     how many log lines alike become few, with counts
+logs         adapter  the log of the command: format, level, what each line is about
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
-progress     adapter  a live table in a terminal, plain lines elsewhere
+lines        rule     the lines of worker processes, whole, each with its slot
+dashboard    rule     the rows of the live table
+progress     adapter  a live table in a terminal with the workers' output above it, plain lines elsewhere
 slot         acts     one worker process: a loop for each processor, drained together
 pipe         acts     carries reports from a worker to its supervisor
+output       acts     carries what a worker prints to its supervisor, or past one that is stopped or has ended
 supervised   acts     one slot over all its worker processes: reports, ends, restarts
 supervisor   acts     a process for each slot, restarted, stopped together
 observed     acts     the newest status of a run, with rates and failures, between its threads

@@ -14,6 +14,7 @@ from typing import Final
 from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError, Replaced, Retriable, Unavailable
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
+from kstreams_py.log_fields import answers, away
 from kstreams_py.metrics import WorkerState, lags
 from kstreams_py.processing import runner
 from kstreams_py.processing.environment import Environment
@@ -21,6 +22,7 @@ from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
+from kstreams_py.running import logs
 from kstreams_py.running.reports import Report
 from kstreams_py.running.watch import Stillness
 
@@ -153,6 +155,7 @@ class Slot:
     def _run(self, worker: Worker) -> None:
         returned = False
         try:
+            logs.set_context(graph=self._graph.name, processor=worker.processor.id, slot=self._slot)
             worker.run()
             returned = True
         except BaseException as error:
@@ -215,6 +218,8 @@ class Slot:
 
     def _keep_lags(self, workers: Sequence[Worker]) -> None:
         """Asks for the ends of the inputs every REPORT_INTERVAL seconds, in a thread of its own."""
+        logs.set_context(graph=self._graph.name, slot=self._slot)
+        failures = 0
         while True:
             positions = {worker.processor.id: worker.ledger.positions for worker in workers}
             asked = {tp for of_worker in positions.values() for tp in of_worker}
@@ -223,8 +228,12 @@ class Slot:
                 ends = self._cluster.ends(asked or {TopicPartition(workers[0].processor.inputs[0].name, 0)})
                 self._lags = {processor: lags(reached, ends) for processor, reached in positions.items()}
                 self._broker_away = False
+                if failures:
+                    logger.info("the ends of the inputs are known again", extra=answers("ends"))
+                failures = 0
             except KStreamsError as error:
-                logger.info("the ends of the inputs are not known now: %s", error)
+                failures += 1
+                logger.info("the ends of the inputs are not known now: %s", error, extra=away("ends"))
                 self._lags = {}
                 self._broker_away = isinstance(error, Retriable | Unavailable)
             if self._stopping.wait(REPORT_INTERVAL):

@@ -27,6 +27,7 @@ class SlotStatus:
     - `restarts`: since the run started.
     - `ends`: the newest ends of its processes, in order.
     - `taken`: why the slot is not restarted: another worker holds it; "" otherwise.
+    - `began_at`: when its process was started, in monotonic seconds.
     """
 
     number: int
@@ -37,6 +38,7 @@ class SlotStatus:
     restarts: int = 0
     ends: tuple[End, ...] = ()
     taken: str = ""
+    began_at: float = 0.0
 
     def state_of(self, processor: str) -> WorkerState:
         """The state of a worker: what it reports, unless its process is none, or new, or the slot is taken."""

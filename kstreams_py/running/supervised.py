@@ -165,6 +165,7 @@ class SupervisedSlot:
             restarts=max(0, self.started - 1),
             ends=tuple(self._ends),
             taken=self.taken,
+            began_at=self._started_at,
         )
 
     def why(self, status: int) -> str:

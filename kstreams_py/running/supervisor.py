@@ -10,9 +10,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from kstreams_py.errors import Replaced, WorkersFailed
+from kstreams_py.running.output import FINISH_SECONDS, WorkerOutput, Write
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus
@@ -25,12 +26,26 @@ STANDBY_DELAY: Final = 2.0
 """Seconds after a start until a standby is started, so that it takes no CPU from the worker that starts."""
 
 
+LAST_LINES_SECONDS: Final = 0.2
+"""Seconds that the supervisor waits for the last lines of a worker that has ended, so that they come before its own."""
+
+
+class _Process(NamedTuple):
+    """A process, the file descriptor from which its reports are read, and its output unless that is inherited."""
+
+    popen: subprocess.Popen[bytes]
+    reading: int
+    output: WorkerOutput | None
+
+
 class _Child:
     """A slot and its process, None while it has none."""
 
     def __init__(self, slot: SupervisedSlot) -> None:
         self.slot = slot
         self.process: subprocess.Popen[bytes] | None = None
+        self.output: WorkerOutput | None = None
+        """The output of the newest process."""
 
 
 class Supervisor:
@@ -59,7 +74,8 @@ class Supervisor:
     ) -> None:
         self._command = command
         self._standby = standby
-        self._spare: tuple[subprocess.Popen[bytes], int] | None = None
+        self._output: Write | None = None
+        self._spare: _Process | None = None
         self._spare_at = 0.0
         self._environment = {**os.environ, **(environment or {})}
         self._stuck_timeout_ms = stuck_timeout_ms
@@ -85,15 +101,22 @@ class Supervisor:
         """Like `stop`, but kills the workers at once: what is not committed is processed again at the next start."""
         self._killing = self._stopping = True
 
-    def run(self, show: Callable[[Sequence[Report]], None], observe: Callable[[RunStatus], None] | None = None) -> None:
+    def run(
+        self,
+        show: Callable[[Sequence[Report]], None],
+        observe: Callable[[RunStatus], None] | None = None,
+        output: Write | None = None,
+    ) -> None:
         """Starts and restarts workers until stopped.
 
         - `show`: called with the newest reports of all workers.
         - `observe`: called with the status of all slots in each turn.
+        - `output`: takes what the workers write to their standard output and error, in whole lines, from several
+          threads; None lets them write to those of this process.
 
         Raises WorkersFailed, which has the exit status for this process.
         """
-        self._observe = observe
+        self._observe, self._output = observe, output
         try:
             while not self._stopping:
                 self._catch_up()
@@ -106,6 +129,10 @@ class Supervisor:
         finally:
             undone = self._end()
             self._selector.close()
+            deadline = time.monotonic() + FINISH_SECONDS
+            for child in self._children:
+                if child.output is not None:
+                    child.output.finish(deadline)
             show(self._reports())
         if undone:
             slots, why = ", ".join(map(str, undone)), "was ended at once" if self._killing else "did not drain"
@@ -133,22 +160,24 @@ class Supervisor:
             if slot.look(now):
                 limit = f"stuck_timeout_ms ({self._stuck_timeout_ms})"
                 logger.warning(
-                    "slot %d (process %d) is stuck, for longer than %s: killing it", slot.number, process.pid, limit
-                )
+                    "slot %d (process %d) is stuck, for longer than %s: killing it", slot.number, process.pid, limit,
+                    extra={"slot": slot.number},
+                )  # fmt: skip
                 process.kill()
             return
         self._read_rest(child)
         slot.note_end(status, time.time())
         match slot.end(status, now):
             case Next.STOP:
-                logger.info("slot %d ended by itself: stopping the others", slot.number)
+                logger.info("slot %d ended by itself: stopping the others", slot.number, extra={"slot": slot.number})
                 self._stopping = True
             case Next.LEAVE:
                 self._leave(slot)
             case Next.RESTART:
                 logger.warning(
-                    "slot %d ended by %s: restarting it (%d in a row)", slot.number, slot.why(status), slot.restarts
-                )
+                    "slot %d ended by %s: restarting it (%d in a row)", slot.number, slot.why(status), slot.restarts,
+                    extra={"slot": slot.number},
+                )  # fmt: skip
 
     def _leave(self, slot: SupervisedSlot) -> None:
         """Leaves a slot to the worker that took it. Raises WorkersFailed if no other slot is left here."""
@@ -162,54 +191,62 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         spare, self._spare = self._spare, None
         if spare is None:
-            child.process, reading = self._spawn(self._command(child.slot.number), subprocess.DEVNULL)
+            process = self._spawn(self._command(child.slot.number), subprocess.DEVNULL, str(child.slot.number))
         else:
-            child.process, reading = spare
-            assert child.process.stdin is not None
+            process = spare
+            if spare.output is not None:
+                spare.output.slot = str(child.slot.number)
+            assert spare.popen.stdin is not None
             with suppress(BrokenPipeError):  # it has just died: `_keep` finds that as any other end
-                child.process.stdin.write(b"%d\n" % child.slot.number)
-                child.process.stdin.close()
+                spare.popen.stdin.write(b"%d\n" % child.slot.number)
+                spare.popen.stdin.close()
+        child.process, child.output = process.popen, process.output
         now = self._clock()
         self._spare_at = now + STANDBY_DELAY
         child.slot.begin(now)
         child.slot.started += 1
-        self._selector.register(reading, selectors.EVENT_READ, child)
+        self._selector.register(process.reading, selectors.EVENT_READ, child)
 
-    def _spawn(self, command: Sequence[str], stdin: int) -> tuple[subprocess.Popen[bytes], int]:
-        """Starts a process; returns it with the file descriptor from which its reports are read."""
+    def _spawn(self, command: Sequence[str], stdin: int, name: str) -> _Process:
+        """Starts a process; `name` is the prefix of its output."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
+        environment = {**self._environment, REPORT_FD: str(writing)}
         try:
+            if self._output is not None:
+                output = WorkerOutput(self._output, name)
+                return _Process(output.spawn(command, environment, stdin, writing), reading, output)
             process = subprocess.Popen(
                 [*command],
-                env={**self._environment, REPORT_FD: str(writing)},
+                env=environment,
                 pass_fds=(writing,),
                 stdin=stdin,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches only the supervisor
             )
         finally:
             os.close(writing)
-        return process, reading
+        return _Process(process, reading, None)
 
     def _keep_spare(self) -> None:
         """Starts a standby process unless there is one, or a worker was started less than STANDBY_DELAY ago."""
-        if self._spare is not None and self._spare[0].poll() is not None:
+        if self._spare is not None and self._spare.popen.poll() is not None:
             self._drop_spare()
         if self._standby is not None and self._spare is None and self._clock() >= self._spare_at:
-            self._spare = self._spawn(self._standby, subprocess.PIPE)
+            self._spare = self._spawn(self._standby, subprocess.PIPE, "standby")
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
-            process, reading = self._spare
-            process.kill()
-            process.communicate()
-            os.close(reading)
+            self._spare.popen.kill()
+            self._spare.popen.communicate()
+            os.close(self._spare.reading)
             self._spare = None
             self._spare_at = self._clock() + STANDBY_DELAY
 
     def _read_rest(self, child: _Child) -> None:
         """Reads the rest of a dead worker's pipe and closes it."""
         child.process = None
+        if child.output is not None:
+            child.output.finish(time.monotonic() + LAST_LINES_SECONDS)
         for key in [key for key in self._selector.get_map().values() if key.data is child]:
             self._read(key.fd, child)
             if key.fd in self._selector.get_map():

@@ -21,6 +21,7 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
+from kstreams_py.running import logs
 from kstreams_py.running.pipe import report_writer
 from kstreams_py.running.progress import Progress
 from kstreams_py.running.reports import Report
@@ -107,6 +108,7 @@ class SlotRun:
 
         Raises as `Slot.run` does, and WorkerStuck.
         """
+        logs.set_context(graph=self._graph.name, slot=self._number)
         write = None if self._background else report_writer()
         try:
             if write is None:
@@ -118,16 +120,17 @@ class SlotRun:
             self._cluster.close()
 
     def _run_alone(self, on_start: Callable[[], None], observe: Observe | None) -> None:
-        timeout = self._settings.stuck_timeout_ms
+        timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
         watch = Watch(self._number, timeout)
-        with Progress(live=not self._background) as progress:
+        with open_progress(background=self._background) as progress:
 
             def show(reports: Sequence[Report]) -> None:
                 on_start()
-                progress.show(reports)
+                slot = SlotStatus(self._number, os.getpid(), tuple(reports), began_at=began_at)
+                status = RunStatus((slot,), time.monotonic())
+                progress.show(status)
                 if observe is not None:
-                    slot = SlotStatus(self._number, os.getpid(), tuple(reports))
-                    observe(RunStatus((slot,), time.monotonic()))
+                    observe(status)
                 if found := watch.look(reports):
                     limit = f"stuck_timeout_ms ({timeout})"
                     raise WorkerStuck(f"slot {self._number}: {found.why}; it ends after {limit}: start it again")
@@ -210,8 +213,14 @@ class SupervisedRun:
             self._check(graph)
             self._started = True
             on_start()
-            with Progress(live=not self._background) as progress:
-                self._supervisor.run(progress.show, observe)
+            with open_progress(background=self._background) as progress:
+
+                def note(status: RunStatus) -> None:
+                    progress.show(status)
+                    if observe is not None:
+                        observe(status)
+
+                self._supervisor.run(lambda _: None, note, progress.write)
 
     def _check(self, graph: Graph) -> None:
         """Checks the topics before the workers start, so that a mistake is reported once."""
@@ -224,6 +233,11 @@ class SupervisedRun:
             cluster.close()
         if idle := describe_idle_slots(graph, found, self._slots):
             logger.warning("%s", idle)
+
+
+def open_progress(*, background: bool) -> Progress:
+    """What shows the progress of a run: a table only for a person, not in a program or beside lines of JSON."""
+    return Progress(live=not background and logs.log_format() == "text", dress=logs.dress)
 
 
 @contextmanager

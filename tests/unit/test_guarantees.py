@@ -310,7 +310,11 @@ def test_dead_letters_are_logged_with_their_processor(caplog: pytest.LogCaptureF
     bench, failure = Bench(), Failure((Read("a", 7),), b"\x01" * 16, LookupError("no such plane"))
     bench.guarantee.write(Plan(failures=[failure], steps=1))
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
-        ("WARNING", f"p: dead letter: LookupError: no such plane (reading a[0]@7, delivery {'01' * 16})")
+        (
+            "WARNING",
+            "p: dead letter: LookupError: no such plane (reading a[0]@7, delivery " + "01" * 16 + "); "
+            "`kstreams dead-letters list GRAPH` shows all",
+        )
     ]
 
 

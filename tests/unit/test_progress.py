@@ -1,4 +1,4 @@
-"""running/progress.py: reports shown as a table in a terminal, and as log lines elsewhere."""
+"""running/dashboard.py and progress.py: the status of a run as a table in a terminal, and as log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from kstreams_py.running.progress import COLUMNS, LINES_EVERY, Progress, table
+from kstreams_py.metrics import WorkerState
+from kstreams_py.records import TopicPartition
+from kstreams_py.running.dashboard import PROCESSORS, SLOTS, duration, processor_rows, shown, slot_rows
+from kstreams_py.running.progress import IDLE_LINES_EVERY, LINES_EVERY, Progress, tables
 from kstreams_py.running.reports import Report
+from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.testing import ManualClock
 
 
 def report(
     records_in: int, *, records_out: int = 0, dead_letters: int = 0, commits: int = 0, lag: int | None = 0,
-    slot: int = 0, processor: str = "p",
+    processor: str = "p", held: int = 0, state: WorkerState = WorkerState.RUNNING,
 ) -> Report:  # fmt: skip
     counters = {"records_in": records_in, "records_out": records_out, "dead_letters": dead_letters, "commits": commits,
                 "aborts": 0}  # fmt: skip
-    return Report(processor, slot, counters, lag)
+    lags = {TopicPartition("a", number): None for number in range(held)}
+    return Report(processor, 0, counters, lag, lags=lags, state=state)
+
+
+def run_of(*reports: Report, at: float = 100.0) -> RunStatus:
+    return RunStatus((SlotStatus(0, 7, reports, began_at=100.0),), at)
 
 
 def make_plain_progress(clock: ManualClock) -> Progress:
@@ -36,14 +45,61 @@ def read_output(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_rows_are_sums_over_slots_with_thousands_set_apart() -> None:
-    rows = make_plain_progress(ManualClock()).rows([
-        report(1_000, records_out=2_000, dead_letters=30, lag=5_000),
-        report(234, records_out=345, dead_letters=4, lag=678, slot=1),
-        report(7, processor="q", lag=None),
-    ])  # fmt: skip
-    assert rows == {"p": ("1,234", "2,345", "34", "5,678", "0", "0.0"), "q": ("7", "0", "0", "?", "0", "0.0")}
-    assert {len(row) for row in rows.values()} == {len(COLUMNS)}
+SLOTS_OF_FOUR = RunStatus(
+    (
+        SlotStatus(0, 7, (report(1_000, records_out=2_000, dead_letters=30, lag=5_000, held=3),
+                          report(1, processor="q", state=WorkerState.RETRYING, held=1)), began_at=40.0),
+        SlotStatus(1, 8, (report(234, records_out=345, dead_letters=4, lag=678, held=2),), began_at=90.0, restarts=2),
+        SlotStatus(2, None, (report(5, lag=9, held=2),), restarts=1, ends=(End(0.0, "SIGKILL"),), taken="by m7"),
+        SlotStatus(3, 9, (), has_reported=False, began_at=99.0),
+    ),
+    100.0,
+)  # fmt: skip
+
+
+def test_rows_of_processors_are_sums_over_slots_with_their_states() -> None:
+    rows = processor_rows(SLOTS_OF_FOUR, {"p": (1234.4, 9.96)})
+    assert rows == {
+        "p": ("1 joining, 2 running, 1 replaced", "5", "1,239", "2,345", "34", "5,678", "1,234", "10.0"),
+        "q": ("2 joining, 1 retrying, 1 replaced", "1", "1", "0", "0", "0", "0", "0.0"),
+    }
+    assert {len(row) for row in rows.values()} == {len(PROCESSORS)}
+
+
+def test_rows_of_slots_have_state_partitions_uptime_and_restarts() -> None:
+    rows = slot_rows(SLOTS_OF_FOUR)
+    assert rows == {
+        "0": ("1 running, 1 retrying", "4", "1m00s", "0"),
+        "1": ("running", "2", "10s", "2"),
+        "2": ("replaced", "0", "", "1"),
+        "3": ("joining", "0", "1s", "0"),
+    }
+    assert {len(row) for row in rows.values()} == {len(SLOTS)}
+
+
+def test_lag_is_unknown_while_a_slot_restarts_and_where_a_worker_does_not_know_it() -> None:
+    ended = SlotStatus(0, None, (report(5, lag=9),), ends=(End(0.0, "SIGKILL"),))
+    found = [processor_rows(status, {})["p"] for status in (RunStatus((ended,), 1.0), run_of(report(1, lag=None)))]
+    assert [(row[0], row[5]) for row in found] == [("restarting", "?"), ("running", "?")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0s"), (59.9, "59s"), (60, "1m00s"), (3_599, "59m59s"), (11_220, "3h07m"), (90_000, "1d01h")],
+)
+def test_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_narrow_terminal_leaves_columns_out_and_keeps_the_state() -> None:
+    rows = processor_rows(run_of(report(1_000, lag=3)), {})
+    kept = {width: shown(PROCESSORS, rows, "processor", width) for width in (200, 60, 40, 10)}
+    assert kept == {
+        200: list(PROCESSORS),
+        60: ["state", "partitions", "in", "dead letters", "lag"],
+        40: ["state", "dead letters", "lag"],
+        10: ["state"],
+    }
 
 
 def test_rates_are_measured_over_a_second_or_more_and_kept_until_the_next() -> None:
@@ -58,55 +114,68 @@ def test_rates_are_measured_over_a_second_or_more_and_kept_until_the_next() -> N
         (4.0, 1_011_000, 140),
     ]:
         clock.advance(seconds)
-        rates.append(progress.rows([report(records, commits=commits)])["p"][-2:])
+        rates.append(progress.rows(run_of(report(records, commits=commits)))["p"][-2:])
     assert rates == [("0", "0.0"), ("0", "0.0"), ("1,000", "10.0"), ("1,000", "10.0"), ("5,000", "15.0"), ("0", "0.0")]
 
 
 def test_rates_of_counts_that_decrease_are_zero() -> None:
     clock = ManualClock()
     progress = make_plain_progress(clock)
-    progress.rows([report(100, commits=10)])
+    progress.rows(run_of(report(100, commits=10)))
     clock.advance(2.0)
-    assert progress.rows([report(50, commits=5)])["p"][-2:] == ("0", "0.0")
+    assert progress.rows(run_of(report(50, commits=5)))["p"][-2:] == ("0", "0.0")
     clock.advance(2.0)
-    assert progress.rows([report(150, commits=15)])["p"][-2:] == ("50", "5.0")
+    assert progress.rows(run_of(report(150, commits=15)))["p"][-2:] == ("50", "5.0")
 
 
-def test_without_a_terminal_lines_are_logged_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_terminal_lines_are_logged_every_five_seconds_and_of_what_is_idle_each_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
-    clock, counts = ManualClock(), []
-    assert LINES_EVERY == 5.0
+    clock, lines = ManualClock(), []
+    assert (LINES_EVERY, IDLE_LINES_EVERY) == (5.0, 60.0)
     with make_plain_progress(clock) as progress:
-        for second in range(13):
-            progress.show([report(second, lag=None), report(1, processor="q")])
-            counts.append(len(caplog.records))
+        for second in range(71):
+            progress.show(run_of(report(second, lag=None, held=2), report(1, processor="q")))
+            lines += [(second, record.getMessage().partition(",")[0]) for record in caplog.records]
+            caplog.clear()
             clock.advance(1.0)
-    assert counts == [0] * 5 + [2] * 5 + [4] * 3
-    assert [record.getMessage() for record in caplog.records[:2]] == [
-        "p: 5 in, 0 out, 0 dead letters, ? lag, 1 records/s, 0.0 commits/s",
-        "q: 1 in, 0 out, 0 dead letters, 0 lag, 0 records/s, 0.0 commits/s",
-    ]
+    assert [line for line in lines if line[1].startswith("p")] == [(n, f"p: {n} in") for n in range(5, 71, 5)]
+    assert [line for line in lines if line[1].startswith("q")] == [(5, "q: 1 in"), (65, "q: 1 in")]
+
+
+def test_line_of_a_processor_ends_with_its_partitions_and_state(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = ManualClock()
+    with make_plain_progress(clock) as progress:
+        clock.advance(5.0)
+        progress.show(run_of(report(3, lag=None, held=2)))
+    text = "p: 3 in, 0 out, 0 dead letters, ? lag, 0 records/s, 0.0 commits/s, 2 partitions, running"
+    assert [record.getMessage() for record in caplog.records] == [text]
 
 
 def test_without_a_terminal_no_table_is_drawn() -> None:
     console = Console(file=StringIO())
     with Progress(console, ManualClock()) as progress:
-        progress.show([report(1)])
+        progress.show(run_of(report(1)))
     assert read_output(console) == ""
 
 
-def test_terminal_shows_a_table_that_keeps_the_last_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_terminal_shows_tables_that_keep_the_last_status(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     console, clock = make_terminal(), ManualClock()
     with Progress(console, clock) as progress:
-        progress.show([report(1)])
+        progress.show(run_of(report(1)))
         clock.advance(60.0)
-        progress.show([report(1_234, records_out=5, commits=60), report(9, processor="long name")])
+        progress.show(run_of(report(1_234, records_out=5, commits=60), report(9, processor="long name"), at=160.0))
+        progress.show(run_of(report(1_235), report(9, processor="long name"), at=161.0))  # too soon to be drawn
     drawn = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", read_output(console)).splitlines()
-    assert [line.split() for line in drawn[-3:]] == [
-        ["processor", "in", "out", "dead", "letters", "lag", "records/s", "commits/s"],
-        ["p", "1,234", "5", "0", "0", "21", "1.0"],
-        ["long", "name", "9", "0", "0", "0", "0", "0.0"],
+    assert [line.split() for line in drawn[-5:]] == [
+        ["processor", "state", "partitions", "in", "out", "dead", "letters", "lag", "records/s", "commits/s"],
+        ["p", "running", "0", "1,235", "0", "0", "0", "21", "1.0"],
+        ["long", "name", "running", "0", "9", "0", "0", "0", "0", "0.0"],
+        ["slot", "state", "partitions", "up", "restarts"],
+        ["0", "running", "0", "1m01s", "0"],
     ]
     assert caplog.records == []
 
@@ -114,15 +183,17 @@ def test_terminal_shows_a_table_that_keeps_the_last_counts(caplog: pytest.LogCap
 def test_terminal_cursor_is_restored_after_a_failure() -> None:
     console = make_terminal()
     with pytest.raises(AttributeError), Progress(console, ManualClock()) as progress:
-        progress.show([None])  # type: ignore[list-item]
+        progress.show(None)  # type: ignore[arg-type]
     shown = read_output(console)
     assert (shown.count("\x1b[?25l"), shown.count("\x1b[?25h")) == (1, 1), "the cursor is hidden once and shown once"
 
 
-def test_table_has_a_row_per_processor() -> None:
+def test_names_in_brackets_are_no_styles() -> None:
     console = Console(file=StringIO(), width=100)
-    console.print(table({"p": ("1", "2", "3", "4", "5", "6.0")}))
-    assert [line.split() for line in read_output(console).splitlines()] == [
-        ["processor", "in", "out", "dead", "letters", "lag", "records/s", "commits/s"],
-        ["p", "1", "2", "3", "4", "5", "6.0"],
+    console.print(tables({"[p]": ("running", "1", "2", "3", "4", "5", "6", "7.0")}, {"0": ("spare", "1", "2s", "0")}))
+    assert [line.split()[:2] for line in read_output(console).splitlines()] == [
+        ["processor", "state"],
+        ["[p]", "running"],
+        ["slot", "state"],
+        ["0", "spare"],
     ]

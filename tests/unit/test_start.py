@@ -259,7 +259,7 @@ class FakeSupervisor:
     def kill(self) -> None:
         FakeSupervisor.calls = [*FakeSupervisor.calls, "kill"]
 
-    def run(self, show: Callable[[Sequence[Report]], None], observe: object) -> None:
+    def run(self, show: Callable[[Sequence[Report]], None], observe: object, output: object) -> None:
         show([])
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)

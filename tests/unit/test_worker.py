@@ -831,7 +831,8 @@ def test_at_most_once_intake_whose_offsets_may_be_committed_is_run_after_another
 @pytest.mark.parametrize("how", ["drained", "Stop", "retried"])
 def test_at_most_once_intake_whose_offsets_were_committed_by_a_call_that_failed_is_given_back(how: str) -> None:
     """The group says that the offsets are committed, so the worker goes on with the intake that it has."""
-    fails: list[Exception] = {"drained": [], "Stop": [Stop()], "retried": [ConnectionError()]}[how]
+    failures: dict[str, list[Exception]] = {"drained": [], "Stop": [Stop()], "retried": [ConnectionError()]}
+    fails = failures[how]
 
     def function(value: bytes) -> bytes:
         if fails:

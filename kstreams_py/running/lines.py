@@ -1,0 +1,48 @@
+"""Lines of the output of worker processes: whole ones out of pieces, each with its slot."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LINE_MAX: Final = 1 << 20
+"""Bytes after which a line without an end is passed on in pieces, so that memory is bounded."""
+
+
+class Lines:
+    """Whole lines out of bytes that arrive in pieces of any size. They need not be text."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the lines that are whole now, without their ends."""
+        *lines, last = data.split(b"\n")
+        if lines:
+            lines[0] = self.rest() + lines[0]
+        self._pieces.append(last)
+        self._size += len(last)
+        if self._size > LINE_MAX:
+            lines.append(self.rest())
+        return lines
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether there is a line whose end has not come."""
+        return self._size > 0
+
+    def rest(self) -> bytes:
+        """Returns and forgets a line whose end has not come; b"" for none."""
+        rest = b"".join(self._pieces)
+        self._pieces, self._size = [], 0
+        return rest
+
+
+def prefixed(slot: str, line: bytes) -> bytes:
+    """A line with its slot."""
+    return f"[{slot}] ".encode() + line
+
+
+def is_json(line: bytes) -> bool:
+    """Whether a line looks like an object of JSON, which has its slot as a field."""
+    return line.startswith(b"{") and line.rstrip().endswith(b"}")

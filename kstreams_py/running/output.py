@@ -1,0 +1,247 @@
+"""The output of worker processes: pipes from each to its supervisor, which writes whole lines with their slot.
+
+A worker writes as to any pipe: a write waits while the pipe is full, and what was written is read after the worker has
+died. Nothing is dropped. A worker does not depend on its supervisor for that: it holds the reading ends too, and the
+outputs that the supervisor has. While the supervisor is stopped, it empties full pipes there itself; once the
+supervisor has ended, it writes there directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kstreams_py.running.lines import Lines
+from kstreams_py.running.pipe import REPORT_FD
+
+OUTPUT_FDS: Final = "KSTREAMS_OUTPUT_FDS"
+"""The environment variable with the file descriptors that a worker needs to go on without its supervisor."""
+
+STOPPED_SECONDS: Final = 3.0
+"""Seconds for which a pipe is full and the supervisor reads nothing, until its worker empties the pipe itself."""
+
+LOOK_SECONDS: Final = 0.5
+"""Seconds between two looks of a worker at its pipes, while its supervisor reads."""
+
+LINE_SECONDS: Final = 1.0
+"""Seconds for which a worker waits for the end of a line that it has begun to read."""
+
+READ_MAX: Final = 1 << 16
+"""Bytes of one read: as many as a pipe holds."""
+
+FINISH_SECONDS: Final = 5.0
+"""Seconds until output is given up that a process which a worker started still holds open."""
+
+STDOUT: Final = 1
+STDERR: Final = 2
+
+Write = Callable[[int, str, Sequence[bytes]], None]
+"""Takes the output (STDOUT or STDERR), the slot as text, and lines without their ends. Called in several threads."""
+
+
+class WorkerOutput:
+    """The supervisor's ends of one worker process's output. A thread reads each, until the last writer has ended."""
+
+    def __init__(self, write: Write, slot: str) -> None:
+        self.slot = slot
+        """The prefix of the lines; a standby gets its slot later."""
+        self._write = write
+        self._reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
+        self._originals = tuple(_copy(fd) for fd in (STDOUT, STDERR))
+        # the supervisor's mark that it reads: nothing else tells a stopped reader from one that is slower than a writer
+        self._mark = tempfile.TemporaryFile()  # noqa: SIM115, open as long as the pipes
+        self._reads = 0
+        self._open = 2
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], stdin: int, fd: int
+    ) -> subprocess.Popen[bytes]:
+        """Starts a process with this output; `fd` is passed to it too."""
+        passed = (*self._reading, *self._originals, self._mark.fileno())
+        try:
+            process = subprocess.Popen(
+                [*command],
+                env={**environment, OUTPUT_FDS: ",".join(map(str, passed))},
+                pass_fds=(fd, *passed),
+                stdin=stdin,
+                stdout=self._writing[0],
+                stderr=self._writing[1],
+                start_new_session=True,  # a Ctrl-C in the terminal reaches only the supervisor
+            )
+        except BaseException:
+            for each in self._reading:
+                os.close(each)
+            self._mark.close()
+            raise
+        finally:
+            for each in (*self._writing, *self._originals):
+                os.close(each)
+        for output, reading in zip((STDOUT, STDERR), self._reading, strict=True):
+            thread = threading.Thread(target=self._read, args=(output, reading), name="output", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return process
+
+    def finish(self, deadline: float) -> None:
+        """Waits until all that was written has been passed on; not beyond `deadline`, in time.monotonic() seconds."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _read(self, output: int, reading: int) -> None:
+        lines = Lines()
+        while data := os.read(reading, READ_MAX):
+            with self._lock:
+                self._reads += 1
+                os.pwrite(self._mark.fileno(), self._reads.to_bytes(8), 0)
+            self._pass_on(output, lines.feed(data))
+        if rest := lines.rest():
+            self._pass_on(output, [rest])
+        os.close(reading)
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._mark.close()
+
+    def _pass_on(self, output: int, lines: Sequence[bytes]) -> None:
+        if lines:
+            with contextlib.suppress(OSError):  # nobody reads it any more: the worker must go on
+                self._write(output, self.slot, lines)
+
+
+def _copy(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError:  # closed, as of some daemons
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def keep_output() -> None:
+    """In a worker process: writes whole lines to the supervisor, and goes on without it if it is stopped or ends.
+
+    Does nothing in a process that no supervisor has started.
+    """
+    fds = os.environ.pop(OUTPUT_FDS, None)
+    if fds is None:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Python would hold 8 kB back, and lose them in a crash; with PYTHONUNBUFFERED it would write parts of lines
+            stream.reconfigure(line_buffering=True, write_through=False)
+    numbers = [int(fd) for fd in fds.split(",")]
+    for fd in numbers:
+        os.set_inheritable(fd, False)
+    detour = Detour(numbers[0:2], numbers[2:4], numbers[4], int(os.environ[REPORT_FD]))
+    threading.Thread(target=detour.run, name="output", daemon=True).start()
+
+
+class Detour:
+    """The way of a worker's output past its supervisor."""
+
+    def __init__(self, reading: Sequence[int], originals: Sequence[int], mark: int, report_fd: int) -> None:
+        """Takes file descriptors.
+
+        - `reading`: the reading ends of standard output and standard error.
+        - `originals`: these outputs of the supervisor.
+        - `mark`: of the file that counts the supervisor's reads.
+        - `report_fd`: of a pipe that only the supervisor reads.
+        """
+        self._reading = reading
+        self._originals = originals
+        self._mark_fd = mark
+        self._report_fd = report_fd
+        self._lines = [Lines(), Lines()]
+        self._mark = b""
+        self._stopped_since: float | None = None
+
+    def run(self) -> None:
+        """Watches the supervisor until it has ended, then writes without it."""
+        alive = select.poll()
+        alive.register(self._report_fd, 0)  # an error is reported, and nothing else: its reader has ended
+        seconds = LOOK_SECONDS
+        while not alive.poll(int(seconds * 1000)):
+            seconds = 0.01 if self._look() else LOOK_SECONDS
+        self._go_on_alone()
+
+    def _look(self) -> bool:
+        """Empties pipes that are full because the supervisor is stopped; returns whether it is."""
+        mark, now = os.pread(self._mark_fd, 8, 0), time.monotonic()
+        if mark != self._mark:
+            self._mark, self._stopped_since = mark, None
+            self._end_lines()
+        full = [number for number in (0, 1) if not _ready(number + 1, select.POLLOUT)]
+        if not full and self._stopped_since is None:
+            return False
+        if self._stopped_since is None:
+            self._stopped_since = now
+        if now - self._stopped_since < STOPPED_SECONDS:
+            if not full:
+                self._stopped_since = None
+            return False
+        for number in full:
+            lines, reading = self._lines[number], self._reading[number]
+            # to the end of a line, or the supervisor would get the rest of one that is cut
+            while os.pread(self._mark_fd, 8, 0) == mark and _ready(
+                reading, select.POLLIN, LINE_SECONDS if lines.has_rest else 0.0
+            ):
+                self._pass_on(number, lines.feed(os.read(reading, READ_MAX)))
+        return True
+
+    def _go_on_alone(self) -> None:
+        for number in (0, 1):
+            os.dup2(self._originals[number], number + 1)
+        self._end_lines()
+        threads = [threading.Thread(target=self._empty, args=(number,), daemon=True) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+
+    def _empty(self, number: int) -> None:
+        lines = Lines()
+        while data := os.read(self._reading[number], READ_MAX):
+            self._pass_on(number, lines.feed(data))
+        self._end_line(number, lines)
+
+    def _end_lines(self) -> None:
+        for number in (0, 1):
+            self._end_line(number, self._lines[number])
+
+    def _end_line(self, number: int, lines: Lines) -> None:
+        if rest := lines.rest():
+            self._pass_on(number, [rest])
+
+    def _pass_on(self, number: int, lines: Sequence[bytes]) -> None:
+        data = b"".join(line + b"\n" for line in lines)
+        with contextlib.suppress(OSError):  # the terminal has ended too
+            while data:
+                data = data[os.write(self._originals[number], data) :]
+
+
+def _ready(fd: int, event: int, seconds: float = 0.0) -> bool:
+    """Whether a pipe can be read or written, now or within some seconds."""
+    poll = select.poll()
+    poll.register(fd, event)
+    return any(found & event for _, found in poll.poll(seconds * 1000))
+
+
+def write_lines(output: int, lines: Sequence[bytes]) -> None:
+    """Writes lines to this process's own output."""
+    stream = sys.stdout if output == STDOUT else sys.stderr
+    data = b"".join(line + b"\n" for line in lines)
+    stream.flush()
+    try:
+        fd = stream.fileno()
+    except OSError:  # it was replaced by one in memory
+        stream.buffer.write(data)
+        return
+    while data:  # in one call as far as possible: a worker that goes on alone may write at the same time
+        data = data[os.write(fd, data) :]

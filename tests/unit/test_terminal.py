@@ -1,0 +1,104 @@
+"""running/progress.py in a terminal that pyte draws: what workers print stands above a table that stays whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pyte
+import pytest
+
+SUPERVISOR = """
+import logging, sys
+from kstreams_py.running import logs
+from kstreams_py.running.progress import Progress
+from kstreams_py.running.supervisor import Supervisor
+
+logs.configure()
+supervisor = Supervisor(lambda n: [sys.executable, "-c", sys.argv[1], str(n), sys.argv[2]], [0, 1], drain_seconds=5)
+ended = []
+
+def note(status):
+    progress.show(status)
+    records = [report.counters["records_in"] for slot in status.slots for report in slot.reports]
+    if records == [300, 300] and not ended:
+        ended.append(logging.warning("printed"))
+        supervisor.stop()
+
+with Progress() as progress:
+    supervisor.run(lambda _: None, note, progress.write)
+"""
+
+WORKER = """
+import json, os, signal, sys, time
+from kstreams_py.running.output import keep_output
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+keep_output()
+slot, here = int(sys.argv[1]), sys.argv[2]
+open(f"{here}/{slot}", "w").close()
+while len(os.listdir(here)) < 2: time.sleep(0.01)
+counters = {"records_in": 0, "records_out": 0, "dead_letters": 0, "commits": 0}
+for i in range(301):
+    if i % 20 == 0:
+        counters["records_in"] = i
+        report = {"processor": "price", "slot": slot, "counters": counters, "lag": None}
+        os.write(int(os.environ["KSTREAMS_REPORT_FD"]), json.dumps(report).encode() + b"\\n")
+        time.sleep(0.02)
+    if i < 300: print(f"line {i}" if i % 3 else f"\\x1b[31mred {i}\\x1b[0m \\x1b[2J\\x1b[10A\\x1b[H", flush=True)
+    if i == 150: print("to stderr " + "=" * 150, file=sys.stderr)
+    if i == 151: os.write(1, b"\\xff\\xfe bytes\\n")
+signal.sigwait({signal.SIGTERM})
+"""
+
+
+def run_in_terminal(here: Path, width: int, height: int = 24) -> list[str]:
+    """All lines that a terminal has shown, those that have scrolled away too, without trailing spaces."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, WORKER, str(here)],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**environment, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    screen = pyte.HistoryScreen(width, height, history=100_000)
+    stream = pyte.ByteStream(screen)
+    try:
+        while data := os.read(ours, 65_536):
+            stream.feed(data)
+    except OSError:  # Linux raises it when the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait(60) == 0
+    rows = [*screen.history.top, *(screen.buffer[number] for number in range(height))]
+    lines = ["".join(row[column].data for column in range(width)).rstrip() for row in rows]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+@pytest.mark.parametrize("width", [100, 40])
+def test_prints_stand_above_a_table_that_stays_whole(tmp_path: Path, width: int) -> None:
+    lines = run_in_terminal(tmp_path, width)
+    table, above = lines[-5:], lines[:-5]
+    columns = ["processor", "state", "partitions", "in", "out", "dead", "letters", "lag", "records/s", "commits/s"]
+    narrow = ["processor", "state", "dead", "letters", "lag"]
+    assert table[0].split() == (columns if width == 100 else narrow)
+    cells = table[1].split()
+    assert (cells[:2], "600" in cells, "?" in cells) == (["price", "running"], width == 100, True)
+    assert table[2].split() == ["slot", "state", "partitions", "up", "restarts"]
+    assert [line.split()[:2] for line in table[3:]] == [["0", "running"], ["1", "running"]]
+    for slot in (0, 1):
+        printed = [line for line in above if line.startswith((f"[{slot}] line", f"[{slot}] red"))]
+        assert printed == [f"[{slot}] {'line' if i % 3 else 'red'} {i}" for i in range(300)]
+        assert above.count(f"[{slot}] \ufffd\ufffd bytes") == 1
+    assert "".join(above).count("to stderr " + "=" * 150) == 2, "a long line is wrapped by the terminal, and whole"
+    assert sum(line.endswith(" printed") for line in above) == 1, "the supervisor's own log stands above it too"
+    of_tables = [line for line in above if line.startswith(("processor", "price", "slot"))]
+    assert of_tables == [], "no drawing of the table is left above"
