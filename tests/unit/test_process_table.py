@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,29 @@ from kstreams_py.embedded.broker import EmbeddedKafka
 from kstreams_py.embedded.process_table import await_stopped, command_line
 from tests.waiting import WAIT, wait_until
 
+PS = """#!{python}
+import pathlib, sys
+field, pid = sys.argv[-3], sys.argv[-1]
+try:
+    stat, line = (pathlib.Path("/proc", pid, name).read_text(errors="replace") for name in ("stat", "cmdline"))
+except OSError:
+    sys.exit(1)
+state = stat.rpartition(")")[2].split()[0]
+print(state if field == "state=" else "" if state == "Z" else line.replace(chr(0), " "))
+"""
+"""`ps` for a Linux without it, such as a bare Debian; macOS always has one."""
+
 PROGRAM = "import sys; sys.stdin.read()"
+
+
+@pytest.fixture(autouse=True)
+def ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("ps") is None:
+        program = tmp_path / "bin" / "ps"
+        program.parent.mkdir()
+        program.write_text(PS.format(python=sys.executable))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture(params=["as it is", "without /proc"])
