@@ -57,6 +57,18 @@ PROGRAMS: Final[dict[str, Callable[[Job], list[str]]]] = {
 """The command line of each contestant."""
 
 
+def resident(pid: int) -> int:
+    """Resident memory of a process in bytes; 0 if it has ended."""
+    if not Path("/proc/self").exists():  # macOS
+        ps = ["ps", "-o", "rss=", "-p", str(pid)]
+        return 1024 * int(subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip() or 0)
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 @dataclass(slots=True)
 class Running:
     """A contestant process, and the file of its output."""
@@ -76,14 +88,7 @@ class Running:
 
     def rss(self) -> int:
         """Resident memory in bytes; 0 if the process has ended."""
-        if not Path("/proc/self").exists():  # macOS
-            ps = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
-            return 1024 * int(subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip() or 0)
-        try:
-            pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
-        except OSError:
-            return 0
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return resident(self.process.pid)
 
     def send(self, signum: signal.Signals) -> None:
         """Sends a signal, if the process still runs."""

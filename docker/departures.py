@@ -1,6 +1,6 @@
 """Writes departures of 2013 from New York to the topics of their airports, which the flights graph reads.
 
-The argument is their number; without it, all 336,776 are written.
+The argument is their number, spread evenly over the year; without it, all 336,776 are written.
 """
 
 from __future__ import annotations

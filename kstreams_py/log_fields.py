@@ -18,10 +18,11 @@ def answers(who: str, **fields: object) -> dict[str, Any]:
     return {FOLD: ("answers", who), **fields}
 
 
-def repeated(what: str, newest: str, **fields: object) -> dict[str, Any]:
+def repeated(what: str, newest: str = "", **fields: object) -> dict[str, Any]:
     """Of what may come many times a second.
 
-    - `what`: names it in the plural, as in "dead letters of processor price".
-    - `newest`: what is shown of the last one, in a few words.
+    - `what`: names it in the plural, and whose it is, as in "dead letters of processor price": each such name is folded
+      for itself.
+    - `newest`: what is shown of the last one, in a few words; "" if all are the same.
     """
     return {FOLD: ("repeated", what, newest), **fields}

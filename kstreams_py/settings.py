@@ -195,6 +195,7 @@ class Settings(BaseModel):
     - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
     - `livez_timeout_ms`: after it /livez names a worker that runs no turns; by default 30 s, or transaction_timeout_ms
       if that is longer.
+    - `tracing`: spans for each step and commit, and `traceparent` in the headers of outputs; needs the extra `otel`.
     - `kafka`: librdkafka's settings by their names, passed to every client.
 
     Raises SettingsError, which names the setting, where it is written and the remedy.
@@ -218,6 +219,7 @@ class Settings(BaseModel):
     leave_on_stop: bool = False
     http: Annotated[str, AfterValidator(_http_address)] | None = None
     livez_timeout_ms: Annotated[int, Field(ge=LIVEZ_TIMEOUT_MIN_MS)] | None = None
+    tracing: bool = False
     kafka: Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
         ClientSettings({})
     )
@@ -280,7 +282,7 @@ class Settings(BaseModel):
         Raises SettingsError, as Settings() does.
         """
         passed = {name: value for name, value in arguments.items() if value is not None}
-        return cls.model_validate(passed, context=file)
+        return cls.model_validate(passed, context=None if file is None else _File(file, _read(file)))
 
 
 class Shown(NamedTuple):
@@ -296,13 +298,21 @@ def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
 
     Parameters and errors are those of Settings.load.
     """
-    settings = Settings.load(file, **arguments)
     passed = {name: value for name, value in arguments.items() if value is not None}
-    sources = _sources(file, Settings.model_fields, passed)
+    found = None if file is None else _File(file, _read(file))  # once: a pipe is empty then
+    settings = Settings.model_validate(passed, context=found)
+    sources = _sources(found, Settings.model_fields, passed)
     shown = settings.model_dump(mode="json", exclude={"kafka"})
     values = {name: "not set" if value is None else _text(value) for name, value in shown.items()}
     values |= {f"kafka.{name}": value for name, value in mask(settings.kafka).items()}
     return [Shown(name, value, _origin(name, sources) or "default") for name, value in values.items()]
+
+
+class _File(NamedTuple):
+    """A file of settings, as it was read."""
+
+    path: Path
+    text: str
 
 
 class _Source(NamedTuple):
@@ -320,12 +330,11 @@ class _Source(NamedTuple):
         return isinstance(found, Mapping) and client in ClientSettings(found)
 
 
-def _sources(file: Path | None, fields: Collection[str], arguments: Mapping[str, Any]) -> list[_Source]:
+def _sources(file: _File | None, fields: Collection[str], arguments: Mapping[str, Any]) -> list[_Source]:
     """All sources; of those that set a setting the last one wins."""
     check_variables(fields)
-    text = "" if file is None else _read(file)
     return [
-        _Source({} if file is None else _parsed(file, text), lambda name: _place_in_file(file, text, name)),
+        _Source({} if file is None else _parsed(*file), lambda name: "" if file is None else _place(*file, name)),
         _Source(_environment(fields), _variable),
         _Source(arguments, lambda _: "argument"),
     ]
@@ -343,7 +352,7 @@ def _variable(name: str) -> str:
     return single if dot and single in map(str.upper, os.environ) else f"KSTREAMS_{table.upper()}"
 
 
-def _place_in_file(file: Path | None, text: str, name: str) -> str:
+def _place(file: Path, text: str, name: str) -> str:
     """The file, with the line where a setting is written if one is found, and its table."""
     wanted, table = _canonical(name), ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -422,12 +431,12 @@ def check_variables(fields: Collection[str] | None = None) -> None:
 
 
 def _read(file: Path) -> str:
-    if not file.is_file():
-        raise SettingsError(f"settings file {file} does not exist: correct --config")
     try:
         return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"settings file {file} does not exist: correct --config") from None
     except OSError as error:
-        raise SettingsError(f"settings file {file} cannot be read: {error.strerror}") from None
+        raise SettingsError(f"settings file {file} cannot be read: {error.strerror}: correct --config") from None
     except ValueError as error:
         raise SettingsError(f"settings file {file} does not parse: {error}") from None
 

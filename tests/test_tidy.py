@@ -59,6 +59,8 @@ CLIENTS = {
     "requests",
     "prometheus_client",
     "pythonjsonlogger",
+    "opentelemetry",
+    "watchfiles",
 }
 """Client libraries: only adapters import them."""
 

@@ -3,9 +3,11 @@
 In reading order:
 
 main          adapter  the command with all its groups, the log on stderr, errors as one message and an exit status
+streams       adapter  the standard streams: closed ones, encodings that lack characters, outputs that cannot be written
 options       adapter  arguments and options that several commands share
 run           adapter  kstreams run
 new           adapter  kstreams new
+dev           adapter  kstreams dev
 records       adapter  kstreams send, tail
 deploy        adapter  kstreams k8s, systemd
 topics        adapter  kstreams topics create, check

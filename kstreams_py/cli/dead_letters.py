@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import Bootstrap, Config, Target, open_environment, parse_since
 from kstreams_py.errors import SettingsError
-from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.operations.described import Describer, group_as_json, groups_as_text
 from kstreams_py.operations.letters import Letter, Selection, group
 from kstreams_py.operations.reading import LetterReader
@@ -43,8 +39,6 @@ OfPartition = Annotated[int | None, typer.Option("--partition", help="only from 
 AtOffset = Annotated[int | None, typer.Option("--offset", help="only the letter at this offset", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
 
 @app.command("list")
 def list_letters(
@@ -61,16 +55,8 @@ def list_letters(
     selection = Selection(processor, error, parse_since(since, time.time()), topic)
     with _opened(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
-        marks, processors = reader.marks(), set[str]()
-
-        def chosen() -> Iterator[tuple[Letter, bool]]:
-            for letter in reader.letters():
-                processors.add(letter.processor.rpartition(".")[2])
-                if selection.fits(letter):
-                    yield letter, letter.place in marks
-
-        groups = group(chosen())
-        reader.check(selection, processors, named=bool(groups))
+        marks = reader.marks()
+        groups = group((letter, letter.place in marks) for letter in reader.selected(selection))
         _warn_unreadable(reader.unreadable)
     if as_json:
         for (of, kind), each in groups.items():
@@ -98,14 +84,11 @@ def show(
     selection = _select(processor, error, since, topic, partition, offset)
     with _opened(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
-        marks, processors = reader.marks(), set[str]()
+        marks = reader.marks()
         kept: dict[tuple[str, int], deque[Letter]] = {}
-        for letter in reader.letters():
-            processors.add(letter.processor.rpartition(".")[2])
-            waits = letter.place not in marks
-            if selection.fits(letter) and (waits or replayed or offset is not None):
+        for letter in reader.selected(selection):
+            if letter.place not in marks or replayed or offset is not None:
                 kept.setdefault(letter.place[:2], deque(maxlen=count)).append(letter)
-        reader.check(selection, processors, named=bool(kept))
         _warn_unreadable(reader.unreadable)
         describer = Describer(graph, environment.registry)
         describe = describer.as_json if as_json else describer.as_text
@@ -158,20 +141,6 @@ def replay(
         raise typer.Exit(1)
 
 
-def parse_since(text: str | None, now: float) -> int | None:
-    """Milliseconds since 1970 of `--since`; `now` is in seconds. Raises SettingsError."""
-    if text is None:
-        return None
-    if found := re.fullmatch(r"(\d+)([smhd])", text):
-        return int((now - int(found[1]) * UNITS[found[2]]) * 1000)
-    try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
-        raise SettingsError(
-            f"--since {text!r}: write a number with s, m, h or d, such as 1h, or a time such as 2026-05-01T12:00"
-        ) from None
-
-
 def _select(
     processor: str | None,
     error: str | None,
@@ -190,13 +159,8 @@ def _opened(target: str, bootstrap_servers: str | None, config: Path | None) -> 
     """The graph, and a real cluster to work in."""
     graph = load(target)
     graph.validate()
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
-    cluster = KafkaCluster(settings)
-    try:
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-        yield graph, Environment(cluster, registry, settings)
-    finally:
-        cluster.close()
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+        yield graph, environment
 
 
 def _warn_unreadable(reasons: list[str]) -> None:

@@ -15,9 +15,9 @@ app = typer.Typer(help="Demonstrations on real data.", no_args_is_help=True)
 @app.command("flights")
 def run_flights(
     records: Annotated[
-        int | None, typer.Option(help="only the first departures of the year; by default all 336,776", min=1)
+        int | None, typer.Option(help="so many departures, spread evenly over the year; by default all 336,776", min=1)
     ] = None,
-    kills: Annotated[int, typer.Option(help="how often a worker is killed", min=0)] = 12,
+    kills: Annotated[int, typer.Option(help="how often a worker is killed, spread over the run", min=0)] = 12,
     seed: Annotated[int, typer.Option(help="seed of the random kills")] = 1,
     output: Annotated[Path, typer.Option(help="directory for the report and its data")] = Path("flights-demo"),
 ) -> None:

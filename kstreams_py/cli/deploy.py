@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Target
 from kstreams_py.cli.run import parse_slots
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
@@ -29,7 +29,6 @@ Env = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME=VALUE", help="an environment variable of the workers; any number of times"),
 ]
-CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create missing topics first")]
 
 
 def k8s(

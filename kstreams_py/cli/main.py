@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import traceback
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from kstreams_py.cli import (
     dead_letters,
     demo,
     deploy,
+    dev,
     graph,
     jars,
     new,
@@ -25,9 +26,10 @@ from kstreams_py.cli import (
     run,
     slots,
     spark,
+    streams,
     topics,
 )
-from kstreams_py.errors import EXIT_STATUSES, KStreamsError
+from kstreams_py.errors import EXIT_STATUSES, KStreamsError, Unavailable
 from kstreams_py.running import logs, pipe
 from kstreams_py.running.output import keep_output
 from kstreams_py.settings import check_variables
@@ -51,6 +53,8 @@ app = typer.Typer(
 app.command(epilog=_exit_statuses())(run.run)
 app.command(hidden=True)(run.standby)
 app.command()(new.new)
+app.command()(dev.dev)
+app.command(hidden=True)(dev.dev_version)
 app.command()(records.send)
 app.command()(records.tail)
 app.command()(deploy.k8s)
@@ -88,6 +92,7 @@ def options(
 
 def main() -> None:
     """Run the command; a KStreamsError becomes one message and its exit status."""
+    streams.repair()
     try:
         keep_output()
         check_variables()
@@ -99,10 +104,14 @@ def main() -> None:
         _exit(error.exit_status)
     except (KeyboardInterrupt, SystemExit) as end:  # typer makes a SystemExit of a KeyboardInterrupt
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            if reason := streams.flush_output():
+                _end_without_output(reason)
             raise
         print("interrupted", file=sys.stderr)
         _exit(INTERRUPTED)
-    except Exception:  # of a user's function: its traceback shows where it was raised
+    except Exception as error:  # of a user's function: its traceback shows where it was raised
+        if streams.is_of_output(error):
+            _end_without_output(str(error))
         if _is_json():
             logger.exception("a function stopped the worker")
         else:
@@ -118,11 +127,17 @@ def _show(error: KStreamsError) -> None:
     print(error, file=sys.stderr)
 
 
+def _end_without_output(reason: str) -> NoReturn:
+    streams.discard(sys.stdout)
+    _show(Unavailable(f"standard output cannot be written: {reason}: what was printed is not complete"))
+    _exit(Unavailable.exit_status)
+
+
 def _is_json() -> bool:
     return os.environ.get(logs.FORMAT_VARIABLE, "").lower() == "json"
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     """Ends the process at once: it must not wait for a loop that did not drain in time."""
     logs.finish()
     sys.stdout.flush()

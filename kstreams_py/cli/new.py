@@ -15,8 +15,9 @@ def new(
 ) -> None:
     """Write a new project to the directory NAME: a graph with a fork, dead letters and a sink, and its tests.
 
-    With a pyproject.toml for pip, pytest and ruff, and a README that has the commands to test and to run it. Nothing is
-    overwritten: a directory that exists is refused.
+    With a pyproject.toml for pip, pytest and ruff, a Dockerfile and a compose.yaml for a broker and two workers in
+    containers, and a README that has the commands to test and to run it. Nothing is overwritten: a directory that
+    exists is refused.
     """
     for path in write_project(name, Path(name)):
         print(path)

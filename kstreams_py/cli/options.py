@@ -1,15 +1,26 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the cluster that they name."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from kstreams_py.errors import SettingsError
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.environment import Environment
 from kstreams_py.running.slot_number import slot_number
+from kstreams_py.settings import Settings
+
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Target = Annotated[
     str,
@@ -36,3 +47,29 @@ Slot = Annotated[
         "or from the name of a StatefulSet's pod",
     ),
 ]
+CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create missing topics first")]
+
+
+def parse_since(text: str | None, now: float) -> int | None:
+    """Milliseconds since 1970 of `--since`; `now` is in seconds. Raises SettingsError."""
+    if text is None:
+        return None
+    if found := re.fullmatch(r"(\d+)([smhd])", text):
+        return int((now - int(found[1]) * UNITS[found[2]]) * 1000)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise SettingsError(
+            f"--since {text!r}: write a number with s, m, h or d, such as 1h, or a time such as 2026-05-01T12:00"
+        ) from None
+
+
+@contextmanager
+def open_environment(settings: Settings) -> Iterator[Environment]:
+    """A real cluster to work in, closed at the end."""
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    cluster = KafkaCluster(settings)
+    try:
+        yield Environment(cluster, registry, settings)
+    finally:
+        cluster.close()

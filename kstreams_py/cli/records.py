@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from kstreams_py.cli.dead_letters import parse_since
-from kstreams_py.cli.options import Bootstrap, Config
+from kstreams_py.cli import streams
+from kstreams_py.cli.options import Bootstrap, Config, open_environment, parse_since
 from kstreams_py.errors import SettingsError
-from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.operations.lines import Lines
 from kstreams_py.operations.named_topic import find_topic
 from kstreams_py.operations.sending import Sender
@@ -105,6 +103,9 @@ def tail(
         typer.Option("-n", help=f"the newest ones, by default {NEWEST}; with --from the first ones from there", min=1),
     ] = None,
     partition: Annotated[int | None, typer.Option(help="only of this partition", min=0)] = None,
+    uncommitted: Annotated[
+        bool, typer.Option("--uncommitted", help="also records of transactions that are open or were aborted")
+    ] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -114,23 +115,29 @@ def tail(
     --follow. Records are in the order of their partition, and partitions are merged by the records' timestamps. What
     --graph does not decode is printed as bytes, with the reason as "undecoded". Dead letters are printed with their
     inputs decoded.
+
+    With --uncommitted, all records are printed, up to the last offset of each partition. One that readers of committed
+    records do not see has a "fate": "pending" if its transaction is open, or one that began before it is (with --follow
+    it is printed once, as pending), and "aborted" if it was aborted; "unknown" if that cannot be told, as its topic is
+    compacted.
     """
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
         found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
-        reader = Tail(environment, found, partition)
+        reader = Tail(environment, found, partition, uncommitted=uncommitted)
+        goes_on = partial(streams.is_read, sys.stdout)  # `| head` ends: not only with the next record
         ends = reader.ends()
         if begin is None:
             newest = reader.newest(count or NEWEST, ends)
-            shown: Iterable[Message] = chain(newest, reader.follow(ends)) if follow else newest
+            shown: Iterable[Message] = chain(newest, reader.follow(ends, goes_on)) if follow else newest
         else:
             starts = _begin(begin, reader, ends, follow=follow)
-            shown = islice(reader.follow(starts) if follow else reader.read(starts, ends), count)
+            shown = islice(reader.follow(starts, goes_on) if follow else reader.read(starts, ends), count)
         try:
             for m in shown:
-                print(lines.show(m), flush=follow)
+                print(lines.show(m, reader.take_fate(m)), flush=follow)
             sys.stdout.flush()
-        except BrokenPipeError:  # such as `| head`: Python's own flush at the end must not fail as well
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # such as `| head`
+            streams.discard(sys.stdout)
     if lines.shows_bytes:
         print("some records are not text: add --graph, whose serdes decode them", file=sys.stderr)
 
@@ -180,10 +187,5 @@ def _opened(
     """The lines of a topic, and a real cluster that has it."""
     graph = None if target is None else load(target)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
-    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-    lines = Lines(topic, graph, registry)
-    cluster = KafkaCluster(settings)
-    try:
-        yield lines, Environment(cluster, registry, settings)
-    finally:
-        cluster.close()
+    with open_environment(settings) as environment:
+        yield Lines(topic, graph, environment.registry), environment

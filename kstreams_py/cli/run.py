@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Partitions, Slot, Target
+from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Partitions, Slot, Target
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
 from kstreams_py.running import logs
-from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, run_in_foreground
+from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, check_tracing, run_in_foreground
 from kstreams_py.settings import Settings
+
+WORKERS_MAX: Final = 1_000
+"""Worker processes of one machine; each takes some 70 MB."""
 
 
 def run(
     target: Target,
-    workers: Annotated[int | None, typer.Option(help="worker processes, slots 0 to N-1; by default one", min=1)] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="worker processes, slots 0 to N-1; by default one", min=1, max=WORKERS_MAX),
+    ] = None,
     slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
     slot: Slot = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
-    create_topics: Annotated[bool, typer.Option("--create-topics", help="create missing topics first")] = False,
+    create_topics: CreateTopics = False,
     partitions: Partitions = None,
     http: Annotated[
         str | None,
@@ -87,7 +93,10 @@ def parse_slots(text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, dash, last = part.partition("-")
-            found += range(int(first), int(last if dash else first) + 1)
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if len(found) + numbers.stop - numbers.start > WORKERS_MAX:
+                raise SettingsError(f"--slots {text!r}: a machine runs {WORKERS_MAX:,} slots at most: name fewer")
+            found += numbers
     except ValueError:
         found = []
     if not found or len(set(found)) < len(found):
@@ -98,6 +107,7 @@ def parse_slots(text: str) -> list[int]:
 def standby(target: Target) -> None:
     """Read a slot from standard input, then run it: `run` keeps such a process ready for a worker that dies."""
     settings = Settings.load()
+    check_tracing(settings)  # what it imports is then there when the slot comes
     slot = awaited_slot()
     if slot is not None:
         run_in_foreground(SlotRun(load(target), slot, settings))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target
+from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_environment
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
-from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.topics import check_topics, create_topics
+from kstreams_py.operations.marks import MARKS_SETTINGS
+from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, ensure_topics
 from kstreams_py.settings import Settings
 
 app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
@@ -21,11 +21,18 @@ def create(
     config: Config = None,
     partitions: Partitions = None,
 ) -> None:
-    """Create the graph's missing topics."""
+    """Create the graph's missing topics, and those that the framework needs beside them (__ks.*).
+
+    Workers, and a replay of dead letters, then need no right to create topics.
+    """
     graph = load(target)
     graph.validate()
-    cluster = KafkaCluster(Settings.load(config, bootstrap_servers=bootstrap_servers))
-    created = create_topics(graph, cluster, partitions or DEFAULT_PARTITIONS)
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+        cluster = environment.cluster
+        created = create_topics(graph, cluster, partitions or DEFAULT_PARTITIONS)
+        created += create_own_topics(graph, cluster, cluster.topics(list(graph.topics)))
+        if any(processor.errors for processor in graph.processors):
+            created += ensure_topics(cluster, {graph.replayed: (1, MARKS_SETTINGS)})
     print("\n".join(f"created {name}" for name in created) or "all topics exist")
 
 
@@ -34,7 +41,8 @@ def check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = 
     """Check that the graph's topics exist and have the settings that it needs."""
     graph = load(target)
     graph.validate()
-    found = check_topics(graph, KafkaCluster(Settings.load(config, bootstrap_servers=bootstrap_servers)))
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+        found = check_topics(graph, environment.cluster)
     print(
         "\n".join(
             f"{name}: {info.partitions} partitions, replication {info.replication}" for name, info in found.items()

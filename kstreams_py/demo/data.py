@@ -6,9 +6,11 @@ The expected results are computed from the departures alone, without the graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 Row = tuple[Any, ...]
 """One departure: a value for each of FIELDS, None where the file has NA."""
@@ -27,6 +29,13 @@ OUTCOMES: Final = ("departed", "cancelled", "errors")
 
 Delays = Mapping[tuple[str, int], tuple[int, float]]
 """Per carrier and month: departed flights, and their mean arrival delay in minutes."""
+
+
+def spread(items: Sequence[T], number: int | None) -> list[T]:
+    """Returns `number` of the items, spread evenly over all of them and in their order; all for None or too many."""
+    if number is None or number >= len(items):
+        return list(items)
+    return [items[i * len(items) // number] for i in range(number)]
 
 
 @dataclass(frozen=True, slots=True)

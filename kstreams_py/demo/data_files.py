@@ -7,26 +7,25 @@ import importlib.util
 import io
 import sys
 import zipfile
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from kstreams_py.demo.data import FIELDS, Row
+from kstreams_py.demo.data import FIELDS, Row, spread
 from kstreams_py.errors import MissingSoftware
 
 _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 
-def read(limit: int | None = None) -> list[Row]:
-    """Reads the first `limit` departures of all airports in the order of the file; None for all."""
+def read(number: int | None = None) -> list[Row]:
+    """Reads `number` departures, spread evenly over the year, in the order of the file; None for all."""
     with zipfile.ZipFile(_directory() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-        lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8"))
-        columns = next(lines)
+        head, *lines = io.TextIOWrapper(file, encoding="utf-8")
+        (columns,) = csv.reader([head])
         order = [columns.index(name) for name in FIELDS]
         parse = [sys.intern if name in _TEXTS else int for name in FIELDS]
         return [
             tuple([None if line[i] == "NA" else convert(line[i]) for i, convert in zip(order, parse, strict=True)])
-            for line in islice(lines, limit)
+            for line in csv.reader(spread(lines, number))
         ]
 
 

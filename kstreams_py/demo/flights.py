@@ -7,36 +7,42 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import Final
-
-from rich.console import Console
 
 from kstreams_py import spark
 from kstreams_py.demo import data, data_files, report
 from kstreams_py.demo.checks import exit_status, judge
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.flights_graph import airports, departed, flights, graph
+from kstreams_py.demo.recoveries import Recoveries, are_running
 from kstreams_py.demo.results import Results
 from kstreams_py.demo.screen import Screen
 from kstreams_py.demo.traffic import TICK, Kills, Loader, Progress, Traffic, Watch
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import ClientError, SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.formats.registry import Registry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.operations.described import Describer
+from kstreams_py.processing.hashes import hash_prefix
 from kstreams_py.processing.topics import check_topics, create_topics
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.running import logs
+from kstreams_py.running.output import STDERR, Write
+from kstreams_py.running.progress import LockedConsole
+from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
-from kstreams_py.running.wiring import worker_command
+from kstreams_py.running.wiring import standby_command, worker_command
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import SqliteTable
 
@@ -50,6 +56,9 @@ RATE: Final = 5_000
 
 SECONDS_PER_KILL: Final = 2.0
 
+LETTERS: Final = 5
+"""Dead letters that the report shows, spread evenly over all."""
+
 STALLED: Final = 60.0
 """Seconds without a new record before the run ends early, and its results are checked as they are."""
 
@@ -57,13 +66,13 @@ STALLED: Final = 60.0
 def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     """Runs the demo, and returns the exit status: 0 if every check holds, otherwise 1.
 
-    - `records`: how many of the first departures of the file to process; None for all.
-    - `kills`: how many workers to kill.
+    - `records`: how many departures to process, spread evenly over the year; None for all.
+    - `kills`: how many workers to kill, spread evenly over the run.
     - `seed`: of the random kills.
     - `output`: the directory of the report and its data; replaces the files of an earlier run.
     """
     began = time.monotonic()
-    screen = Screen(Console())
+    screen = Screen(LockedConsole(stderr=False))
     output = _prepared(output)
     jars = spark_jars(screen.say)
     screen.say("reading the departures of 2013")
@@ -83,13 +92,15 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
             results.read(cluster)
             results.take_stored(_stored(output))
             delays = by_spark.result()
+        described = Describer(graph, registry)
+        shown = data.spread(sorted(results.letters, key=lambda letter: (letter.timestamp, letter.place)), LETTERS)
+        letters = [report.Shown(letter, described.content(letter)) for letter in shown]
     checks = judge(expected, results.found([topic.name for topic in airports], flights.name, delays))
     screen.table(checks)
     page = output / "report.html"
-    shown = report.Run(
-        graph, checks, traffic, delays, data_files.carriers(), seed, len(SLOTS), time.monotonic() - began
-    )
-    page.write_text(report.page(shown), encoding="utf-8")
+    facts = report.Facts(seed, len(SLOTS), time.monotonic() - began, is_sample=records is not None)
+    found = report.Run(graph, checks, traffic, delays, data_files.carriers(), letters, facts)
+    page.write_text(report.page(found), encoding="utf-8")
     screen.say(f"report: {page}")
     return exit_status(checks)
 
@@ -106,16 +117,30 @@ class Stage:
     def run(self, topics: dict[str, TopicInfo], loader: Loader, kills: Kills) -> Traffic:
         """Runs the workers until every departure has its outcome, or no new record comes for STALLED seconds.
 
+        Departures are written once all workers have joined, so that kills at even counts are kills at even times.
         Raises the failure that ended the workers.
         """
         partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
         watch, stopping, supervisor = Watch(self.cluster, partitions), Event(), self._supervisor()
         progress = Progress(self.cluster, graph, partitions, watch)
+        recoveries, joined, began = Recoveries(_sources(topics)), Event(), list[float]()
+
+        def note(status: RunStatus) -> None:
+            recoveries.note(status)
+            if are_running(status, [processor.id for processor in graph.processors], len(SLOTS)):
+                joined.set()
+
+        def load() -> None:
+            while not joined.wait(TICK):
+                if stopping.is_set():
+                    return
+            began.append(self.screen.begin())
+            loader.run(stopping)
+
         self.screen.say(f"{len(SLOTS)} workers, {kills.left} kills to come; the log is {self.output / LOG}")
         with self.screen, ThreadPoolExecutor() as pool:
-            started = time.monotonic()
-            workers = pool.submit(supervisor.run, lambda _: None)
-            others = [pool.submit(each.run, stopping) for each in (loader, watch)]
+            workers = pool.submit(supervisor.run, lambda _: None, note, _writer(self.output / LOG, self.screen))
+            others = [pool.submit(each) for each in (load, lambda: watch.run(stopping))]
             try:
                 while not (loader.done and not kills.left and progress.complete()):
                     for task in (workers, *others):
@@ -124,7 +149,7 @@ class Stage:
                     if workers.done() or time.monotonic() - watch.last_arrival > STALLED:
                         self.screen.say("[red]no new records[/]: checking the results as they are")
                         break
-                    self._turn(watch, loader, kills, supervisor)
+                    self._turn(watch, loader, kills, supervisor, recoveries)
             finally:
                 supervisor.stop()
                 try:
@@ -132,25 +157,68 @@ class Stage:
                 finally:
                     stopping.set()
         progress.close()
-        return Traffic(started, watch.arrivals, kills.done, watch.longest_pause.get(departed.name, 0.0))
+        found = recoveries.seconds(kills.done, watch.seen)
+        self.screen.recovered(found)
+        return Traffic(
+            began[0] if began else watch.last_arrival,
+            watch.arrivals,
+            kills.done,
+            found,
+            watch.longest_pause.get(departed.name, 0.0),
+        )
 
-    def _turn(self, watch: Watch, loader: Loader, kills: Kills, supervisor: Supervisor) -> None:
+    def _ends(self, partitions: Sequence[TopicPartition]) -> Positions | None:
+        """The ends of the topics; None if the cluster does not answer.
+
+        Of all records: what a killed process committed may lie behind an open transaction of another.
+        """
+        try:
+            return self.cluster.ends(partitions, committed=False)
+        except ClientError:
+            return None
+
+    def _turn(self, watch: Watch, loader: Loader, kills: Kills, supervisor: Supervisor, recoveries: Recoveries) -> None:
         """Kills a worker if one is due, and shows the counts."""
         if kill := kills.look(watch.counts[flights.name], supervisor.pids):
             self.screen.killed(kill, len(kills.done), len(kills.done) + kills.left)
         counts = {topic.name: watch.counts[topic.name] for topic in graph.topics.values() if topic not in airports}
         self.screen.counts(counts, loader.written, loader.records)
         time.sleep(TICK)
+        if kill and (ends := self._ends(watch.partitions)) is not None:
+            recoveries.note_ends(kill, ends)
 
     def _supervisor(self) -> Supervisor:
-        command, logged = worker_command(TARGET), 'log=$1; shift; exec "$@" 2>>"$log"'
         return Supervisor(
-            lambda slot: ["/bin/sh", "-c", logged, "worker", str(self.output / LOG), *command(slot)],
+            worker_command(TARGET),
             SLOTS,
             drain_seconds=self.settings.drain_timeout_ms / 1000 + 5,
+            standby=standby_command(TARGET),
             stuck_timeout_ms=self.settings.stuck_timeout_ms,
             environment={**self.settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(self.output)},
         )
+
+
+def _sources(topics: dict[str, TopicInfo]) -> Callable[[str, TopicPartition], bytes]:
+    """What the delivery hashes of a processor's steps begin with, by its id and the partition that it reads."""
+
+    @cache
+    def source(processor: str, tp: TopicPartition) -> bytes:
+        return hash_prefix(f"{graph.name}.{processor}", tp.topic, topics[tp.topic].topic_id, tp.partition)
+
+    return source
+
+
+def _writer(log: Path, screen: Screen) -> Write:
+    """Takes what workers write, in whole lines with their slot: their log to the file, their prints to the screen."""
+
+    def write(output: int, slot: str, lines: Sequence[bytes]) -> None:
+        if output == STDERR:
+            with log.open("ab") as file:  # one write of a file that is appended to: lines of threads are not mixed
+                file.write(b"".join(logs.dress(output, slot, line) + b"\n" for line in lines))
+        else:
+            screen.write(output, slot, lines)
+
+    return write
 
 
 def _prepared(output: Path) -> Path:

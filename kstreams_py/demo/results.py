@@ -14,6 +14,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.operations.letters import Letter, parse
 from kstreams_py.processing.hashes import hash_prefix
 from kstreams_py.records import HASH_HEADER, Message, TopicPartition
 
@@ -29,6 +30,7 @@ class Results:
         self.rows: dict[str, Counter[Row]] = {outcome: Counter() for outcome in OUTCOMES}
         self.stored: Counter[Row] = Counter()
         self.without_key = 0
+        self.letters: list[Letter] = []
         self.deliveries = Deliveries()
         self._known = {row: row for row in known}  # equal rows are kept once
         self._topics = topics
@@ -77,7 +79,9 @@ class Results:
     def _take_outcome(self, outcome: str, m: Message) -> None:
         key, value = m.key(), m.value() or b""
         if outcome == "errors":
-            value = self._dead_letter(value)["inputs"][0]["value"]
+            letter = parse(m, self._dead_letter)
+            self.letters.append(letter)
+            value = letter.inputs[0].data or b""
         self.without_key += key is None
         row = self._row(self._flight(value).values())
         if row[TAILNUM] != (None if key is None else key.decode()):

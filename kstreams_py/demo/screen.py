@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kstreams_py.demo.checks import Check
-from kstreams_py.demo.traffic import Kill
+from kstreams_py.demo.recoveries import Kill
 from kstreams_py.running.progress import Display, Rate
 
 
@@ -28,10 +29,22 @@ class Screen(Display):
         """Prints one line."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
+    def begin(self) -> float:
+        """Says that departures are written from now on, and returns the time, from which the screen counts seconds."""
+        self.say("the workers have joined: writing departures")
+        self._entered_at = time.monotonic()
+        return self._entered_at
+
     def killed(self, kill: Kill, number: int, of: int) -> None:
         """Prints a line for a kill, the `number`th of `of`."""
         after = kill.at - self._entered_at
         self.say(f"  {after:5.1f} s  [red]SIGKILL[/] {number} of {of}: slot {kill.slot} (process {kill.pid})")
+
+    def recovered(self, seconds: Sequence[float | None]) -> None:
+        """Prints a line for the times between the kills and the next commits of their slots, if there are any."""
+        if known := [each for each in seconds if each is not None]:
+            most = f"the median is {median(known):.1f} s, the longest {max(known):.1f} s"
+            self.say(f"from a kill to the slot's next commit: {most}")
 
     def counts(self, counts: Mapping[str, int], written: int, records: int) -> None:
         """Shows the number of committed records by topic, and of departures written."""

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +15,7 @@ from threading import Event
 from typing import Final
 
 from kstreams_py.demo.data import FIELDS, ORIGIN, TAILNUM, TIME_HOUR, Row
+from kstreams_py.demo.recoveries import Kill, Seen
 from kstreams_py.errors import ClientError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
@@ -23,10 +24,15 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output
 from kstreams_py.processing.guarantees import producer_mode
-from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
 
 TICK: Final = 0.05
 """Seconds between two batches of departures."""
+
+
+FIRST_KILL: Final = 0.03
+LAST_KILL: Final = 0.97
+"""The parts of the run before the first kill and until the last; after it the slot has more to commit."""
 
 
 @lru_cache(maxsize=16)
@@ -76,17 +82,20 @@ class Watch:
     """Reads every topic from its start, as records are committed, and keeps counts and times."""
 
     def __init__(self, cluster: Cluster, partitions: Iterable[TopicPartition]) -> None:
+        self.partitions = list(partitions)
         self.counts: Counter[str] = Counter()
         self.arrivals: list[tuple[float, str, int]] = []
         """(monotonic time, topic, number of records), in order of time."""
         self.reached: Positions = {}
         """The offset after the last record read, by partition."""
+        self.seen: list[Seen] = []
+        """When committed records were read, and where the last ones of each source are, in order of time."""
         self.longest_pause: dict[str, float] = {}
         """The longest time in seconds between two records of one partition, by topic."""
         self.last_arrival = time.monotonic()
         self._last: dict[TopicPartition, float] = {}
         self._consumer = cluster.consumer("flights.demo.watch", "flights.demo.watch")
-        self._consumer.assign(dict.fromkeys(partitions, 0))
+        self._consumer.assign(dict.fromkeys(self.partitions, 0))
 
     def run(self, stopping: Event) -> None:
         """Reads until `stopping` is set."""
@@ -116,29 +125,29 @@ class Watch:
         counts = Counter(m.topic() for m in records)
         self.counts.update(counts)
         self.arrivals += [(now, topic, n) for topic, n in counts.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """A SIGKILL: its time (monotonic seconds), the slot and the process."""
-
-    at: float
-    slot: int
-    pid: int
+        sources: defaultdict[bytes, Positions] = defaultdict(dict)
+        for m in records:
+            for name, value in m.headers() or ():
+                if name == HASH_HEADER and value:
+                    sources[value[:8]][TopicPartition(m.topic(), m.partition())] = m.offset()
+        if sources:
+            self.seen.append((now, sources))
 
 
 class Kills:
-    """Kills the worker of a random slot at random points of the progress.
+    """Kills the worker of a random slot at points that are spread over the run, each random within its part of it.
 
     - `number`: how many kills.
-    - `records`: the number of records in the whole run, over which the kills are spread.
+    - `records`: the number of records in the whole run. It is divided into a part for each kill, and the point is in
+      the middle half of its part, so that no two kills are close together.
     - `seed`: of the points and the slots.
     """
 
     def __init__(self, number: int, records: int, seed: int) -> None:
         self._random = random.Random(seed)
-        first, last = int(0.05 * records), int(0.97 * records)
-        self._due = sorted((self._random.randint(first, last) for _ in range(number)), reverse=True)
+        first, last = FIRST_KILL * records, LAST_KILL * records
+        parts = [number - part - 1 + self._random.uniform(0.25, 0.75) for part in range(number)]
+        self._due = [int(first + (last - first) * part / number) for part in parts]
         self.done: list[Kill] = []
 
     @property
@@ -205,10 +214,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The record of a run as seen from outside. Times are monotonic, in seconds."""
+    """The record of a run as seen from outside. Times are monotonic, in seconds; `started` is the first write's."""
 
     started: float
     arrivals: Sequence[tuple[float, str, int]]
     kills: Sequence[Kill]
+    recoveries: Sequence[float | None]
+    """Seconds from each kill to the slot's next commit; None if it committed nothing more."""
     longest_pause: float
     """The longest time between two departed flights of one partition."""
+
+    @property
+    def seconds(self) -> float:
+        """The time from the first departure that was written to the last record that was seen."""
+        return (self.arrivals[-1][0] if self.arrivals else self.started) - self.started

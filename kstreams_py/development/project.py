@@ -17,7 +17,9 @@ FILES: Final = Path(__file__).with_name("project")
 SUFFIX: Final = ".in"
 """Of each file, so that no tool takes it for a file of this package."""
 
-NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+NAME: Final = re.compile(r"[a-z](?:_?[a-z0-9]){0,40}")
+"""Of a module and of a container's image, which takes no _ at its end, and no two together."""
+
 EXAMPLE: Final = re.compile(r"(?<![a-z])shop(?![a-z])")
 
 
@@ -31,7 +33,7 @@ def write_project(name: str, directory: Path) -> list[Path]:
     that exists or cannot be written; nothing is left behind then.
     """
     if not NAME.fullmatch(name):
-        raise SettingsError(f"{name!r} cannot be the name of a module: write a-z, 0-9 and _, a letter first")
+        raise SettingsError(f"{name!r} cannot be the name of a module: write a-z, 0-9 and single _, a letter first")
     if directory.exists():
         raise SettingsError(f"{directory} exists, and nothing is overwritten: choose another name, or remove it")
     if name == "tests" or importlib.util.find_spec(name) is not None:

@@ -66,6 +66,7 @@ def start(
     if before and before.full_disk:
         logger.warning("the cluster in %s: %s", before.data_dir, before.full_disk)
     stop()
+    _check_state_is_writable()
     directory = (data_dir or Path(tempfile.mkdtemp(prefix="kstreams-broker-"))).resolve()
     kafka = EmbeddedKafka(
         classpath, java, brokers=brokers, data_dir=directory, port=port, settings=settings, outlives=True
@@ -115,9 +116,36 @@ def _state_file() -> Path:
     return Path(platformdirs.user_state_dir("kstreams_py"), "broker.json")
 
 
+def _check_state_is_writable() -> None:
+    """Raises SettingsError before a broker is started that no other command would find."""
+    directory = _state_file().parent
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"{directory} cannot be written: {error.strerror}: set XDG_STATE_HOME to another directory"
+        ) from None
+
+
 def _read_state() -> dict[str, Any] | None:
+    """What `start` has written; None if there is no such file. Raises SettingsError for one that it has not written."""
     path = _state_file()
-    return json.loads(path.read_text()) if path.exists() else None
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+        return {name: state[name] for name in ("data_dir", "temporary", "pids", "bootstrap_servers")}
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror}: set XDG_STATE_HOME to another directory"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise SettingsError(
+            f"{path} is damaged: it names the brokers that `kstreams broker start` has started: end those that still "
+            "run (`ps` shows their data directories, kstreams-broker-*), then remove the file"
+        ) from None
 
 
 def _alive(state: dict[str, Any]) -> list[int]:

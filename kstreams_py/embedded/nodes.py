@@ -157,6 +157,8 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         "group.min.session.timeout.ms": "1000",
         # retention is by the records' timestamps, and records loaded here are often years old
         "log.retention.ms": "-1",
+        # by default 7 days: a group whose data directory was left alone for longer would begin again
+        "offsets.retention.minutes": str(365 * 24 * 60),
         # the default of 128 MB is a quarter of the heap
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
     }

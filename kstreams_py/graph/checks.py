@@ -11,11 +11,14 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeVar
 
 from kstreams_py.errors import GraphError, did_you_mean
-from kstreams_py.graph.declarations import RESERVED, Classes, Options, Processor, Topic, dead_letters
+from kstreams_py.graph.declarations import RESERVED, Classes, Options, Order, Processor, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.retry import Retry
 
-Choice = TypeVar("Choice", Guarantee, Durability)
+Choice = TypeVar("Choice", Guarantee, Durability, Order)
+
+CONCURRENCY_MAX: Final = 10_000
+"""Calls at once: of a plain function each has a thread."""
 
 _TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}\Z")
 _GRAPH_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,100}\Z")
@@ -79,6 +82,24 @@ def check_retry(what: str, retry: object) -> Retry | None:
     if retry is not None and not isinstance(retry, Retry):
         raise GraphError(f"{what}: retry is {retry!r}: give Retry(...), or None for no retries")
     return retry
+
+
+def check_concurrency(processor: Processor, order: str | None) -> None:
+    """Refuses calls at once where no order of their results would keep the guarantee; `order` is None if not given."""
+    what, concurrency = f"processor {processor.id!r}", processor.concurrency
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CONCURRENCY_MAX:,}")
+    if order is not None and concurrency == 1:
+        raise GraphError(f"{what}: order={order!r} is for several calls at once: add concurrency=, or leave it out")
+    if concurrency > 1 and processor.batch:
+        raise GraphError(f"{what} is a batch, which is one call: leave concurrency out, or batch")
+    if processor.order is Order.KEY and processor.joins:
+        raise GraphError(f"{what} is a join, whose steps have several keys: choose order 'partition' or 'none'")
+    if processor.order is not Order.PARTITION and processor.guarantee is Guarantee.AT_MOST_ONCE:
+        raise GraphError(
+            f"{what} is at_most_once with order '{processor.order}': a step that ran ahead of one that fails could be "
+            "neither kept nor repeated: choose order 'partition', or another guarantee"
+        )
 
 
 def name_processor(function: Callable[..., Any], options: Options) -> str:

@@ -60,6 +60,17 @@ class Kind(StrEnum):
         return self in (Kind.ALTS, Kind.ALTS_FORK, Kind.ALTS_SINK)
 
 
+class Order(StrEnum):
+    """Which calls of a processor with `concurrency` wait for one another. Outputs are always in the order of inputs."""
+
+    PARTITION = "partition"
+    """Those of a partition: one at a time."""
+    KEY = "key"
+    """Those of a partition whose records have the same key; records without a key wait for none."""
+    NONE = "none"
+    """None."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Topic(Generic[K, V]):
     """A topic of one graph, with keys of type `K` and values of type `V`. Equal only to itself.
@@ -92,6 +103,9 @@ class Processor:
     - `stop_on`: exception classes that stop the worker instead of making a dead letter.
     - `hash_header`: outputs have the delivery hash as a header.
     - `retry`: when a step that raised is run again; None for never.
+    - `asynchronous`: the function is a coroutine function, or an asynchronous generator.
+    - `concurrency`: how many calls may be under way at once.
+    - `order`: which of these calls wait for one another.
     """
 
     id: str
@@ -108,6 +122,14 @@ class Processor:
     stop_on: tuple[type[BaseException], ...]
     hash_header: bool
     retry: Retry | None = None
+    asynchronous: bool = False
+    concurrency: int = 1
+    order: Order = Order.PARTITION
+
+    @property
+    def overlaps(self) -> bool:
+        """Calls go on while the worker fetches, writes and commits."""
+        return not self.batch and (self.asynchronous or self.concurrency > 1)
 
     @property
     def joins(self) -> bool:
@@ -120,7 +142,11 @@ Many = Sequence[End]
 
 
 class OptionsOfAll(TypedDict, total=False):
-    """The options of a processor: `id` is by default the name of the function, the others those of the graph."""
+    """The options of a processor: `id` is by default the name of the function, most others are those of the graph.
+
+    The graph has none for `concurrency`, how many calls may be under way at once (1 by default, also of an async
+    function), and for `order`, which of them wait for one another.
+    """
 
     id: str
     guarantee: Guarantee | str
@@ -129,6 +155,8 @@ class OptionsOfAll(TypedDict, total=False):
     stop_on: Classes
     hash_header: bool
     retry: Retry | None
+    concurrency: int
+    order: Order | str
 
 
 class Options(OptionsOfAll, total=False):

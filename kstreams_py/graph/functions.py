@@ -1,4 +1,4 @@
-"""Checks the signature of a processor's function: the values and the step that it takes, one result or many."""
+"""Checks the signature of a processor's function: the values and the step that it takes, and its kind of results."""
 
 from __future__ import annotations
 
@@ -37,11 +37,15 @@ def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: b
 def is_generator(what: str, function: Callable[..., Any], *, batch: bool, sink: bool) -> bool:
     """Whether the function yields its results. Raises GraphError for a function that a processor cannot call."""
     bodies = (function, type(function).__call__)
-    if any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies):
-        raise GraphError(f"{what}: its function is async, and steps run one after the other: write a plain function")
-    generator = any(inspect.isgeneratorfunction(body) for body in bodies)
+    generator = any(inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body) for body in bodies)
     if generator and batch:
         raise GraphError(f"{what} is a batch and yields: return a list of one result per record")
     if generator and sink:
         raise GraphError(f"{what} is a sink and yields, so that its body would never run: write a plain function")
     return generator
+
+
+def is_asynchronous(function: Callable[..., Any]) -> bool:
+    """Whether the function is a coroutine function, or an asynchronous generator."""
+    bodies = (function, type(function).__call__)
+    return any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies)

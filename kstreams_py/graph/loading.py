@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from kstreams_py.errors import GraphError, KStreamsError, did_you_mean
 from kstreams_py.graph.topology import Graph
+
+PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 def load(target: str) -> Graph:
@@ -21,17 +25,17 @@ def load(target: str) -> Graph:
     place, colon, name = target.partition(":")
     if not place or (colon and not name):
         raise GraphError(f"{target!r} names no graph: write module:graph or path/to/file.py:graph")
+    with suppress(OSError):  # a directory that may not be searched: the import names it
+        _check_place(place)
     try:
         module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except KStreamsError as error:
-        raise type(error)(f"{place}: {error}") from error
+        where = _where(error, within=PACKAGE)
+        own = f"{Path(place).resolve()}, line "
+        where = f", line {where.removeprefix(own)}" if where.startswith(own) else f" ({where})" if where else ""
+        raise type(error)(f"{place}{where}: {error}") from error
     except (Exception, SystemExit) as error:
-        frames = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)[1:]
-            if "importlib" not in f.filename and f.filename != __file__
-        ]
-        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        where = f" ({found})" if (found := _where(error, within=__file__)) else ""
         raise GraphError(
             f"{place!r} does not import: {type(error).__name__}: {error}{where}: "
             "correct it, or start from the directory it is in"
@@ -46,6 +50,33 @@ def load(target: str) -> Graph:
             f"{place!r} has no Graph named {name!r}: correct the name after the colon" + (f": {close}" if close else "")
         )
     return graph
+
+
+def _check_place(place: str) -> None:
+    """Raises GraphError for what is neither a Python file that exists nor the name of a module."""
+    path = Path(place)
+    is_file, is_directory = path.is_file(), path.is_dir()
+    if place.endswith(".py") and is_directory:
+        raise GraphError(f"{place!r} is a directory: name a Python file in it")
+    if place.endswith(".py") and not is_file:
+        close = did_you_mean(path.name, [each.name for each in path.parent.glob("*.py")])
+        raise GraphError(
+            f"there is no file {place!r}: {close or 'correct the path, or start from the directory it is in'}"
+        )
+    is_module = all(part.isidentifier() for part in place.split(".")) and not (is_file and path.suffix)
+    if not place.endswith(".py") and not is_module:
+        what = "a directory" if is_directory else "neither a Python file, whose name ends in .py, nor a module"
+        raise GraphError(f"{place!r} is {what}: write path/to/file.py or module, and :name if it has several graphs")
+
+
+def _where(error: BaseException, within: str) -> str:
+    """The file and line of the innermost frame of an error that is not in Python's import or `within`; "" for none."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)[1:]
+        if "importlib" not in frame.filename and not frame.filename.startswith(within)
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def _only_graph(place: str, module: ModuleType) -> Graph:

@@ -100,8 +100,8 @@ def _draw_box(box: Box) -> str:
     weight = ' font-weight="600"' if box.role == "processor" else ""
     left, top = box.x - box.width / 2, box.y - box.height / 2
     words = [
-        f'<text x="{box.x:.1f}" y="{box.y + down:.1f}" font-size="10.5" fill="{colour}">{escape(word)}</text>'
-        for word, down, colour in ((box.over, -14.5, stroke), (box.under, 22.0, ink))
+        f'<text x="{box.x:.1f}" y="{box.y + down:.1f}" font-size="10.5" fill="{ink}">{escape(word)}</text>'
+        for word, down in ((box.over, -14.5), (box.under, 22.0))
         if word
     ]
     return (

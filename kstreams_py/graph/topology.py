@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.formats.serdes import Bytes, Serde
 from kstreams_py.graph.checks import (
+    check_concurrency,
     check_dead_letter_loops,
     check_dead_letters,
     check_ends,
@@ -36,13 +37,14 @@ from kstreams_py.graph.declarations import (
     OfOne,
     Options,
     OptionsOfAll,
+    Order,
     Processor,
     Topic,
     Value,
     dead_letters,
     show_serde,
 )
-from kstreams_py.graph.functions import is_generator, wants_step
+from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
 from kstreams_py.graph.retry import Retry
 
@@ -226,7 +228,11 @@ class Graph:
                 stop_on=list_exceptions(what, chosen["stop_on"]),
                 hash_header=chosen["hash_header"],
                 retry=check_retry(what, chosen["retry"]),
+                asynchronous=is_asynchronous(function),
+                concurrency=chosen.get("concurrency", 1),
+                order=choose(what, Order, "order", chosen.get("order", Order.PARTITION)),
             )
+            check_concurrency(processor, chosen.get("order"))
             self._add(what, processor)
             return function
 
@@ -353,7 +359,9 @@ class Graph:
         lines += ["", "processors"]
         for processor in self.processors:
             words = [processor.kind, processor.guarantee, processor.durability]
-            words += [name for name in ("batch", "generator", "wants_step") if getattr(processor, name)]
+            words += [name for name in ("asynchronous", "batch", "generator", "wants_step") if getattr(processor, name)]
+            if processor.concurrency > 1:
+                words.append(f"{processor.concurrency} calls at once, in order by {processor.order}")
             words += [] if processor.hash_header else ["no hash header"]
             rows = {
                 "reads": ", ".join(map(str, processor.inputs)),

@@ -308,7 +308,10 @@ def _producers(client: Any, partition: TopicPartition) -> dict[tuple[int, int, i
 
 
 def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, tuple[str, Any]]:
-    """The transactional id of each producer id, and its newest transaction according to its coordinator."""
+    """The transactional id of each producer id, and its newest transaction according to its coordinator.
+
+    Coordinators leave out the ids on which this user lacks DESCRIBE, as if they did not know them.
+    """
     from kafka import errors  # noqa: PLC0415
 
     found: dict[int, tuple[str, Any]] = {}
@@ -324,11 +327,13 @@ def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, tuple[
 
 
 def _open_transaction(producer: Any, partition: TopicPartition, known: tuple[str, Any]) -> OpenTransaction:
-    """A producer's open transaction; it hangs unless its coordinator is going to end it on this partition."""
+    """A producer's open transaction; it hangs if a coordinator knows its id and will not end it on this partition."""
     transactional_id, described = known
-    ends = described is not None and tuple(partition) in set(map(tuple, described.topic_partitions))
-    if ends and described.state.value == "Ongoing":
-        ends = described.producer_epoch == producer.producer_epoch
+    ends = None
+    if described is not None:
+        ends = tuple(partition) in set(map(tuple, described.topic_partitions))
+        if ends and described.state.value == "Ongoing":
+            ends = described.producer_epoch == producer.producer_epoch
     return OpenTransaction(
         producer_id=producer.producer_id,
         epoch=producer.producer_epoch,
@@ -336,5 +341,5 @@ def _open_transaction(producer: Any, partition: TopicPartition, known: tuple[str
         start=producer.current_transaction_start_offset,
         written_at=producer.last_timestamp / 1000,
         transactional_id=transactional_id,
-        hangs=not ends,
+        hangs=None if ends is None else not ends,
     )

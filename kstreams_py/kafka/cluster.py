@@ -16,7 +16,7 @@ from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
 from kstreams_py.kafka.errors import ClientLog, warn_if_untested
 from kstreams_py.kafka.group_description import GroupReader
-from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.groups import OpenTransaction, Pending
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.kafka.reader import Reader
@@ -33,6 +33,9 @@ BATCH_BYTES = 1_000_000
 
 ASSIGNMENT_SECONDS: Final = 3.0
 """Seconds that a join waits for its group's assignments: a cluster without groups first creates a topic for them."""
+
+LOOK_UP_SECONDS: Final = 10.0
+"""Limit, in seconds, of the request for the transactions of a partition, during which nobody asks for its end."""
 
 LEAVE_SECONDS: Final = 4.0
 """Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
@@ -64,11 +67,15 @@ class KafkaCluster:
         self._groups = GroupReader(self._common, log)
         self._topics = TopicAdmin(self._common, self._limit, log)
         self._reader = Reader(self._of_consumers, self._limit, self._topics.explain)
+        self._uncommitted = Reader(
+            lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"}, self._limit, self._topics.explain
+        )
 
     def close(self) -> None:
         """Ends the clients of the cluster's own requests; callers end their consumers and producers."""
         self._topics.close()
         self._reader.close()
+        self._uncommitted.close()
 
     def consumer(self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False) -> KafkaConsumer:
         warn_if_untested()
@@ -158,6 +165,9 @@ class KafkaCluster:
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
         return GroupAdmin(self._settings).pending(group, partitions)
 
+    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
+        return GroupAdmin(self._settings, min(self._limit, LOOK_UP_SECONDS)).open_transactions(partition)
+
     def _of_consumers(self) -> dict[str, Any]:
         return {
             **self._common,
@@ -216,11 +226,13 @@ class KafkaCluster:
     def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
         return self._reader.starts(partitions, since)
 
-    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
-        return self._reader.ends(partitions)
+    def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
+        return (self._reader if committed else self._uncommitted).ends(partitions)
 
     def newest(self, partition: TopicPartition) -> Message | None:
         return self._reader.newest(partition)
 
-    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
-        return self._reader.read(partition, start, limit)
+    def read(
+        self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
+    ) -> Sequence[Message]:
+        return (self._reader if committed else self._uncommitted).read(partition, start, limit)

@@ -46,6 +46,9 @@ JOIN_AGAIN_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 2.0
 """The least limit, in seconds, of the call that adds offsets to a transaction."""
 
+HIGHS_SECONDS: Final = 1.0
+"""Seconds between two looks at the high watermarks."""
+
 JOIN_TURN_SECONDS: Final = 0.02
 """Limit of a call, in seconds, while there is no assignment: a call serves the rebalance, then waits for a record."""
 
@@ -72,6 +75,7 @@ class KafkaConsumer:
         - `prepare`: called with group, instance id and topics before each new client joins.
         """
         self.ends: Positions = {}
+        self.highs: Positions = {}
         self.tainted = False
         self.patience = PATIENCE_SECONDS
         """Limit, in seconds, of the next call that adds offsets to a transaction; it follows the duration of calls.
@@ -100,6 +104,7 @@ class KafkaConsumer:
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
         self._rebalances = 0
+        self._looked_at = 0.0
         self._silence = Silence(self.instance_id, self.group, self._limit)
         self._consumer = new_client(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
@@ -205,8 +210,20 @@ class KafkaConsumer:
             self._silence.heard()
         else:
             self._silence.look(self._consumer, self.ends, self._paused)
+        self._read_highs()
         # records from before a rebalance are of revoked partitions, or are read again from the committed offset
         return messages if self._rebalances == rebalances else []
+
+    def _read_highs(self) -> None:
+        """Reads the high watermarks if the last look is old. No broker is asked: each answer to a fetch has them."""
+        now = time.monotonic()
+        if now - self._looked_at < HIGHS_SECONDS:
+            return
+        found: Positions = {}
+        for tp in self.ends:
+            with suppress(ck.KafkaException):
+                found[tp] = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)[1]
+        self._looked_at, self.highs = now, found
 
     def _handle_event(self, m: Any) -> None:
         error: ck.KafkaError = m.error()
@@ -239,7 +256,7 @@ class KafkaConsumer:
         self._silence.last_error = f": {error.str()} ({error.name()})"
         logger.info(
             "%s: %s (%s); the client retries", doing, error.str(), error.name(),
-            extra=repeated(f"failures of {self.instance_id} that the client retries", error.name()),
+            extra=repeated(f"failures that the client of {self.instance_id} retries", error.name()),
         )  # fmt: skip
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
@@ -290,12 +307,16 @@ class KafkaConsumer:
             owner, holder = self._membership.ask_before_joining_again(self._consumer.memberid())
         except (ClientError, Unavailable) as error:
             logger.warning(
-                "%s: the membership is lost, and the group does not say who holds it: %s", self.instance_id, error
-            )
+                "%s: the membership is lost, and the group does not say who holds it: %s", self.instance_id, error,
+                extra=repeated(f"unanswered questions who holds the membership of {self.instance_id}", str(error)),
+            )  # fmt: skip
             return False
         if owner is Owner.ANOTHERS:
             raise replaced(self.instance_id, holder)
-        logger.warning("%s: the membership was lost, and no other worker has taken it: joining again", self.instance_id)
+        logger.warning(
+            "%s: the membership was lost, and no other worker has taken it: joining again", self.instance_id,
+            extra=repeated(f"memberships of {self.instance_id} that were lost and are taken again"),
+        )  # fmt: skip
         self.rejoin()
         return True
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.groups import OpenTransaction, Pending
 from kstreams_py.kafka.membership import Membership
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 
@@ -21,6 +21,10 @@ class Consumer(Protocol):
 
     ends: Positions
     """The end offset of each partition whose records `consume` has all returned."""
+    highs: Positions
+    """The high watermark of each partition in `ends`, some seconds old at most; above the last stable offset,
+    transactions are open. It is replaced as a whole: another thread may read it.
+    """
 
     @property
     def tainted(self) -> bool:
@@ -181,6 +185,9 @@ class Cluster(Protocol):
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
         """Which of these partitions have an offset that is pending in a transaction, and the open transactions."""
 
+    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
+        """The transactions that are open on a partition, in order of their producer ids."""
+
     def grow(self, topic: str, partitions: int) -> None:
         """Adds partitions to a topic, which then has `partitions` in all."""
 
@@ -194,17 +201,20 @@ class Cluster(Protocol):
           partition if it has none.
         """
 
-    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The last stable offset of each partition."""
+    def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
+        """The last stable offset of each partition; without `committed`, the offset after its last record."""
 
     def newest(self, partition: TopicPartition) -> Message | None:
         """The newest committed record of a partition; None if it has none."""
 
-    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
+    def read(
+        self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
+    ) -> Sequence[Message]:
         """Committed records of a partition, in order.
 
         - `start`: the first offset that is read.
         - `limit`: the most records to return; None for all.
+        - `committed`: without it, also records of transactions that are open or aborted.
         """
 
     def truncate(self, partition: TopicPartition, before: int) -> None:

@@ -87,7 +87,8 @@ class OpenTransaction:
     - `start`: the offset of its first record.
     - `written_at`: the time of its last record, in seconds since 1970.
     - `transactional_id`: "" if no coordinator names it.
-    - `hangs`: no coordinator knows the transaction, so it never ends by itself.
+    - `hangs`: whether its coordinator will not end it, so that it never ends by itself; None if none is shown to this
+      user. Kafka leaves out transactional ids on which the user lacks DESCRIBE, without an error.
     """
 
     producer_id: int
@@ -96,13 +97,12 @@ class OpenTransaction:
     start: int
     written_at: float
     transactional_id: str
-    hangs: bool
+    hangs: bool | None
 
     def describe(self, now: float) -> str:
         """This transaction in one line; `now` is in seconds since 1970."""
         name = f" ({self.transactional_id})" if self.transactional_id else ""
-        ends = "no coordinator knows of it: it never ends by itself" if self.hangs else "its coordinator will end it"
-        age = max(0.0, now - self.written_at)
+        age, ends = max(0.0, now - self.written_at), _ENDS[self.hangs]
         return f"producer {self.producer_id} epoch {self.epoch}{name} from offset {self.start}, {age:.0f} s old: {ends}"
 
 
@@ -132,13 +132,25 @@ class Pending:
         if not self.transactions:
             return f"{pinned}, which has ended on {self.kept_in} just now"
         found = "; ".join(transaction.describe(now) for transaction in self.transactions)
-        remedy = _REMEDY if any(transaction.hangs for transaction in self.transactions) else "wait for it"
+        states = {transaction.hangs for transaction in self.transactions}
+        remedy = _REMEDY if True in states else _UNSURE if None in states else "wait for it"
         return f"{pinned}; open on {self.kept_in}: {found}; {remedy}"
 
+
+_ENDS: Final[Mapping[bool | None, str]] = {
+    True: "no coordinator knows of it: it never ends by itself",
+    False: "its coordinator will end it",
+    None: "no coordinator shows it to this user: it hangs, or DESCRIBE on its transactional id is missing",
+}
+"""Whether a transaction ends, by `hangs`."""
 
 _REMEDY: Final = (
     "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
     f"outputs first and {POSITIONS_TOPIC} last: docs/exactly-once.md, 'Positions that a transaction pins'"
+)
+_UNSURE: Final = (
+    "grant this user DESCRIBE on transactional ids to see which of them hang, and end none before: "
+    "docs/exactly-once.md, 'Positions that a transaction pins'"
 )
 
 

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -90,12 +89,20 @@ class Reader:
                     return {TopicPartition(p.topic, p.partition): p.offset for p in found}
             except ck.KafkaException as error:
                 failure = error.args[0]
+            # while no broker answers, the client calls each partition unknown
+            failure = self._look_for_leaders({tp.topic for tp in partitions}) or failure
             if time.monotonic() > deadline:
                 raise self._explain(failure, topics=[tp.topic for tp in partitions])
-            with suppress(ck.KafkaException):
-                for topic in {tp.topic for tp in partitions}:
-                    self.client.list_topics(topic, ENDS_SECONDS / 3)  # or the client keeps to the leaders that it knows
             time.sleep(0.05)
+
+    def _look_for_leaders(self, topics: Collection[str]) -> Any:
+        """Asks for the leaders, or the client keeps to those that it knows; the error if none answers, or None."""
+        for topic in topics:
+            try:
+                self.client.list_topics(topic, ENDS_SECONDS / 3)
+            except ck.KafkaException as error:
+                return error.args[0]
+        return None
 
     def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         """The first and the last stable offset; asks again for a partition that was just added."""

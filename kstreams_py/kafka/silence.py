@@ -9,6 +9,7 @@ from typing import Final
 
 import confluent_kafka as ck
 
+from kstreams_py.log_fields import repeated
 from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -81,4 +82,4 @@ class Silence:
         return end.error is not None or end.offset > max(at.offset, self.start_offsets[tp], ends.get(tp, 0))
 
     def _warn(self, text: str) -> None:
-        logger.warning("%s: %s", self._member, text)
+        logger.warning("%s: %s", self._member, text, extra=repeated(f"times that {self._member} reads nothing", text))

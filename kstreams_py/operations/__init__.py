@@ -6,10 +6,11 @@ letters       rule  a dead letter as it is read back, which ones are chosen, and
 marks         rule  the records that mark dead letters as replayed
 described     acts  dead letters as text and as JSON
 lines         acts  a record as a line of JSON, and a line of JSON as a record
-pages         rule  reads the records between two offsets page by page, so that memory is bounded
+pages         acts  reads the records between two offsets page by page, so that memory is bounded
 named_topic   acts  the topic that a command names
 sending       acts  sends records to a topic, and says which were sent
-tailing       acts  reads the committed records of a topic, and follows them
+uncommitted   acts  reads records whatever became of their transactions, and tells what did
+tailing       acts  reads the records of a topic, and follows them
 reading       acts  reads the dead letters of a graph, and their marks
 steps         acts  runs the step of a dead letter through its processor, without writing
 transactions  acts  one replay at a time: outputs and marks in one transaction

@@ -52,7 +52,7 @@ class Describer:
         return json.dumps(place | self.content(letter) | {"replayed": replayed}, default=str, ensure_ascii=False)
 
     def content(self, letter: Letter) -> dict[str, Any]:
-        """What a letter holds, as JSON has it: the processor, the error, the inputs decoded."""
+        """The content of a letter as values of JSON: the processor, the error, the inputs decoded."""
         return {
             "processor": letter.processor,
             "delivery_hash": letter.delivery_hash.hex(),
@@ -95,7 +95,7 @@ class Describer:
         }
 
     def _decoded(self, topic: str, role: str, data: bytes | None) -> Any:
-        """A key or value as JSON has it; text of its bytes where no serde reads them."""
+        """A key or value as a value of JSON; its bytes as text if no serde decodes them."""
         if data is None:
             return None
         if (topic, role) not in self._decode:

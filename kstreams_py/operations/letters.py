@@ -82,6 +82,11 @@ class Letter:
     cut: str
 
     @property
+    def processor_id(self) -> str:
+        """The id of the processor in its graph."""
+        return self.processor.rpartition(".")[2]
+
+    @property
     def has_whole_inputs(self) -> bool:
         """No key, value or header of its inputs is cut."""
         return not any(part.startswith(("key of ", "value of ", "headers of ")) for part in self.cut.split("; "))
@@ -141,7 +146,7 @@ class Selection:
     def fits(self, letter: Letter) -> bool:
         """Whether the dead letter is meant."""
         return (
-            self.processor in (None, letter.processor.rpartition(".")[2])
+            self.processor in (None, letter.processor_id)
             and self.error in (None, letter.error, letter.error.rpartition(".")[2])
             and (self.since is None or letter.timestamp >= self.since)
             and self.topic in (None, letter.place.topic)

@@ -63,6 +63,8 @@ class Lines:
             raise UserMistake('not a JSON object: write {"value": ...}, with key, headers, partition and timestamp')
         if "undecoded" in record:
             raise UserMistake(f"`kstreams tail` could not decode this record: {record['undecoded']}")
+        if "fate" in record:
+            raise UserMistake(f'this record is not committed ({record["fate"]}): leave the line out, or its "fate"')
         for name in record:
             if name not in FIELDS:
                 close = did_you_mean(name, FIELDS) or f"there are {', '.join(FIELDS)}"
@@ -108,8 +110,11 @@ class Lines:
             )
         return (self._topic, value, key, partition, None, None, timestamp, headers or None)
 
-    def show(self, m: Message) -> str:
-        """The line of a record. A dead letter is shown with its inputs decoded."""
+    def show(self, m: Message, fate: str | None = None) -> str:
+        """The line of a record. A dead letter is shown with its inputs decoded.
+
+        `fate` says why readers of committed records do not see it.
+        """
         undecoded: dict[str, str] = {}
         kind, milliseconds = m.timestamp()
         content = {
@@ -121,6 +126,8 @@ class Lines:
             "value": self._show_letter(m, undecoded),
             "headers": [(name, _show_header(name, data)) for name, data in m.headers() or []],
         }
+        if fate is not None:
+            content["fate"] = fate
         if undecoded:
             content["undecoded"] = undecoded
         elif not self._has_graph:
@@ -193,7 +200,7 @@ class _Column:
 
 
 def show_data(data: bytes) -> Any:
-    """Bytes as a line has them: the text if they are UTF-8, else `{"hex": ...}`."""
+    """Bytes as a value of a line: the text if they are UTF-8, else `{"hex": ...}`."""
     try:
         return data.decode()
     except ValueError:

@@ -1,11 +1,12 @@
-"""Reads the records between two offsets page by page, so that memory is bounded."""
+"""Reads the records between two offsets of a partition page by page, so that memory is bounded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
 
-from kstreams_py.records import Message
+from kstreams_py.processing.attempts import Attempts
+from kstreams_py.records import Message, TopicPartition
 
 PAGE: Final = 200
 """Records of the first page; a record may have a megabyte."""
@@ -17,17 +18,37 @@ PAGE_MAX: Final = 6_400
 """Records of a page at most."""
 
 
-def between(page: Callable[[int, int], Sequence[Message]], start: int, end: int) -> Iterator[Message]:
-    """Yields the records from offset `start` on and before `end`; `page` reads from an offset a number of records."""
-    limit = PAGE
-    while start < end:
-        found: Sequence[Any] = page(start, limit)
-        for m in found:
-            if m.offset() >= end:
+class Readable(Protocol):
+    """What pages are read from."""
+
+    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
+        """As of Cluster."""
+
+
+class Pages:
+    """Reads from a cluster, with several attempts at a page."""
+
+    def __init__(self, cluster: Readable, attempts: Attempts) -> None:
+        self._cluster = cluster
+        self._attempts = attempts
+
+    def read(self, tp: TopicPartition, start: int, limit: int) -> list[Message]:
+        """The committed records from an offset on, `limit` at most."""
+        page: list[Message] = []
+        self._attempts.call(lambda: page.extend(self._cluster.read(tp, start, limit)))
+        return page
+
+    def between(self, tp: TopicPartition, start: int, end: int) -> Iterator[Message]:
+        """Yields the committed records from offset `start` on and before `end`."""
+        limit = PAGE
+        while start < end:
+            found: list[Any] = self.read(tp, start, limit)
+            for m in found:
+                if m.offset() >= end:
+                    return
+                yield m
+            if len(found) < limit:
                 return
-            yield m
-        if len(found) < limit:
-            return
-        start = found[-1].offset() + 1
-        if limit < PAGE_MAX and sum(map(len, found)) < PAGE_BYTES:
-            limit *= 2
+            start = found[-1].offset() + 1
+            if limit < PAGE_MAX and sum(map(len, found)) < PAGE_BYTES:
+                limit *= 2

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from kstreams_py.errors import DecodeError, GraphError, TopicError, UserMistake
@@ -13,7 +12,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
 from kstreams_py.operations.marks import marked_place
-from kstreams_py.operations.pages import between
+from kstreams_py.operations.pages import Pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
@@ -23,26 +22,14 @@ UNREADABLE_NAMED: Final = 20
 """Records that are no dead letters, and are named one by one."""
 
 
-@dataclass(slots=True)
-class Index:
-    """The dead letters that wait and are meant.
-
-    - `chosen`: by the place of one letter of each delivery, the places of all of them that wait. At least once, a crash
-      can leave several.
-    - `read`: how many dead letters of the graph were read, replayed ones among them.
-    """
-
-    chosen: dict[Place, list[Place]] = field(default_factory=dict)
-    read: int = 0
-
-
 class LetterReader:
     """Reads the dead letters that were there when this was made."""
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Raises GraphError if the graph has no topic for dead letters, TopicError if one is missing."""
         self._cluster = environment.cluster
-        self._attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
+        attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
+        self._pages = Pages(environment.cluster, attempts)
         self._graph = graph
         names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
         if not names:
@@ -73,7 +60,7 @@ class LetterReader:
         self._unreadable, self._unnamed = [], 0
         ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
-            for m in self._records(tp, end):
+            for m in self._pages.between(tp, 0, end):
                 try:
                     letter = parse(m, self._decode[tp.topic])
                 except DecodeError as error:
@@ -96,7 +83,7 @@ class LetterReader:
             return set()
         tp = TopicPartition(self._graph.replayed, 0)
         found = set[Place]()
-        for m in self._records(tp, self._cluster.ends([tp])[tp]):
+        for m in self._pages.between(tp, 0, self._cluster.ends([tp])[tp]):
             if (place := marked_place(m, self.topics)) is not None:
                 (found.discard if m.value() is None else found.add)(place)
         return found
@@ -110,24 +97,38 @@ class LetterReader:
         """The topic of the marks exists from now on."""
         self._has_marks = True
 
-    def index(self, selection: Selection, marks: Collection[Place]) -> Index:
-        """The dead letters that wait and are meant. Raises UserMistake for names and places that do not exist."""
-        found, waiting = Index(), dict[bytes, list[Place]]()
-        chosen, processors, named = dict[bytes, Place](), set[str](), False
-        for letter in self.letters():
-            found.read += 1
-            processors.add(letter.processor.rpartition(".")[2])
-            fits = selection.fits(letter)
-            named |= fits
+    def selected(self, selection: Selection) -> Iterator[Letter]:
+        """Yields the dead letters that are meant, replayed ones among them.
+
+        Raises UserMistake after the last for names and places that do not exist.
+        """
+        return (letter for letter, fits in self._judged(selection) if fits)
+
+    def waiting(self, selection: Selection, marks: Collection[Place]) -> dict[Place, list[Place]]:
+        """The dead letters that wait and are meant: by the place of one of each delivery, the places of all that wait.
+
+        At least once, a crash can leave several of a delivery. Raises UserMistake for names and places that do not
+        exist.
+        """
+        waiting, chosen = dict[bytes, list[Place]](), dict[bytes, Place]()
+        for letter, fits in self._judged(selection):
             if letter.place not in marks:
                 waiting.setdefault(letter.delivery_hash, []).append(letter.place)
                 if fits:
                     chosen.setdefault(letter.delivery_hash, letter.place)
-        self.check(selection, processors, named=named)
-        found.chosen = {place: waiting[digest] for digest, place in chosen.items()}
-        return found
+        return {place: waiting[digest] for digest, place in chosen.items()}
 
-    def check(self, selection: Selection, processors: Collection[str], *, named: bool) -> None:
+    def _judged(self, selection: Selection) -> Iterator[tuple[Letter, bool]]:
+        """Yields all dead letters, each with whether it is meant; then checks the selection by what was read."""
+        processors, named = set[str](), False
+        for letter in self.letters():
+            processors.add(letter.processor_id)
+            fits = selection.fits(letter)
+            named |= fits
+            yield letter, fits
+        self._check(selection, processors, named=named)
+
+    def _check(self, selection: Selection, processors: Collection[str], *, named: bool) -> None:
         """Raises UserMistake for a selection with a processor, topic or place that does not exist.
 
         - `processors`: those that have dead letters; they may be in the graph no more.
@@ -160,19 +161,11 @@ class LetterReader:
             return None
         found = []
         for each in letter.inputs:
-            page = self._page(TopicPartition(each.name, each.number), each.at, 1)
+            page = self._pages.read(TopicPartition(each.name, each.number), each.at, 1)
             if not page or page[0].offset() != each.at:
                 return None
             found.append(page[0])
         return tuple(found)
-
-    def _records(self, tp: TopicPartition, end: int) -> Iterator[Message]:
-        return between(lambda start, limit: self._page(tp, start, limit), 0, end)
-
-    def _page(self, tp: TopicPartition, start: int, limit: int) -> Sequence[Message]:
-        page: list[Message] = []
-        self._attempts.call(lambda: page.extend(self._cluster.read(tp, start, limit)))
-        return page
 
 
 def _hash(letter: Letter, ids: Mapping[str, str]) -> bytes:

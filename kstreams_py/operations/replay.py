@@ -98,7 +98,7 @@ def plan_replay(graph: Graph, environment: Environment, selection: Selection, re
     """Reports what a replay would run, and runs, writes and fences nothing. Raises as `replay`."""
     reader = LetterReader(graph, environment)
     steps, summary = Steps(graph, environment, reader.originals), Summary()
-    chosen = reader.index(selection, reader.marks()).chosen
+    chosen = reader.waiting(selection, reader.marks())
     for letter in reader.letters():
         if letter.place in chosen:
             inputs = steps.prepare(letter)
@@ -142,7 +142,7 @@ class _Replay:
         self._begun = self._shown = self._clock()
 
     def run(self, selection: Selection) -> Summary:
-        chosen = self._reader.index(selection, self._transactions.marks).chosen
+        chosen = self._reader.waiting(selection, self._transactions.marks)
         for letter in self._reader.letters():
             places = chosen.get(letter.place)
             if places is None or not self._transactions.marks.isdisjoint(places):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from kstreams_py.errors import RecordRefused, RecordTooLarge
@@ -12,12 +13,14 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter
+from kstreams_py.processing.calls import open_calls
 from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import pack_offset
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.plan import Intake
 from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.runners import make_runner
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.records import Inputs, TopicPartition
 
@@ -33,14 +36,14 @@ class Steps:
 
     def __init__(self, graph: Graph, environment: Environment, originals: Originals) -> None:
         self._graph = graph
-        self._registry = environment.registry
+        self._environment = replace(environment, open_calls=partial(open_calls, patience=None))
         self._originals = originals
         self._processors = {processor.id: processor for processor in graph.processors}
         self._loaded: dict[str, tuple[Runner, _OneStep]] = {}
 
     def prepare(self, letter: Letter) -> Inputs | str:
         """The inputs of the letter's step as its processor takes them now, or why the step cannot be run."""
-        name = letter.processor.rpartition(".")[2]
+        name = letter.processor_id
         processor = self._processors.get(name)
         if processor is None:
             return f"graph {self._graph.name!r} has no processor {name!r} any more: declare it again"
@@ -75,7 +78,7 @@ class Steps:
 
         Raises Stop, or what stops a worker, if the step raises that.
         """
-        processor = self._processors[letter.processor.rpartition(".")[2]]
+        processor = self._processors[letter.processor_id]
         runner, tasks = self._load(processor)
         tasks.load(inputs, letter.delivery_hash)
         plan = runner.run(Intake([inputs] if processor.joins else list(inputs)))
@@ -93,7 +96,7 @@ class Steps:
             )
             # without dead letters and retries: a step that fails again keeps the letter that it has
             once = replace(processor, retry=None)
-            self._loaded[processor.id] = Runner(once, tasks, self._registry, None), tasks
+            self._loaded[processor.id] = make_runner(once, tasks, self._environment, None), tasks
         return self._loaded[processor.id]
 
 

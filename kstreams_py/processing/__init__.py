@@ -6,11 +6,17 @@ environment      acts     what the engine works with: a cluster, settings, a clo
 ledger           rule     how far each input partition is processed, and how far that is committed
 plan             rule     an intake of steps goes into the functions, a plan of outputs comes out
 task             rule     one processor on one partition number, and the records that wait in it
+ready            rule     steps that are ready to be run, by arrival or by partition
 tasks            rule     routes records to tasks, and takes the steps that are ready
 hashes           rule     the delivery hash of a step
 outputs          rule     makes records of the results of a step
 retries          rule     which failures are tried again, and how often they were
+tracing          rule     steps in spans, and their trace context in the headers of their outputs
 runner           rule     calls the function for each step
+chains           rule     which calls may start: so many at once, and those of a chain one after the other
+calls            acts     calls of a function that are under way at once, on an event loop or in threads
+overlapping_runner  acts  runs steps whose calls overlap; outputs and offsets stay in order
+runners          acts     makes the runner of a processor, and the dead letters of its steps
 pace             rule     how many records to take at once
 states           rule     the states of a session, and its transitions
 attempts         acts     attempts at a request: how often, how long after a failure, when the worker gives up
@@ -27,6 +33,7 @@ dead_letters     rule     a step that failed, as a record
 sizes            rule     bytes that topics take: of one record, of one batch
 search           rule     finds the step whose output a topic refuses
 refused_outputs  rule     outputs that came back, of steps that are not run again
+otel             adapter  spans of steps and commits, by OpenTelemetry
 choices          rule     which input each coming step of an alts reads
 choices_journal  acts     saves the choices of an alts
 """

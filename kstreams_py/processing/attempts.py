@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kstreams_py.errors import ClientError, Fatal, Refused, Retriable
-from kstreams_py.log_fields import answers, away
+from kstreams_py.log_fields import answers, away, repeated
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class Attempts:
         """The last attempt failed because a broker is away. Another thread may read it."""
         self._is_away = False
         """Attempts failed because a broker is away, and none has succeeded since."""
-        self._cause = ""
-        """The message of the last failure."""
+        self.cause = ""
+        """The message of the last failure. Another thread may read it."""
 
     def committed(self) -> None:
         """Resets the counts."""
@@ -83,7 +83,7 @@ class Attempts:
         Raises Fatal after FAILURES_MAX of them. Retriable does not count: a broker that is away is waited for without
         limit, and the rebalance that follows a long outage must not end the worker.
         """
-        self._cause = str(error)
+        self.cause = str(error)
         if isinstance(error, Refused):
             logger.info("%s: %s; looking for the record", self._processor, error)
             self._producers = 0  # not the producer's fault, and halving ends
@@ -93,7 +93,7 @@ class Attempts:
         self._no_outages += not isinstance(error, Retriable)
         level = logging.WARNING if self._failures >= FAILURES_WARNED else logging.INFO
         self._is_away |= self.waits_for_broker
-        extra = away(self._id) if self.waits_for_broker else None
+        extra = away(self._id) if self.waits_for_broker else repeated(f"failures of {self._id}", str(error))
         logger.log(level, "%s: %s; %s", self._processor, error, then, extra=extra)
         if self._no_outages >= FAILURES_MAX:
             raise Fatal(
@@ -107,9 +107,11 @@ class Attempts:
         """Logs why a new producer could not start."""
         self.waits_for_broker = isinstance(error, Retriable)
         self._is_away |= self.waits_for_broker
-        extra = away(self._id) if self.waits_for_broker else None
+        extra = (
+            away(self._id) if self.waits_for_broker else repeated(f"producers of {self._id} that failed", str(error))
+        )
         logger.warning("%s: %s; trying again", self._id, error, extra=extra)
-        self._cause = str(error)
+        self.cause = str(error)
 
     def next_producer(self) -> None:
         """Counts a new producer, and waits before it where there were several without a commit.
@@ -118,7 +120,7 @@ class Attempts:
         """
         if self._producers > PRODUCERS_MAX:
             raise Fatal(
-                f"{self._id}: {PRODUCERS_MAX} producers in a row could not commit, at last by: {self._cause}: "
+                f"{self._id}: {PRODUCERS_MAX} producers in a row could not commit, at last by: {self.cause}: "
                 "remove the cause, then start the worker again"
             )
         if self._producers:

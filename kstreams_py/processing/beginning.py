@@ -3,14 +3,18 @@
 Kafka deletes the committed offsets of a group that is stopped for longer than `offsets.retention.minutes`. The topic
 `__ks.<graph>.beginnings` (compacted) has one record for each partition that a processor has begun to read, committed
 together with the offset at which it began. A partition that has a record and no committed offset has lost it.
+
+Without transactions the offset and the record cannot be committed together. So the offset is written to a record of its
+own first, then it is committed, then the partition is recorded as begun, and only then are its steps run: a start that
+dies in between, and whose offsets expire, begins at that offset again, unless `auto_offset_reset` is another one then.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from kstreams_py.errors import InputLost
 from kstreams_py.graph.declarations import Processor
@@ -20,6 +24,20 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
+
+START: Final = "start"
+"""The field of a record that names an offset."""
+
+POLICY: Final = "policy"
+"""The field of its `auto_offset_reset`."""
+
+_AS_NAMED: Final = " as an earlier start had named"
+
+_NAMES_START: Final = " start"
+"""Follows the processor in the key of such a record: it takes no place of what is begun, and no processor's id has it.
+
+Such a record has the form of the others: releases that know no other take it for a processor that they do not run.
+"""
 
 
 class Begun(NamedTuple):
@@ -43,12 +61,15 @@ class Beginning:
         self, environment: Environment, processor: Processor, topic: str, inputs: Mapping[str, TopicInfo]
     ) -> None:
         self._cluster = environment.cluster
-        self._from_start = environment.settings.auto_offset_reset == "earliest"
+        self._policy = environment.settings.auto_offset_reset
+        self._from_start = self._policy == "earliest"
         self._processor = processor.id
         self._topic = topic
         self._inputs = inputs
         self._begun: dict[Begun, int] | None = None
         """How many partitions the topic had when each was begun; None until the records are read."""
+        self._starts: dict[Begun, int] = {}
+        """The offsets at which partitions were about to begin under the same `auto_offset_reset`."""
         self._recorded: set[TopicPartition] = set()
         """Partitions whose beginning is known to be recorded."""
 
@@ -66,45 +87,63 @@ class Beginning:
                 f"({'not known' if minutes is None else minutes}): set them on purpose (kafka-consumer-groups "
                 "--reset-offsets, once the group has no members: `kstreams slots release`), then start again"
             )
-        first = set(partitions) if self._from_start else {tp for tp in partitions if self._was_added(tp)}
-        starts = self._cluster.starts(first) | self._cluster.ends(set(partitions) - first)
-        logger.info("%s: begins at %s", self._processor, ", ".join(f"{tp}@{at}" for tp, at in sorted(starts.items())))
+        named = {tp: at for tp in partitions if (at := self._starts.get(self._named(tp))) is not None}
+        new = set(partitions) - named.keys()
+        first = new if self._from_start else {tp for tp in new if self._was_added(tp)}
+        starts = self._cluster.starts(first | named.keys()) | self._cluster.ends(new - first)
+        starts |= {tp: max(at, starts[tp]) for tp, at in named.items()}  # records may have been deleted since
+        shown = (f"{tp}@{at}{_AS_NAMED if tp in named else ''}" for tp, at in sorted(starts.items()))
+        logger.info("%s: begins at %s", self._processor, ", ".join(shown))
         self._record_starts(starts, starts, committer)
         return starts
 
     def record_missing(self, partitions: Collection[TopicPartition], committer: Committer) -> None:
-        """Records the beginning of partitions that have a committed offset and no record, once in a process."""
+        """Records the beginning of partitions that have a committed offset and no record, once in a process.
+
+        To be called before a step of them is run: else it would be run again once the offsets have expired.
+        """
         if not self._recorded.issuperset(partitions):
-            # a static member may still hold its old assignment, with topics that this deployment does not read
-            begun, inputs = self._read(), [tp for tp in sorted(partitions) if tp.topic in self._inputs]
-            if new := [tp for tp in inputs if self._named(tp) not in begun]:
+            begun = self._read()
+            if new := [tp for tp in sorted(partitions) if self._named(tp) not in begun]:
                 self._record_starts({}, new, committer)
             self._recorded.update(partitions)
 
     def _record_starts(self, starts: Positions, partitions: Collection[TopicPartition], committer: Committer) -> None:
         assert self._begun is not None
-        named = {self._named(tp): self._inputs[tp.topic].partitions for tp in partitions}
-        committer.commit_start(starts, [self._record(each, count) for each, count in named.items()])
-        self._begun |= named
+        counts = {self._named(tp): self._inputs[tp.topic].partitions for tp in partitions}
+        named = [
+            self._record(
+                [self._processor + _NAMES_START, *self._named(tp)[1:]],
+                {"partitions": 0, START: at, POLICY: self._policy},
+            )
+            for tp, at in starts.items()
+        ]
+        # before the commit: one that fails after the records were written is repeated with the same offsets
+        self._starts |= {self._named(tp): at for tp, at in starts.items()}
+        begun = [self._record(each, {"partitions": count}) for each, count in counts.items()]
+        committer.commit_start(starts, named, begun)
+        self._begun |= counts
 
-    def _record(self, begun: Begun, count: int) -> Output:
-        return (
-            self._topic,
-            json.dumps({"partitions": count}).encode(),
-            json.dumps(begun).encode(),
-            0,
-            None,
-            None,
-            0,
-            None,
-        )
+    def _record(self, key: Sequence[object], value: Mapping[str, object]) -> Output:
+        return (self._topic, json.dumps(value).encode(), json.dumps(key).encode(), 0, None, None, 0, None)
 
     def _read(self) -> dict[Begun, int]:
         if self._begun is None:
-            self._begun = {
-                Begun(*json.loads(m.key() or b"")): json.loads(m.value() or b"")["partitions"]
-                for m in self._cluster.read(TopicPartition(self._topic, 0))
-            }
+            begun: dict[Begun, int] = {}
+            for m in self._cluster.read(TopicPartition(self._topic, 0)):
+                match _parse(m.key()):
+                    case [str(name), str(topic), str(topic_id), int(number)]:
+                        key = Begun(name.removesuffix(_NAMES_START), topic, topic_id, number)
+                    case _:
+                        continue  # of another release, as are the values that no case below takes
+                match _parse(m.value()):
+                    case {"start": int(at), "policy": str(policy)} if name.endswith(_NAMES_START):
+                        self._starts.pop(key, None)
+                        if policy == self._policy:  # else the user wants another start since
+                            self._starts[key] = at
+                    case {"partitions": int(count)} if key.processor == name:
+                        begun[key] = count
+            self._begun = begun
         return self._begun
 
     def _was_added(self, tp: TopicPartition) -> bool:
@@ -116,3 +155,11 @@ class Beginning:
 
     def _named(self, tp: TopicPartition) -> Begun:
         return Begun(self._processor, tp.topic, self._inputs[tp.topic].topic_id, tp.partition)
+
+
+def _parse(text: bytes | None) -> object:
+    """What a key or a value says; None if it is no JSON."""
+    try:
+        return json.loads(text or b"")
+    except ValueError:
+        return None

@@ -9,6 +9,7 @@ from typing import Final
 
 from kstreams_py.errors import KStreamsError, Retriable
 from kstreams_py.kafka.contracts import Consumer
+from kstreams_py.log_fields import repeated
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Positions, TopicPartition
 
@@ -54,4 +55,7 @@ class CommittedOffsets:
             held = self._cluster.pending(self._group, partitions).describe(time.time())
         except KStreamsError as error:
             held = f"which transaction holds them is not known: {error}"
-        logger.warning("%s: committed offsets have not been readable for %g s: %s", self._name, PINNED_SECONDS, held)
+        logger.warning(
+            "%s: committed offsets have not been readable for %g s: %s", self._name, PINNED_SECONDS, held,
+            extra=repeated(f"times that committed offsets of {self._name} are not readable", held),
+        )  # fmt: skip

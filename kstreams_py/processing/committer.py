@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -32,6 +33,7 @@ from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import Replacement
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
+from kstreams_py.processing.tracing import Tracing
 from kstreams_py.records import Positions
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class Context:
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: where the choices of an alts are saved; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
+    - `tracing`: makes spans of commits; None for none.
     """
 
     processor: Processor
@@ -56,6 +59,7 @@ class Context:
     replacement: Replacement
     journal: ChoicesJournal | None = None
     batch_bytes: int | None = None
+    tracing: Tracing | None = None
 
 
 class Committer(ABC):
@@ -100,6 +104,8 @@ class Committer(ABC):
         self._sleep = environment.sleep
         self._outputs: list[Output] = []
         self._steps = 0
+        self._written = 0
+        self._tracing = context.tracing
         self._since: float | None = None
         """Clock time of the oldest uncommitted step."""
         self._unraised: ClientError | None = None
@@ -153,8 +159,11 @@ class Committer(ABC):
         """
 
     @abstractmethod
-    def commit_start(self, starts: Positions, records: list[Output]) -> None:
-        """Commits the start offsets of partitions without a committed offset, and writes the records that say so."""
+    def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:
+        """Commits the start offsets of partitions without a committed offset, and writes the records that say so.
+
+        `named` are the records that name the offsets, for where offsets and records are not committed together.
+        """
 
     def write(self, plan: Plan) -> None:
         """Writes the outputs of a plan; the offsets after its steps wait for the commit."""
@@ -174,6 +183,7 @@ class Committer(ABC):
             self._since = self._clock()
         self._steps += plan.steps
         self._outputs += plan.outputs
+        self._written += len(plan.outputs)
         size = estimate(value_bytes, plan.outputs)
         self._counters.stepped(
             read=plan.steps, written=len(plan.outputs) - plan.dead_letters, failed=len(plan.failures), size=size
@@ -186,7 +196,8 @@ class Committer(ABC):
         self.check()
         if self.busy or self._ledger.uncommitted:
             started = self._clock()
-            self._commit()
+            with nullcontext() if self._tracing is None else self._tracing.commit(self._steps, self._written):
+                self._commit()
             self._counters.committed(self._clock() - started)
             self.attempts.committed()
             self._forget()
@@ -268,8 +279,10 @@ class Committer(ABC):
     def _forget(self) -> None:
         """Forgets the uncommitted steps: they are committed, or will be run again."""
         self._outputs = []
-        self._steps = 0
+        self._steps = self._written = 0
         self._since = None
+        if self._tracing is not None:
+            self._tracing.forget()
 
     def _note_failure(self, error: ClientError) -> None:
         """Records that an attempt failed, and waits before the next one if several failed in a row."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.records import HASH_HEADER, Inputs
+from kstreams_py.records import HASH_HEADER, Headers, Inputs
 
 Content = dict[str, Any]
 """A dead letter's value before it is encoded, by schemas/dead_letter.avsc."""
@@ -33,6 +33,11 @@ def format_error(error: BaseException) -> str:
         return _utf8(str(error))[:_MESSAGE_LIMIT]
     except Exception:
         return f"<{type(error).__name__}, whose __str__ raised>"
+
+
+def format_traceback(error: BaseException) -> str:
+    """The traceback of an exception in valid UTF-8, its last 16,000 characters."""
+    return _utf8("".join(traceback.format_exception(error)))[-_TRACEBACK_LIMIT:]
 
 
 def _utf8(text: str) -> str:
@@ -63,15 +68,17 @@ class DeadLetters:
     - `topic`: the topic of the dead letters.
     - `encode`: serializes their values.
     - `limit`: bytes that the topic takes as one record (see record_size()); None if it takes any size.
+    - `trace`: returns the headers of the current trace context; None without tracing.
     """
 
     processor: str
     topic: str
     encode: Callable[[Any], bytes | None]
     limit: int | None = None
+    trace: Callable[[], Headers] | None = None
 
     def of(self, failure: Failure) -> Output:
-        """The dead letter of a failure, as schemas/dead_letter.avsc has it.
+        """The dead letter of a failure, by schemas/dead_letter.avsc.
 
         A dead letter larger than `limit` is cut until it fits, and its field `cut` names what is missing: first the
         traceback, then values, then headers, then keys, then the exception's message. Of values (headers, keys) the
@@ -83,7 +90,7 @@ class DeadLetters:
             "delivery_hash": failure.delivery_hash,
             "exception_class": f"{type(error).__module__}.{type(error).__qualname__}",
             "exception_message": format_error(error),
-            "traceback": _utf8("".join(traceback.format_exception(error)))[-_TRACEBACK_LIMIT:],
+            "traceback": format_traceback(error),
             "inputs": [
                 {
                     "topic": m.topic(),
@@ -106,6 +113,8 @@ class DeadLetters:
         ]
         if failure.attempts > 1:
             headers.append((ATTEMPTS_HEADER, str(failure.attempts).encode()))
+        if self.trace is not None:
+            headers += self.trace()
 
         def record(content: Content, key: bytes | None) -> Output:
             value = self.encode(content)

@@ -6,10 +6,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from kstreams_py.formats.registry import Registry
 from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.processing.calls import OpenCalls, open_calls
+from kstreams_py.processing.tracing import OpenTracing
 from kstreams_py.settings import Settings
 
 OUTPUTS_HELD: Final = 500
@@ -27,6 +30,8 @@ class Environment:
     - `sleep`: waits for a number of seconds.
     - `outputs_held`: see OUTPUTS_HELD.
     - `chance`: returns a number between 0 and 1, by which the waits before retries differ.
+    - `open_calls`: opens the calls of a function where they overlap.
+    - `tracing`: makes the spans of a worker; None for no tracing.
     """
 
     cluster: Cluster
@@ -36,3 +41,17 @@ class Environment:
     sleep: Callable[[float], None] = time.sleep
     outputs_held: int = OUTPUTS_HELD
     chance: Callable[[], float] = random.random
+    open_calls: OpenCalls = open_calls
+    tracing: OpenTracing | None = None
+
+
+def open_tracing(settings: Settings, provider: Any = None) -> OpenTracing | None:
+    """What makes the spans of workers; None without `tracing`. Raises MissingSoftware without OpenTelemetry.
+
+    - `provider`: the tracer provider where they go; None for the program's own.
+    """
+    if not settings.tracing:
+        return None
+    from kstreams_py.processing.otel import WorkerTracing  # noqa: PLC0415, only who traces pays for OpenTelemetry
+
+    return partial(WorkerTracing, provider=provider)

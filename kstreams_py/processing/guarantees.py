@@ -53,8 +53,8 @@ class ExactlyOnce(Committer):
             self._transact(intake.starts(), self._journal.records(intake.choices))
             self._journal.saved(intake.choices)
 
-    def commit_start(self, starts: Positions, records: list[Output]) -> None:
-        self._transact(starts, records)
+    def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:  # noqa: ARG002
+        self._transact(starts, begun)
 
     def write(self, plan: Plan) -> None:
         super().write(plan)
@@ -117,9 +117,13 @@ class _WithoutTransactions(Committer):
 
     transactional = False
 
-    def commit_start(self, starts: Positions, records: list[Output]) -> None:
+    def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:
         if starts:
+            self._write_through(named)
             self.attempts.call(lambda: self._consumer.commit(starts))
+        self._write_through(begun)
+
+    def _write_through(self, records: list[Output]) -> None:
         self._call(lambda producer: producer.write(records))
         self._call(lambda producer: producer.flush())
 

@@ -16,16 +16,26 @@ class Pace:
     TAKE_MAX: Final = 500
     FETCH_SECONDS: Final = 0.2
 
-    def __init__(self, *, whole_fetches: bool) -> None:
-        self.fetch = 100
+    def __init__(self, *, whole_fetches: bool, least: int = 1) -> None:
+        """`least` is how many to fetch and to take at least."""
+        self.fetch = max(100, least)
         self._whole_fetches = whole_fetches
+        self._least = least
+        self._waited = 0.0
 
     @property
     def take(self) -> int:
         """Steps to run before looking at the clock."""
-        return self.fetch if self._whole_fetches else min(self.fetch, self.TAKE_MAX)
+        return self.fetch if self._whole_fetches else min(self.fetch, max(self.TAKE_MAX, self._least))
 
     def ran(self, steps: int, seconds: float) -> None:
         """Aims at fetches of FETCH_SECONDS of work: grows fourfold at most, shrinks at once."""
         wanted = int(self.FETCH_SECONDS * steps / seconds) if seconds > 0 else self.FETCH_MAX
-        self.fetch = max(1, min(wanted, self.fetch * 4, self.FETCH_MAX))
+        self.fetch = max(self._least, min(wanted, self.fetch * 4, self.FETCH_MAX))
+
+    def waited(self, steps: int, seconds: float) -> None:
+        """As `ran`, after a while in which calls were under way; no step may be done by then."""
+        self._waited += seconds
+        if steps:
+            self.ran(steps, self._waited)
+            self._waited = 0.0

@@ -77,6 +77,7 @@ class Plan:
       was not called.
     - `again`: what is to be run again after a wait, instead of an interrupt; it is not done.
     - `intake`: what was run.
+    - `seconds`: that the calls of these steps took, where calls overlap; None otherwise.
     - `owners`: the inputs of each output's step, where outputs have no delivery hash and are traced; None once a dead
       letter was made of them.
     """
@@ -90,6 +91,7 @@ class Plan:
     again: Again | None = None
     intake: Intake = field(default_factory=lambda: Intake([]), repr=False, compare=False)
     owners: list[Inputs | None] = field(default_factory=list)
+    seconds: float | None = None
 
     def add(self, later: Plan) -> None:
         """Adds what the steps after these came to."""
@@ -97,6 +99,7 @@ class Plan:
         self.steps += later.steps
         self.dead_letters += later.dead_letters
         self.failures += later.failures
+        self.owners += later.owners
         self.interrupt, self.tried, self.again = later.interrupt, later.tried, later.again
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
@@ -17,6 +17,7 @@ from kstreams_py.processing.outputs import Outputs, are_many, decoder, is_same, 
 from kstreams_py.processing.plan import Again, Intake, Plan, partitions_of, read_by
 from kstreams_py.processing.retries import Retries
 from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.tracing import Run, Tracing, traced
 from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
 
 Read = tuple[tuple[str, int, int], ...]
@@ -38,8 +39,9 @@ class Runner:
         dead_letters: DeadLetters | None,
         *,
         traces_outputs: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
-        """With `traces_outputs`, the step of each output can be found by `replacement`."""
+        """With `traces_outputs`, the step of each output can be found by `replacement`; `tracing` makes spans."""
         self._processor = processor
         self._tasks = tasks
         self._ledger = tasks.ledger
@@ -54,13 +56,18 @@ class Runner:
         self._refused: dict[Read, RecordRefused] = {}
         self._owned = traces_outputs and not processor.hash_header
         """Keeps the step of each output (Plan.owners), as no delivery hash names it."""
-        self._run: Callable[[Any, Plan], None] = (
+        self._run: Run = (
             self._run_batch
             if processor.batch
             else self._run_counted
             if self._joins or processor.generator
             else self._run_records
         )
+        self._run_refused: Run = self._give_dead_letters
+        self._tracing = tracing
+        if tracing is not None:
+            self._run = traced(self._run, tracing, tasks, processor)
+            self._run_refused = traced(self._run_refused, tracing, tasks, processor)
 
     def run(self, intake: Intake) -> Plan:
         """Calls the function for each step.
@@ -71,15 +78,18 @@ class Runner:
         apart = self._refused or self._owned
         plan = self._run_one_by_one(intake.steps) if apart else self._run_together(intake)
         plan.intake = intake
-        if intake.repeated:
-            self._tasks.resume(partitions_of(intake.steps))
-        if plan.interrupt is None and plan.steps < len(intake.steps):
-            left: Any = intake.steps[plan.steps :]
+        self._put_back(plan, intake.steps[plan.steps :])
+        return plan
+
+    def _put_back(self, plan: Plan, left: Sequence[Any]) -> None:
+        """Gives the tasks the steps that are not done; those to be run again come first."""
+        if plan.intake.repeated:
+            self._tasks.resume(partitions_of(plan.intake.steps))
+        if plan.interrupt is None and left:
             if plan.again is not None:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
-                self._tasks.rest = Intake(left, prepared=True, saved=intake.saved)
-        return plan
+                self._tasks.rest = Intake(left, prepared=True, saved=plan.intake.saved)
 
     def _run_together(self, intake: Intake) -> Plan:
         plan = Plan(intake=intake)
@@ -97,11 +107,11 @@ class Runner:
         whole, size = Plan(), 0
         for step in steps:
             inputs = step if self._joins else (step,)
-            if (mistake := self._refused.get(read_by(inputs))) is None:
+            if read_by(inputs) not in self._refused:
                 plan = self._run_together(Intake([step]))
             else:
-                plan = Plan(steps=1)
-                self._add_dead_letter(inputs, mistake, plan)
+                plan = Plan(intake=Intake([step]))
+                self._run_refused([step], plan)
                 self._ledger.advance(Intake([step]).positions())
             whole.add(plan)
             if whole.interrupt is not None or whole.again is not None:
@@ -297,6 +307,12 @@ class Runner:
             raise mistake
         self._refused[read] = mistake
 
+    def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
+        """Writes the dead letters of steps of which a topic has refused an output."""
+        for step in steps:
+            self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)], plan)
+            plan.steps += 1
+
     def committed(self) -> None:
         """Everything is committed: steps before the ledger's offsets will not be run again."""
         if self.retries is not None:
@@ -315,7 +331,11 @@ class Runner:
             return None
         if (owner := self._owner(output, plan)) is None:
             return None
-        return self._dead_letters.of(Failure(owner, self._tasks.delivery_hash(owner), mistake))
+        failure = Failure(owner, self._tasks.delivery_hash(owner), mistake)
+        if self._tracing is None:
+            return self._dead_letters.of(failure)
+        with self._tracing.resume(output[7] or ()):
+            return self._dead_letters.of(failure)
 
     def _owner(self, output: Output, plan: Plan) -> Inputs | None:
         """The inputs of an output's step; of equal outputs that have no delivery hash, another one at each call."""

@@ -18,6 +18,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.kafka.contracts import Consumer, Producer, ProducerMode
 from kstreams_py.kafka.membership import Owner, replaced
+from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
@@ -93,7 +94,10 @@ class Session:
         if self._mode.transactional:
             if self.producer.tainted:
                 # a request that timed out may reach the broker late and end a later transaction of the same epoch
-                logger.warning("%s: a request timed out or lost its connection: a new producer is needed", self._id)
+                logger.warning(
+                    "%s: a request timed out or lost its connection: a new producer is needed", self._id,
+                    extra=repeated(f"requests of {self._id} that timed out or lost their connection"),
+                )  # fmt: skip
                 self._require_membership(0.0)
                 self.renew("late_request")
             try:
@@ -221,7 +225,10 @@ class Session:
             try:
                 self._producer.abort_transaction()
             except ClientError as error:
-                logger.info("%s: %s; a new producer will do", self._id, error)
+                logger.info(
+                    "%s: %s; a new producer will do", self._id, error,
+                    extra=repeated(f"aborts of {self._id} that failed", str(error)),
+                )  # fmt: skip
                 if isinstance(error, Fenced):
                     self.fail(error)
                 return False
@@ -242,16 +249,21 @@ class Session:
                 break
             self._sleep(0.1)
         if owner is Owner.NOBODYS:
-            logger.warning("%s: this worker is no member of its group, and nobody else is in its place", self._id)
+            logger.warning(
+                "%s: this worker is no member of its group, and nobody else is in its place", self._id,
+                extra=repeated(f"times that {self._id} is no member of its group"),
+            )  # fmt: skip
         elif fenced and timed_out:
             logger.warning(
                 "%s: the broker timed the transaction out after %.1f s: its steps or the broker's answers took "
-                "longer than transaction_timeout_ms",
-                self._id,
-                age,
-            )
+                "longer than transaction_timeout_ms", self._id, age,
+                extra=repeated(f"transactions of {self._id} that the broker timed out"),
+            )  # fmt: skip
         elif fenced:
-            logger.warning("%s: fenced, but the membership is still ours: taking the transactional id back", self._id)
+            logger.warning(
+                "%s: fenced, but the membership is still ours: taking the transactional id back", self._id,
+                extra=repeated(f"times that {self._id} is fenced and still holds its membership"),
+            )  # fmt: skip
 
     def _owner(self) -> Owner:
         """Whose the membership is: ours or nobody's. Raises Replaced if it is another's."""
@@ -259,7 +271,10 @@ class Session:
             try:
                 owner, holder = self._consumer.membership()
             except (ClientError, Unavailable) as error:
-                logger.warning("%s: its group does not say who holds the slot: %s", self._id, error)
+                logger.warning(
+                    "%s: its group does not say who holds the slot: %s", self._id, error,
+                    extra=repeated(f"unanswered questions who holds the slot of {self._id}", str(error)),
+                )  # fmt: skip
                 self._sleep(1.0)
                 continue
             if owner is Owner.ANOTHERS:

@@ -109,6 +109,11 @@ class Task:
             yield from queue.take(len(queue.records))
 
 
+def step_bytes(step: Any) -> int:
+    """The bytes in memory that the records of a step take."""
+    return sum(map(_size, step)) if isinstance(step, tuple) else _size(step)
+
+
 def _size(m: Message) -> int:
     value, key, headers = m.value(), m.key(), m.headers()
     size = RECORD_BYTES + (len(value) if value else 0) + (len(key) if key else 0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.plan import Intake, partition_of, partitions_of
+from kstreams_py.processing.ready import Ready, ReadyByPartition
 from kstreams_py.processing.task import Task
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition
 
@@ -35,8 +35,21 @@ TAKEN_AT_LEAST: Final = 10
 class Tasks:
     """Routes: records go in with `add`, and come out as an `Intake` with `take`."""
 
-    def __init__(self, processor: Processor, ledger: Ledger, *, name: str, topic_ids: Mapping[str, str]) -> None:
-        """`name` is the processor's with that of its graph; `topic_ids` has the broker's id of each input."""
+    def __init__(
+        self,
+        processor: Processor,
+        ledger: Ledger,
+        *,
+        name: str,
+        topic_ids: Mapping[str, str],
+        refills: bool = False,
+    ) -> None:
+        """Makes the tasks of one processor.
+
+        - `name`: the processor's with that of its graph.
+        - `topic_ids`: the broker's id of each input.
+        - `refills`: `take` adds steps to the rest of an intake, as nothing has to be prepared for it.
+        """
         self.by_partition: dict[int, Task] = {}
         self.rest: Intake | None = None
         """The steps of an intake that were not run with the others: `take` gives them next.
@@ -51,7 +64,10 @@ class Tasks:
         self._alts = processor.kind.is_alts
         self._follows = False
         """A task follows saved choices."""
-        self._ready: list[Any] = []
+        self.can_refill = refills
+        self._by_partition = ReadyByPartition() if processor.overlaps else None
+        self._ready = Ready() if self._by_partition is None else self._by_partition
+        self._paused = frozenset[TopicPartition]()
         self.held: dict[int, list[Any]] = {}
         """By partition that waits before a step is run again: the steps that were ready behind that step."""
         self._repeated = deque[Sequence[Any]]()
@@ -89,7 +105,8 @@ class Tasks:
         self.ledger.clear()
         self.by_partition = {}
         self.rest = None
-        self._ready = []
+        self._ready.clear()
+        self._paused = frozenset()
         self.held = {}
         self._repeated.clear()
         self._follows = False
@@ -97,22 +114,23 @@ class Tasks:
     def add(self, messages: Sequence[Message]) -> None:
         """Takes records in, each partition's in order."""
         if not self._joins and not self._follows and not self.held:
-            self._ready = [*self._ready, *messages] if self._ready else list(messages)
+            self._ready.add(messages)
             return
-        tasks = self.by_partition
+        tasks, ready = self.by_partition, []
         for m in messages:
             task = tasks[m.partition()]
             if task.defers or m.partition() in self.held:
                 task.queues[m.topic()].append(m)
             else:
-                self._ready.append(m)
+                ready.append(m)
+        self._ready.add(ready)
         self._take_ready()
 
     def _take_ready(self) -> None:
         tasks = self.by_partition.values()
         for task in tasks:
             if task.partition not in self.held:
-                self._ready += task.take_ready()
+                self._ready.add(task.take_ready())
         self._follows = any(task.runs_left for task in tasks)
 
     @property
@@ -137,31 +155,50 @@ class Tasks:
         None that is waited for is among them: no record of it is here. The more waits in all, the less may of each, so
         that one idle input leaves enough for the tasks of other partitions. A task that waits takes nothing in.
         """
-        if not self._joins and not self._follows and not self.held:
+        if not self._joins and not self._follows and not self.held and self._by_partition is None:
             return frozenset()
         limit = BUFFER_BYTES - self._bytes
-        return frozenset(
+        full = {
             TopicPartition(topic, task.partition)
             for task in self.by_partition.values()
             for topic, queue in task.queues.items()
             if (queue.records and (len(queue.records) >= BUFFER_LIMIT or queue.bytes >= limit))
             or (task.partition in self.held and topic in task.cursors)
-        )
+        }
+        if self._by_partition is not None:
+            full |= self._backed_up(self._by_partition, limit)
+        self._paused = frozenset(full)
+        return self._paused
 
-    @property
-    def fetch_limit(self) -> int:
-        """How many records to take in at once, by the size of those that wait.
+    def _backed_up(self, ready: ReadyByPartition, limit: int) -> set[TopicPartition]:
+        """Partitions of which too many steps are ready; they go on once half of these are run.
+
+        A client that is told to pause drops what it has fetched, so that this must be rare.
+        """
+        return {
+            tp
+            for tp in self.ledger.cursors
+            if (share := 2 if tp in self._paused else 1)
+            and (ready.count(tp.partition) * share >= BUFFER_LIMIT or ready.size(tp.partition) * share >= max(1, limit))
+        }
+
+    def limit_fetch(self, wanted: int) -> int:
+        """How many records to take in at once, of as many as are wanted, by the number and size of those that wait.
 
         What the client has ready, taken all at once, would come on top of what waits.
         """
+        if (ready := self._by_partition) is not None:
+            wanted = max(1, wanted - min(map(ready.count, self.by_partition), default=0))
         waiting = sum(len(queue.records) for task in self.by_partition.values() for queue in task.queues.values())
+        waiting += 0 if self._by_partition is None else len(self._by_partition)
         if not waiting:
-            return sys.maxsize
-        return max(TAKEN_AT_LEAST, (BUFFER_BYTES - self._bytes) * waiting // self._bytes)
+            return wanted
+        return min(wanted, max(TAKEN_AT_LEAST, (BUFFER_BYTES - self._bytes) * waiting // self._bytes))
 
     @property
     def _bytes(self) -> int:
-        return sum(queue.bytes for task in self.by_partition.values() for queue in task.queues.values())
+        queued = sum(queue.bytes for task in self.by_partition.values() for queue in task.queues.values())
+        return queued if self._by_partition is None else queued + self._by_partition.total
 
     def advance(self, ends: Positions) -> None:
         """Moves past what holds no records (transaction markers), where all before it is processed."""
@@ -189,26 +226,40 @@ class Tasks:
         held = task.prefixes.get(topic) if task else None
         return (held or hash_prefix(self._name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
 
-    def take(self, limit: int) -> Intake | None:
-        """Up to `limit` ready steps, all the rest of those taken before, or all that are run again; None if none is."""
+    def take(self, limit: int, *, fills: bool = True) -> Intake | None:
+        """Up to `limit` ready steps, all the rest of those taken before, or all that are run again; None if none is.
+
+        With `fills`, a rest may grow to twice the limit, so that a partition whose steps fill it keeps none waiting.
+        """
         if (rest := self.rest) is not None:
             self.rest = None
-            return rest
+            return self._refill(rest, limit, fills=fills) if self.can_refill else rest
         if self._repeated:
             again = self._repeated.popleft()
             return Intake(again, self._choices(again) if self._alts else {}, repeated=True)
         if not self._ready:
             return None
-        steps, self._ready = self._ready[:limit], self._ready[limit:]
+        steps = self._ready.take(limit)
         return Intake(steps, self._choices(steps) if self._alts else {})
+
+    def _refill(self, rest: Intake, limit: int, *, fills: bool) -> Intake:
+        """The rest of an intake with the steps of a wait that is over, and with others that are ready."""
+        again = self._repeated.popleft() if self._repeated else ()
+        steps: list[Any] = [*rest.steps, *again]
+        steps += self._ready.take(max(0, limit - len(steps)))
+        if fills and (ready := self._by_partition) is not None and ready:
+            counts = Counter(map(partition_of, steps))
+            share = limit // len(counts.keys() | set(ready.partitions))
+            for number in ready.partitions:
+                steps += ready.take_of(number, share - counts[number])
+        return Intake(steps, repeated=bool(again))
 
     # Partitions that wait before a step is run again.
 
     def hold(self, partitions: Collection[int]) -> None:
         """Lets these partitions wait; what is ready of them waits, too."""
         for number in partitions:
-            self.held.setdefault(number, []).extend(m for m in self._ready if partition_of(m) == number)
-        self._ready = [step for step in self._ready if partition_of(step) not in self.held]
+            self.held.setdefault(number, []).extend(self._ready.pull((number,)))
 
     def hold_back(self, failed: Sequence[Any], left: Sequence[Any]) -> list[Any]:
         """Lets the partitions of steps that failed wait, and returns those of `left` that need not.
@@ -230,7 +281,7 @@ class Tasks:
     def resume(self, partitions: Collection[int]) -> None:
         """Ends the wait of these partitions: what was ready comes first, then what has come in since."""
         behind = [step for number in partitions for step in self.held.pop(number, ())]
-        self._ready = [*behind, *self._ready]
+        self._ready.put_first(behind)
         self._take_ready()
 
     def _choices(self, steps: Sequence[Message]) -> dict[int, Choices]:

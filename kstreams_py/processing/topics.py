@@ -67,8 +67,8 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
     )
 
 
-def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> None:
-    """Creates the framework's own topics, and lets journals grow with their inputs."""
+def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> list[str]:
+    """Creates the framework's own topics, and returns their names; lets journals grow with their inputs."""
     journals = {
         journal: found[processor.inputs[0].name].partitions
         for processor in graph.processors
@@ -76,21 +76,24 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
     }
     wanted = {name: (partitions, JOURNAL_SETTINGS) for name, partitions in journals.items()}
     wanted[graph.beginnings] = (1, BEGINNINGS_SETTINGS)
-    ensure_topics(cluster, wanted)
+    return ensure_topics(cluster, wanted)
 
 
-def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> list[str]:
     """Creates the framework's own topics that are missing, and adds partitions to those that have fewer.
 
-    `wanted` has their partitions and settings by name. Raises TopicError for settings that differ.
+    `wanted` has their partitions and settings by name. Returns the names of those that it has created. Raises
+    TopicError for settings that differ.
     """
     existing = cluster.topics(list(wanted))
-    cluster.create_topics((name, *wanted[name][:1], -1, wanted[name][1]) for name in wanted if name not in existing)
+    missing = [name for name in wanted if name not in existing]
+    cluster.create_topics((name, *wanted[name][:1], -1, wanted[name][1]) for name in missing)
     for name, info in existing.items():
         partitions, settings = wanted[name]
         _check_settings(info, settings)
         if info.partitions < partitions:
             cluster.grow(name, partitions)
+    return missing
 
 
 def _check_settings(info: TopicInfo, wanted: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kstreams_py.graph.retry import Then
+from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
 from kstreams_py.processing.dead_letters import format_error
 from kstreams_py.processing.environment import Environment
@@ -51,6 +52,8 @@ class Waits:
         self._chance = environment.chance
         self._counters = counters
         self._waits: list[Wait] = []
+        self.why = ""
+        """The newest failure, and what follows, as text. Another thread may read it."""
         self._warned: dict[int, float] = {}
         """By partition, when it was last warned of."""
 
@@ -116,14 +119,11 @@ class Waits:
         if warns:
             self._warned |= dict.fromkeys(partitions, now)
         if retry.then is Then.PAUSE and again.attempts >= retry.attempts:
-            logger.log(
-                level,
-                "%s: partition %s is paused after %d attempts: %s; the next is in %.1f s",
-                self._processor, names, again.attempts, error, seconds,
-            )  # fmt: skip
+            self.why, then = f"partition {names} is paused after {again.attempts} attempts: {error}", "; the next"
         else:
-            logger.log(
-                level,
-                "%s: partition %s waits: %s; attempt %d of %d is in %.1f s",
-                self._processor, names, error, again.attempts + 1, retry.attempts, seconds,
-            )  # fmt: skip
+            self.why = f"partition {names} waits: {error}; attempt {again.attempts + 1} of {retry.attempts}"
+            then = ""
+        many = f"{'partitions that wait' if warns else 'failed attempts'} of processor {self._processor}"
+        logger.log(
+            level, "%s: %s%s is in %.1f s", self._processor, self.why, then, seconds, extra=repeated(many, self.why)
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from threading import Event
 from typing import Any, Final
 
@@ -23,23 +24,24 @@ from kstreams_py.errors import (
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committed import CommittedOffsets
 from kstreams_py.processing.committer import Context
-from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.growth import Growth
 from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.outputs import encoder
+from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.pace import Pace
 from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
-from kstreams_py.processing.sizes import batch_bytes, record_bytes
+from kstreams_py.processing.sizes import batch_bytes
 from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.tracing import Tracing
 from kstreams_py.processing.waits import Waits
 from kstreams_py.records import Positions, TopicPartition
 
@@ -91,28 +93,23 @@ class Worker:
         )
         self.ledger = Ledger()
         topic_ids = {topic: info.topic_id for topic, info in topics.items()}
-        self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids)
-        dead_letters = _dead_letters(graph, processor, topics, environment)
-        self.runner = Runner(
-            processor, self.tasks, environment.registry, dead_letters, traces_outputs=committer.traces_outputs
-        )
         journal = graph.journal(processor)
+        prepares = committer.commits_each_intake or journal is not None
+        refills = processor.overlaps and not prepares
+        self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids, refills=refills)
+        tracing = environment.tracing(graph.name, processor, slot) if environment.tracing else None
+        dead_letters = open_dead_letters(graph, processor, topics, environment, tracing)
+        self.runner = make_runner(
+            processor, self.tasks, environment, dead_letters, tracing, traces_outputs=committer.traces_outputs
+        )
+        self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
+        """The runner, where calls overlap."""
         self._journal = ChoicesJournal(journal, environment.cluster) if journal else None
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
-        self.committer = committer(
-            Context(
-                processor,
-                self.ledger,
-                self.consumer,
-                environment,
-                self.instance_id,
-                self.counters,
-                self.runner.replacement,
-                self._journal,
-                batch_bytes(topics[topic] for topic in written if topic in topics),
-            )
-        )
-        self.pace = Pace(whole_fetches=committer.commits_each_intake or journal is not None)
+        least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
+        limit = batch_bytes(topics[topic] for topic in written if topic in topics)
+        self.committer = committer(self._context(environment, limit, tracing))
+        self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries
         self._waits = Waits(processor.id, retries, self.tasks, environment, self.counters) if retries else None
@@ -124,6 +121,21 @@ class Worker:
         self._drain_seconds = environment.settings.drain_timeout_ms / 1000
         self._stopping = stopping
         self._reset()
+
+    def _context(self, environment: Environment, batch_bytes: int | None, tracing: Tracing | None) -> Context:
+        """What the guarantee works with."""
+        return Context(
+            self.processor,
+            self.ledger,
+            self.consumer,
+            environment,
+            self.instance_id,
+            self.counters,
+            self.runner.replacement,
+            self._journal,
+            batch_bytes,
+            tracing,
+        )
 
     def _reset(self) -> None:
         """Starts with no assignment, no intake and no failure."""
@@ -161,6 +173,14 @@ class Worker:
         return WorkerState.RUNNING if self.ledger.cursors else WorkerState.SPARE
 
     @property
+    def why(self) -> str:
+        """The reason of the state, as text: of a broker that is away, and of a step that is run again; "" otherwise."""
+        state = self.state
+        if state is WorkerState.RETRYING and self._waits is not None:
+            return self._waits.why
+        return self.committer.attempts.cause if state is WorkerState.BROKER_AWAY else ""
+
+    @property
     def is_retrying(self) -> bool:
         """A partition waits before a step is run again. Any thread may ask."""
         return bool(self.tasks.held or self._owed)
@@ -181,6 +201,7 @@ class Worker:
             self.finish()
         except (UserMistake, Unavailable, InputLost, DrainTimeout, Fatal):
             try:
+                self._finish_calls(self._last_moment)
                 self.committer.give_back()
             except KStreamsError as error:
                 logger.error("%s: at most once: steps that were not run are lost: %s", self.processor.id, error)
@@ -224,11 +245,11 @@ class Worker:
 
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
         """
-        deadline = self._clock() + self._drain_seconds * DRAIN_SHARE
+        deadline = self._last_moment
         self._rejoin_to_give_back(deadline)
         while True:
             try:
-                self._run_saved()
+                self._run_saved() if self.overlapping is None else self._finish_calls(deadline)
                 self._commit()
                 self.committer.give_back()
             except ClientError as error:
@@ -251,11 +272,55 @@ class Worker:
         elif self._interrupt is not None:
             raise self._interrupt
 
+    @property
+    def _last_moment(self) -> float:
+        """Clock time until which a drain that begins now may wait."""
+        return self._clock() + self._drain_seconds * DRAIN_SHARE
+
+    def _finish_calls(self, deadline: float) -> None:
+        """Makes no more calls, and waits for those under way; the other steps are run again, or given back.
+
+        At most once, committed steps are run first, for half of the time; one whose call does not end counts as done.
+        """
+        overlapping, must_finish, failure = self.overlapping, self.committer.must_finish, None
+        if overlapping is None or (self._must_rewind and not must_finish):
+            return
+        half = self._clock() + (deadline - self._clock()) / 2
+        while self.tasks.rest is not None and self._taken is None and self._clock() < deadline:
+            if not must_finish or self._clock() >= half:
+                overlapping.finish()
+                if not (overlapping.has_open if must_finish else overlapping.is_calling):
+                    break
+            self._take()
+            failure = self._run_past_failures() or failure
+        overlapping.finish()
+        left = overlapping.under_way()
+        if must_finish:
+            self.ledger.advance(left)
+            self._taken = self.tasks.rest = None
+        if left:
+            what = "outputs are lost" if must_finish else "they will be made again"
+            logger.warning("%s: calls under way are given up: %s", self.processor.id, what)
+        if failure is not None:
+            raise failure
+
+    def _run_past_failures(self) -> ClientError | None:
+        """Runs the intake that was taken; at most once, returns an error: the outputs stay in the committer."""
+        try:
+            self._run_taken()
+        except ClientError as error:
+            if not self.committer.must_finish:
+                raise
+            if not isinstance(error, Refused):
+                return error
+            self.committer.recover(error)  # the next commit writes its dead letter
+        return None
+
     def _rejoin_to_give_back(self, deadline: float) -> None:
         """At most once: joins again if a late commit could undo what is given back, and waits for the assignment."""
         if self.consumer.tainted and self.ledger.unprocessed:
             try:
-                self._run_saved()
+                self._run_saved() if self.overlapping is None else self._finish_calls(deadline)
                 self._commit()
             except ClientError as error:
                 self._recover(error)
@@ -277,6 +342,8 @@ class Worker:
 
     def close(self) -> None:
         """Ends producer and consumer without a commit; at most once, waits for outputs that are on their way."""
+        if self.overlapping is not None:
+            self.overlapping.close()
         self.committer.end()
         self.consumer.close()
 
@@ -290,9 +357,7 @@ class Worker:
             self.consumer.pause(self._assigned)
         started = self._clock()
         hurried = self._must_rewind or self.committer.busy or self.tasks.ready
-        records = self.consumer.consume(
-            min(self.pace.fetch, self.tasks.fetch_limit), 0.0 if hurried else self._patience
-        )
+        records = self.consumer.consume(self.tasks.limit_fetch(self.pace.fetch), 0.0 if hurried else self._patience)
         idle = self._clock() - started >= IDLE_WAIT
         self._follow_group()
         if self._failure is not None:
@@ -313,7 +378,7 @@ class Worker:
         # steps that raised or are not run are not processed; a commit that may come late must not be overtaken
         if not records and self._interrupt is None and self._taken is None and not self.consumer.tainted:
             self.tasks.advance(self.consumer.ends)
-            if self.committer.busy or idle:
+            if (self.committer.busy and self.tasks.rest is None) or idle:
                 self._commit()
         self.consumer.pause(self.tasks.paused)
 
@@ -340,11 +405,16 @@ class Worker:
             # overtaken by the next one: the group is heard between them
             if (failed and not intake.repeated) or (self.committer.commits_each_intake and self.tasks.rest is None):
                 return
+            if self.overlapping is not None and self.tasks.rest is not None:  # calls are under way meanwhile
+                return
 
     def _take(self) -> Intake | None:
         """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
-            self._taken = self.tasks.take(min(self.pace.take, self.search.limit))
+            limit = self.pace.take
+            if self.overlapping is not None:  # at least one of each partition, or these would not overlap
+                limit = max(limit, len(self.tasks.by_partition))
+            self._taken = self.tasks.take(min(limit, self.search.limit), fills=not self.search.searching)
         return self._taken
 
     def _run_taken(self) -> bool:
@@ -360,17 +430,20 @@ class Worker:
         started = self._clock()
         plan = self.runner.run(intake)
         seconds = self._clock() - started
-        self.pace.ran(max(1, plan.steps), seconds)
-        self.counters.ran(plan.steps, seconds)
+        if plan.seconds is None:
+            self.pace.ran(max(1, plan.steps), seconds)
+        else:
+            self.pace.waited(plan.steps, seconds)
+        self.counters.ran(plan.steps, seconds if plan.seconds is None else plan.seconds)
         if plan.steps:
-            self._last = intake
+            self._last = plan.intake
         if plan.again is not None and self._waits is not None:
             self._waits.begin(plan.again)
         if plan.interrupt is not None and self.committer.must_finish:
             self._stop(plan.interrupt)
         if plan.interrupt is not None and not self.committer.must_finish:
             self._finish_and_stop(plan, plan.interrupt)
-        else:
+        elif plan.steps or plan.tried:
             self.committer.write(plan)
         if self.committer.due or self.search.searching:
             self._commit()
@@ -450,8 +523,6 @@ class Worker:
         self.search.committed(steps)
         if self.ledger.cursors:  # else between two assignments: the partitions may come back
             self.runner.committed()
-        if steps and self.ledger.cursors:
-            self._beginning.record_missing(self.ledger.cursors.keys(), self.committer)
 
     def rewind(self) -> None:
         """Goes back to the committed offsets; an alts also to the choices that were saved and not delivered."""
@@ -468,6 +539,9 @@ class Worker:
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)
+        self._beginning.record_missing(positions.keys(), self.committer)
+        if self.overlapping is not None:
+            self.overlapping.abandon()
         choices = {tp.partition: self._journal.newest(tp.partition) for tp in positions} if self._journal else {}
         starts = self._start_at(positions, owed) if owed else positions
         for reason in self.tasks.assign(starts, choices):
@@ -493,7 +567,10 @@ class Worker:
 
     def _rejoin(self, owed: dict[TopicPartition, tuple[int, int]]) -> None:
         """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
-        logger.warning("%s: a commit of offsets may reach the broker late: joining again", self.processor.id)
+        logger.warning(
+            "%s: a commit of offsets may reach the broker late: joining again", self.processor.id,
+            extra=repeated(f"commits of offsets of processor {self.processor.id} that may come late"),
+        )  # fmt: skip
         self._let_go()
         self._owed = owed
         self.consumer.rejoin()
@@ -512,7 +589,8 @@ class Worker:
             self._follow_group()
             if self._owed:
                 self._give_owed_back()
-            self.committer.revoked(self._run_saved)
+            overlaps = self.overlapping is not None and self.committer.must_finish
+            self.committer.revoked(partial(self._finish_calls, self._last_moment) if overlaps else self._run_saved)
         except Exception as error:
             self._failure = error
         self._let_go()
@@ -525,20 +603,25 @@ class Worker:
             if assigned is None:
                 self._lose()
             else:
-                logger.info("%s: holds %s", self.processor.id, ", ".join(sorted(map(str, assigned))) or "no partition")
+                held = ", ".join(sorted(map(str, assigned))) or "no partition"
+                logger.info(
+                    "%s: holds %s", self.processor.id, held,
+                    extra=repeated(f"assignments of processor {self.processor.id}", held),
+                )  # fmt: skip
                 self._assigned = assigned
                 self._must_rewind = True
 
     def _lose(self) -> None:
         """Acts on a lost membership: only steps that no other worker would run are run."""
         may_lose = self._owing() or self._owed or (self._taken is not None and self._taken.saved)
-        held = set(self.tasks.held)
+        held, owes = set(self.tasks.held), self.tasks.owes
         self.committer.lost()
         try:
             self._run_rest_past_refusals()
         except ClientError as error:
             logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
-        if may_lose or self.tasks.held.keys() - held:  # a step of the rest that failed now is not run again
+        cut_short = owes and self._interrupt is not None
+        if may_lose or cut_short or self.tasks.held.keys() - held:  # a step of the rest that failed is not run again
             logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
         self._let_go()
 
@@ -556,20 +639,10 @@ class Worker:
         self._assigned = set()
         self._taken = None
         self._owed, self._given = {}, {}
+        if self.overlapping is not None:
+            self.overlapping.abandon()
         self.tasks.clear()
 
 
 def _fetched_bytes(records: Sequence[Any]) -> int:
     return sum(map(len, records))  # the length of a client's record is that of its value
-
-
-def _dead_letters(
-    graph: Graph, processor: Processor, topics: Mapping[str, TopicInfo], environment: Environment
-) -> DeadLetters | None:
-    """The dead letters of a processor, as large as their topic and the client take them; None if it has none."""
-    if processor.errors is None:
-        return None
-    topic = graph.topics[processor.errors]
-    encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
-    limit = record_bytes(topics.get(topic.name), environment.settings.kafka)
-    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, limit)

@@ -14,6 +14,7 @@ live_picture rule     the graph's picture for the page
 folding      rule     how many log lines alike become few, with counts
 logs         adapter  the log of the command: format, level, what each line is about
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
+hidden       acts     finds inputs whose newest records open transactions hide, and whose these are
 lines        rule     the lines of worker processes, whole, each with its slot
 dashboard    rule     the rows of the live table
 progress     adapter  a live table in a terminal with the workers' output above it, plain lines elsewhere
@@ -28,6 +29,7 @@ page         acts     the page /
 exposition   adapter  the series in Prometheus' text format
 endpoints    acts     the answers of /, /metrics, /livez, /readyz, /status
 server       adapter  the HTTP server of a run
+span_export  adapter  where spans go: exporters by the OTEL_* variables
 wiring       acts     builds a run: a slot on a real cluster, or a supervisor of several
 start        acts     the Python functions run() and start()
 """

@@ -103,7 +103,8 @@ class Endpoints:
     def _findings(self, view: View | None) -> list[Finding]:
         if view is None:
             return []
-        seen = Seen(view.status, view.rates, view.lagging, self._clock(), self._wall(), self._still_limit)
+        now, wall = self._clock(), self._wall()
+        seen = Seen(view.status, view.rates, view.lagging, view.failing, now, wall, self._still_limit)
         return find(self._graph.processors, seen)
 
     def _still(self, view: View | None) -> list[str]:

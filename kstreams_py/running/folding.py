@@ -5,6 +5,7 @@ Counts are exact: what is not written is counted by a later line. Times are seco
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -12,10 +13,19 @@ MINUTE: Final = 60.0
 """Seconds between two lines about a broker that is away."""
 
 WINDOW: Final = 10.0
-"""Seconds over which lines that repeat are counted."""
+"""Seconds over which lines that repeat are counted; twice as long each time that lines were counted, up to MINUTE."""
 
 WRITTEN: Final = 5
-"""Lines of a kind that are written in each WINDOW; the others are counted."""
+"""Lines of a kind that are written in its first window; one in each that follows. The others are counted."""
+
+NEW_WRITTEN: Final = 5
+"""Lines whose text is new to their kind that are written in each window besides."""
+
+TEXTS: Final = 100
+"""Texts that are remembered of a kind; the oldest is forgotten."""
+
+_NUMBER: Final = re.compile(r"\d+")
+"""What does not make a text another one: offsets, times and ids."""
 
 
 class Folded(NamedTuple):
@@ -78,32 +88,59 @@ class Outage:
 
 @dataclass(slots=True)
 class _Kind:
-    level: int
     since: float
-    written: int = 0
+    window: float = WINDOW
+    left: int = WRITTEN
+    """Lines that are still to be written in this window."""
+    new_left: int = NEW_WRITTEN
+    """Lines with a new text that are still to be written in this window besides."""
+    texts: dict[str, None] = field(default_factory=dict)
+    """The texts that were written, without their numbers."""
+    level: int = 0
+    """The highest level that was written in this window."""
     hidden: int = 0
+    hidden_level: int = 0
     newest: str = ""
+
+    def take(self, newest: str, level: int) -> bool:
+        text = _NUMBER.sub("", newest)
+        is_new = text not in self.texts and self.new_left > 0
+        if not (self.left or is_new or level > self.level):
+            self.hidden += 1
+            self.hidden_level, self.newest = max(self.hidden_level, level), newest
+            return False
+        if self.left:
+            self.left -= 1
+        elif is_new:
+            self.new_left -= 1
+        self.level = max(self.level, level)
+        self.texts[text] = None
+        if len(self.texts) > TEXTS:
+            del self.texts[next(iter(self.texts))]
+        return True
 
 
 @dataclass
 class Repeats:
-    """Lines of which many are alike: WRITTEN of a kind are written in each WINDOW, the others counted."""
+    """Lines of which many are alike: some are written, the others counted, the longer they go on the fewer.
+
+    The first with a new text is written, as far as they are few, and the first at a higher level in a window.
+    """
 
     _kinds: dict[str, _Kind] = field(default_factory=dict)
 
     def take(self, what: str, newest: str, level: int, now: float) -> bool:
         """Counts a line; returns whether it is written."""
-        kind = self._kinds.setdefault(what, _Kind(level, now))
-        if kind.written < WRITTEN:
-            kind.written += 1
-            return True
-        kind.level, kind.newest = max(kind.level, level), newest
-        kind.hidden += 1
-        return False
+        return self._kinds.setdefault(what, _Kind(now)).take(newest, level)
 
     def due(self, now: float) -> list[Folded]:
-        """Returns the counts of the windows that are over."""
-        return self._end(now, [what for what, kind in self._kinds.items() if now - kind.since >= WINDOW])
+        """Returns the counts of the windows that are over; a kind of which none were counted is new again."""
+        over = {what: kind for what, kind in self._kinds.items() if now - kind.since >= kind.window}
+        found = self._end(now, list(over))
+        for what, kind in over.items():
+            if kind.hidden:
+                self._kinds[what] = _Kind(now, min(2 * kind.window, MINUTE), left=1, texts=kind.texts)
+        return found
 
     def finish(self, now: float) -> list[Folded]:
         """Returns all counts, at the end of the process."""
@@ -112,8 +149,9 @@ class Repeats:
     def _end(self, now: float, names: list[str]) -> list[Folded]:
         ended = [(what, self._kinds.pop(what)) for what in names]
         return [
-            Folded(kind.level, f"{kind.hidden:,} more {what} in {now - kind.since:.0f} s, last {kind.newest}", what)
+            Folded(kind.hidden_level, f"{kind.hidden:,} more {what} in {now - kind.since:.0f} s{last}", what)
             for what, kind in ended
+            for last in [f", last {kind.newest}" if kind.newest else ""]
             if kind.hidden
         ]
 

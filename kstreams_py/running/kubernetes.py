@@ -17,6 +17,8 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 _SECRET: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
+_IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w.:/-]*(@[\w+.-]+:[0-9a-fA-F]+)?", re.ASCII)
+
 _QUANTITY: Final = re.compile(r"(\d+(\.\d+)?|\.\d+)(m|k|M|G|T|Ki|Mi|Gi|Ti)?", re.ASCII)
 
 
@@ -50,6 +52,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         for option, value, pattern, remedy in (
+            ("--image", self.image, _IMAGE, "write an image such as registry/shop:1.0"),
             ("--name", self.name, _NAME, "use up to 52 of a-z, 0-9 and -, a letter first and no - at the end"),
             ("--namespace", self.namespace, _NAMESPACE, "use up to 63 of a-z, 0-9 and -, no - at either end"),
             ("--secret", self.secret, _SECRET, "use a-z, 0-9, - and ., a letter or digit at both ends"),

@@ -17,7 +17,7 @@ from typing import Any, Final
 from rich.logging import RichHandler
 
 from kstreams_py.errors import MissingSoftware, SettingsError
-from kstreams_py.log_fields import FOLD
+from kstreams_py.log_fields import FOLD, repeated
 from kstreams_py.running.folding import Folded, Outage, Repeats, named
 from kstreams_py.running.lines import is_json, prefixed
 from kstreams_py.running.output import STDERR
@@ -33,6 +33,12 @@ FORMAT_VARIABLE: Final = "KSTREAMS_LOG_FORMAT"
 
 FIELDS: Final = ("graph", "processor", "slot", "partition")
 """What a line is about; of each line those that are known."""
+
+OTEL_MAX: Final = 200
+"""Characters that are shown of a line of OpenTelemetry, which may quote a whole header of a record."""
+
+OTEL_HEADERS: Final = "opentelemetry.util.re"
+"""The logger that quotes what is no header in OTEL_EXPORTER_OTLP_HEADERS: a secret, often."""
 
 TICK: Final = 1.0
 """Seconds between two looks whether a line is due that stands for others."""
@@ -77,6 +83,7 @@ def configure() -> None:
         target.setFormatter(_Named("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler = target if level == "DEBUG" else Folding(target)
     handler.addFilter(_add_context)
+    handler.addFilter(tame)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("kafka").setLevel(logging.NOTSET)
     if level != "DEBUG":
@@ -102,6 +109,30 @@ def _add_context(record: logging.LogRecord) -> bool:
         if not hasattr(record, name):
             setattr(record, name, value)
     return True
+
+
+def tame(record: logging.LogRecord) -> bool:
+    """Lets the lines of OpenTelemetry be folded, each shortened and without secrets; passes on all.
+
+    It writes one for each record with an odd header, for each attempt to reach a collector, and for each lost span.
+    """
+    if record.name.startswith("opentelemetry."):
+        if record.name == OTEL_HEADERS:
+            text = "a header in an OTEL_* variable is left out: write name=value,name=value"
+        else:
+            text = _shortened(record)
+        record.msg, record.args = text, ()
+        vars(record).update(repeated(f"lines of {record.name}", text))
+    return True
+
+
+def _shortened(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except Exception:  # logging shows what a handler raises; what a filter raises would end a user's function
+        text = str(record.msg)
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:OTEL_MAX])
+    return shown + "..." * (len(text) > OTEL_MAX)
 
 
 class _Named(logging.Formatter):

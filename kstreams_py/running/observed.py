@@ -39,12 +39,14 @@ class View:
 
     - `rates`: the growth per second of RATES, `step_seconds` and `lag`.
     - `lagging`: seconds for which the lag has not been 0.
+    - `failing`: seconds since a step failed last, of those of which a step has failed.
     """
 
     status: RunStatus
     rates: Mapping[tuple[int, str], Mapping[str, float]]
     failures: tuple[Failed, ...]
     lagging: Mapping[tuple[int, str], float]
+    failing: Mapping[tuple[int, str], float]
 
 
 class Observed:
@@ -60,6 +62,8 @@ class Observed:
             lambda: {**{name: Rate() for name in (*RATES, "step_seconds")}, "lag": Rate(shrinks=True)}
         )
         self._lagging: dict[tuple[int, str], float] = {}
+        self._failed: dict[tuple[int, str], tuple[int, float]] = {}
+        """By worker, its dead letters, and when they became so many."""
         self._failures = deque[Failed](maxlen=FAILURES_KEPT)
         self._texts: dict[tuple[int, str], str] = {}
 
@@ -81,12 +85,16 @@ class Observed:
                     self._lagging.setdefault(worker, status.looked_at)
                 else:
                     self._lagging.pop(worker, None)
+                failed = report.counters.get("dead_letters", 0)
+                if failed != self._failed.get(worker, (0,))[0]:
+                    self._failed[worker] = failed, status.looked_at
                 if report.failure and self._texts.get(worker) != report.failure:
                     self._texts[worker] = report.failure
                     self._failures.appendleft(Failed(self._wall(), *worker, report.failure))
         with self._changed:
             lagging = {worker: status.looked_at - since for worker, since in self._lagging.items()}
-            self._view = View(status, rates, tuple(self._failures), lagging)
+            failing = {worker: status.looked_at - at for worker, (_, at) in self._failed.items()}
+            self._view = View(status, rates, tuple(self._failures), lagging, failing)
             self._changed.notify_all()
 
     def read(self) -> View | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,7 +43,7 @@ def overview(
         "live": not still,
         "ready": not unready,
         "problems": [*still, *(each for each in unready if each not in still)],
-        "findings": [{**each._asdict(), "remedy": each.remedy} for each in findings],
+        "findings": [{**each._asdict(), "remedy": each.remedy, "runbook": each.runbook} for each in findings],
         "draining": view is not None and view.status.stopping,
         "graph": {
             "name": graph.name,
@@ -100,6 +101,8 @@ def _slot(slot: SlotStatus, view: View) -> dict[str, Any]:
 
 def _worker(slot: SlotStatus, report: Report, view: View) -> dict[str, Any]:
     prefix = "renewals:"
+    if slot.taken or slot.pid is None:  # it was so when the process ended
+        report = replace(report, open_seconds=None, why="", hidden_seconds=0.0, hidden="")
     rates = view.rates.get((slot.number, report.processor), {})
     return {
         "processor": report.processor,
@@ -111,9 +114,13 @@ def _worker(slot: SlotStatus, report: Report, view: View) -> dict[str, Any]:
         },
         "lag": report.lag,
         "partitions": [
-            {"topic": tp.topic, "partition": tp.partition, "lag": lag} for tp, lag in sorted(report.lags.items())
+            {"topic": tp.topic, "partition": tp.partition, "lag": lag}
+            for tp, lag in (() if slot.taken else sorted(report.lags.items()))
         ],
         "still_seconds": report.still_seconds,
         "place": report.place or None,
         "open_transaction_seconds": None if report.open_seconds is None else round(report.open_seconds, 3),
+        "why": report.why or None,
+        "hidden_seconds": report.hidden_seconds,
+        "hidden": report.hidden or None,
     }

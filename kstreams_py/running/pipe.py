@@ -1,7 +1,7 @@
 """The pipe from a worker to its supervisor: lines of JSON, written without waiting.
 
 Each report is a line of the fields whose size is bounded. What is not bounded follows in lines of its own, and only
-where it has changed: measures, the newest failure, and the lags of as many partitions as fit a line. A line that the
+where it has changed: measures, texts (TEXTS), and the lags of as many partitions as fit a line. A line that the
 pipe does not take is written with a later report.
 """
 
@@ -25,8 +25,11 @@ REPORT_FD: Final = "KSTREAMS_REPORT_FD"
 ITEMS_MAX: Final = 2_048
 """Bytes of a line of several items: it must fit beside bounded lines in the smallest pipe that Linux makes."""
 
-FAILURE_MAX: Final = 400
-"""Characters of the text of the newest failure that are reported."""
+TEXTS: Final = ("failure", "why", "hidden")
+"""The fields of a report that are texts of any length."""
+
+TEXT_MAX: Final = 400
+"""Characters of a text that are reported."""
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:
@@ -72,7 +75,7 @@ def _write(fd: int, data: bytes) -> int:
 
 
 Item = tuple[Any, ...]
-"""A part of what is not bounded: ("measure", name, value), ("failure", text), ("lag", topic, partition, lag)."""
+"""A part of what is not bounded: ("measure", name, value), ("why", text), ("lag", topic, partition, lag)."""
 
 
 class _Writer:
@@ -132,8 +135,7 @@ class _Writer:
 def _items(report: Report) -> dict[Item, Any]:
     """What is not bounded of a report, by name."""
     items: dict[Item, Any] = {("measure", name): value for name, value in report.measures.items()}
-    if report.failure:
-        items["failure",] = report.failure[:FAILURE_MAX]
+    items |= {(name,): text[:TEXT_MAX] for name in TEXTS if (text := getattr(report, name))}
     items |= {("lag", *tp): lag for tp, lag in report.lags.items()}
     return items
 
@@ -189,5 +191,5 @@ class PipeReader:
             head,
             measures={name[1]: value for name, value in items.items() if name[0] == "measure"},
             lags={TopicPartition(name[1], name[2]): value for name, value in items.items() if name[0] == "lag"},
-            failure=items.get(("failure",), ""),
+            **{name: items.get((name,), "") for name in TEXTS},
         )

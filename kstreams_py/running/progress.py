@@ -43,10 +43,10 @@ class LockedConsole(Console):
     Rich moves the cursor up by the height of a drawing that another thread may have changed since.
     """
 
-    def __init__(self) -> None:
-        """Writes to standard error."""
+    def __init__(self, *, stderr: bool = True) -> None:
+        """Writes to standard error, or else to standard output."""
         self.whole = threading.RLock()
-        super().__init__(stderr=True)
+        super().__init__(stderr=stderr)
 
     def __enter__(self) -> Self:
         self.whole.acquire()

@@ -18,12 +18,15 @@ REMEDIES: Final[Mapping[str, str]] = {
     "silent": "Look whether its process is frozen or a function holds Python's lock; stuck_timeout_ms restarts it.",
     "unwatched": "Look whether the machine is overloaded or the process was stopped (SIGSTOP); continue or restart it.",
     "restarting": "Wait: it starts again by itself; if it ends again, repair what the reason of its end names.",
+    "killed": "Find who kills it: most often the kernel, for want of memory (dmesg, OOMKilled); give it more memory.",
     "restarts": "Repair what the reason of its last end names: until then its work is repeated after each start.",
     "joining": "Wait: a place in the group may take session_timeout_ms; if it stays, check the brokers and the log.",
-    "retrying": "Repair what the function calls, as the log names it: the step is repeated by itself, nothing is lost.",
+    "retrying": "Repair what it calls, as its error says (see the log): the step is repeated, nothing is lost.",
     "broker_away": "Check that the brokers run, and that this machine reaches them: the worker continues by itself.",
-    "replaced": "Give each process a slot number of its own (--slot): another process runs this one, and goes on.",
+    "replaced": "Nothing is lost: another process runs it. Give each a --slot of its own; to run it here, start again.",
+    "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
     "open_transaction": "Look what its function waits for: readers of committed records see nothing newer until then.",
+    "hidden": "Look why that producer does not end its transaction: readers wait for it. Is it gone? See the runbook.",
     "dead_letters": "Look at them (kstreams dead-letters list), repair the cause, then `kstreams dead-letters replay`.",
     "dropped": "Declare a topic for what fails (errors=): without one, only the log keeps these steps.",
     "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is not known.",
@@ -40,6 +43,36 @@ REMEDIES: Final[Mapping[str, str]] = {
 }
 """What to do, by the kind of finding; `behind` and `no_answer` are for who has only the series, or not even those."""
 
+RUNBOOK: Final[Mapping[str, str]] = {
+    "stuck": "KstreamsStuck",
+    "silent": "KstreamsSilent",
+    "unwatched": "KstreamsSilent",
+    "restarting": "KstreamsSlotDown",
+    "killed": "KstreamsRestarts",
+    "restarts": "KstreamsRestarts",
+    "joining": "KstreamsJoining",
+    "retrying": "KstreamsRetrying",
+    "broker_away": "KstreamsBrokerAway",
+    "replaced": "KstreamsReplaced",
+    "spare": "Spare workers",
+    "open_transaction": "KstreamsOpenTransaction",
+    "hidden": "KstreamsInputHidden",
+    "dead_letters": "KstreamsDeadLetters",
+    "dropped": "KstreamsDeadLetters",
+    "lag_unknown": "KstreamsLagUnknown",
+    "behind_state": "KstreamsBehind",
+    "behind_function": "KstreamsBehindByItsFunction",
+    "behind_partitions": "KstreamsBehindByItsFunction",
+    "behind_process": "KstreamsBehind",
+    "behind_partition": "KstreamsBehind",
+    "behind_input": "KstreamsBehind",
+    "behind_kafka": "KstreamsSlowCommits",
+    "behind": "KstreamsBehind",
+    "no_answer": "KstreamsNoAnswer",
+    "catching_up": "KstreamsBehind",
+}
+"""The section of docs/runbook.md for each kind of finding; that of an alert has its name."""
+
 BEHIND_SECONDS: Final = 10.0
 """A processor is behind if it needs longer for its lag, at its rate."""
 
@@ -52,10 +85,19 @@ BUSY: Final = 0.7
 OPEN_SECONDS: Final = 10.0
 """The age of a transaction that is reported."""
 
+HIDDEN_SECONDS: Final = 60.0
+"""Seconds for which records may be hidden by others' transactions: Kafka's default time-out of a transaction."""
+
+FAILED_SECONDS: Final = 300.0
+"""Seconds after the last step that failed, from which on the failures are no more than a note."""
+
 RESTARTS: Final = 3
 """Restarts of a slot that are reported, if the last one is as new as RESTART_SECONDS."""
 
 RESTART_SECONDS: Final = 600.0
+
+RESTARTING_SECONDS: Final = 60.0
+"""Seconds after the last of these restarts, for which they are the reason of a lag."""
 
 STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.JOINING: ("note", "joining"),
@@ -64,6 +106,9 @@ STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.RESTARTING: ("warning", "restarting"),
 }
 """The states of a worker that are reported, with the kind of finding."""
+
+KILLED: Final = "SIGKILL"
+"""Why a process ended that was killed without a word: nobody asks a worker to end like that."""
 
 _ORDER: Final[tuple[Level, ...]] = ("bad", "warning", "note")
 
@@ -81,12 +126,17 @@ class Finding(NamedTuple):
     def remedy(self) -> str:
         return REMEDIES[self.kind]
 
+    @property
+    def runbook(self) -> str:
+        return RUNBOOK[self.kind]
+
 
 class Seen(NamedTuple):
     """What is known of a run.
 
     - `rates`: by (slot, processor), growth per second of counts, of `step_seconds` and of `lag`.
     - `lagging`: by (slot, processor), seconds for which its lag has not been 0.
+    - `failing`: by (slot, processor), seconds since a step failed last; absent if none has failed.
     - `now`, `at`: monotonic seconds, and seconds since 1970.
     - `still_limit`: seconds without a turn after which a worker counts as not alive.
     """
@@ -94,6 +144,7 @@ class Seen(NamedTuple):
     status: RunStatus
     rates: Mapping[tuple[int, str], Mapping[str, float]]
     lagging: Mapping[tuple[int, str], float]
+    failing: Mapping[tuple[int, str], float]
     now: float
     at: float
     still_limit: float
@@ -104,7 +155,8 @@ def find(processors: Sequence[Processor], seen: Seen) -> list[Finding]:
     found = [*_still(seen), *(each for slot in seen.status.slots for each in _slot(slot, seen))]
     for processor in processors:
         reports = [(slot, report) for slot in seen.status.slots for report in _reports(slot, processor.id)]
-        found += [*_failed(processor, reports, seen), *_behind(processor, reports, seen, found)]
+        found += [*_failed(processor, reports, seen), *_spare(processor, reports)]
+        found += _behind(processor, reports, seen, found)
     return sorted(found, key=lambda each: _ORDER.index(each.level))
 
 
@@ -124,23 +176,35 @@ def _kind_of(each: Still) -> str:
 def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
     number = slot.number
     if slot.taken:
-        yield Finding("bad", "replaced", number, None, f"slot {number} is replaced: {slot.taken}")
+        yield Finding(
+            "bad", "replaced", number, None, f"slot {number} is replaced: {slot.taken.removeprefix('Replaced: ')}"
+        )
         return
     if slot.restarts >= RESTARTS and slot.ends and seen.at - slot.ends[-1].at < RESTART_SECONDS:
-        what = f"slot {number} was restarted {slot.restarts} times, the last time after: {slot.ends[-1].why}"
-        yield Finding("warning", "restarts", number, None, what)
+        why = slot.ends[-1].why
+        what = f"slot {number} was restarted {slot.restarts} times, the last time after: {why}"
+        level: Level = "bad" if seen.at - slot.ends[-1].at < RESTARTING_SECONDS else "warning"
+        yield Finding(level, "killed" if why == KILLED else "restarts", number, None, what)
     if slot.pid is None and slot.ends:
         yield Finding("warning", "restarting", number, None, f"slot {number} is restarting, after: {slot.ends[-1].why}")
         return
     for report in slot.reports:
         name, state = report.processor, slot.state_of(report.processor)
         if state in STATES:
-            level, kind = STATES[state]
-            why = f": {report.failure}" if state is WorkerState.RETRYING and report.failure else ""
-            yield Finding(level, kind, number, name, f"slot {number}: {name} is {state}{why}")
+            how, kind = STATES[state]
+            does = "waits for a broker" if state is WorkerState.BROKER_AWAY else f"is {state}"
+            why = f": {report.why}" if report.why else ""
+            yield Finding(how, kind, number, name, f"slot {number}: {name} {does}{why}")
         if (report.open_seconds or 0) > OPEN_SECONDS:
             what = f"slot {number}: a transaction of {name} is open for {report.open_seconds:.0f} s"
             yield Finding("warning", "open_transaction", number, name, what)
+        if report.hidden_seconds and slot.has_reported:
+            held, hidden = len(report.lags), report.hidden_partitions
+            part = f" of {hidden} of its {held} partitions" if 0 < hidden < held else ""
+            what = (
+                f"slot {number}: {name} sees no new records{part} for {_time(report.hidden_seconds)}: {report.hidden}"
+            )
+            yield Finding("bad" if report.hidden_seconds > HIDDEN_SECONDS else "warning", "hidden", number, name, what)
         if state is WorkerState.RUNNING and report.lag is None and report.still_seconds <= seen.still_limit:
             yield Finding("note", "lag_unknown", number, name, f"slot {number}: the lag of {name} is not known")
 
@@ -152,10 +216,21 @@ def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Find
     failed = sum(report.counters.get("dead_letters", 0) for _, report in workers)
     if failed:
         growth = _growth("dead_letters", processor.id, workers, seen)
+        ages = [seen.failing.get((slot.number, processor.id)) for slot, _ in workers]
+        last = min((age for age in ages if age is not None), default=0.0)
         what = f"{processor.id}: {_count(failed, 'failed step')} since the run started"
-        what += f", {growth:.1f} more each second" if growth else ""
-        level: Level = "bad" if growth else "warning"
+        what += f", {growth:.1f} more each second" if growth else f", the last {_time(last)} ago"
+        level: Level = "bad" if growth else "warning" if last <= FAILED_SECONDS else "note"
         yield Finding(level, "dead_letters" if processor.errors else "dropped", None, processor.id, what)
+
+
+def _spare(processor: Processor, workers: Workers) -> Iterator[Finding]:
+    running = [(slot, report) for slot, report in workers if slot.pid is not None and slot.has_reported]
+    spare = [slot.number for slot, report in running if report.state is WorkerState.SPARE]
+    if spare:
+        slots = f"slot{'' if len(spare) == 1 else 's'} {', '.join(map(str, spare))}"
+        what = f"{slots}: {processor.id} has no partition: its inputs have fewer than it has workers"
+        yield Finding("note", "spare", spare[0] if len(spare) == 1 else None, processor.id, what)
 
 
 def _growth(name: str, processor: str, workers: Workers, seen: Seen) -> float:
@@ -172,9 +247,7 @@ def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence
         return
     shrinking = -_growth("lag", name, workers, seen)
     what = f"{name} is behind by {lag:,} records, at {rate:,.0f} a second"
-    ill = [
-        each for each in others if each.level != "note" and each.kind != "restarts" and _concerns(each, name, workers)
-    ]
+    ill = [each for each in others if _concerns(each, name, workers)]
     if ill:
         yield Finding("bad", "behind_state", None, name, f"{what}, because {ill[0].what}")
     elif shrinking > 0 and shrinking >= 0.1 * rate:
@@ -185,7 +258,10 @@ def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence
 
 
 def _concerns(finding: Finding, processor: str, workers: Workers) -> bool:
-    if finding.kind in ("dead_letters", "dropped", "lag_unknown") or finding.kind.startswith("behind"):
+    """Whether it may be the reason of the processor's lag."""
+    if finding.level == "note" or finding.kind in ("dead_letters", "dropped", "hidden"):
+        return False
+    if finding.kind.startswith("behind") or (finding.kind in ("restarts", "killed") and finding.level != "bad"):
         return False
     slots = [slot.number for slot, _ in workers]
     return finding.processor in (None, processor) and (finding.slot is None or finding.slot in slots)

@@ -23,6 +23,10 @@ class Report:
     - `measures`: renewals by reason, and histograms (Counters.measures), since the worker started.
     - `lags`: the records still to be read of each partition that it holds; None if not known.
     - `failure`: the newest step that failed, as text; "" for none.
+    - `why`: the reason of the state, of those that have one; "" otherwise.
+    - `hidden_seconds`: for which open transactions have hidden the newest records of an input; 0 if none does.
+    - `hidden`: which inputs, and whose transactions; "" for none.
+    - `hidden_partitions`: of how many of its partitions.
     """
 
     processor: str
@@ -36,9 +40,13 @@ class Report:
     measures: Mapping[str, float] = field(default_factory=dict)
     lags: Mapping[TopicPartition, int | None] = field(default_factory=dict)
     failure: str = ""
+    why: str = ""
+    hidden_seconds: float = 0.0
+    hidden: str = ""
+    hidden_partitions: int = 0
 
     def head(self) -> dict[str, Any]:
-        """The fields whose size is bounded, as values that JSON can hold: all but measures, lags and failure."""
+        """The fields whose size is bounded, as values that JSON can hold: all but measures, lags and texts."""
         return {
             "processor": self.processor,
             "slot": self.slot,
@@ -48,6 +56,8 @@ class Report:
             "place": self.place,
             "state": self.state,
             "open_seconds": self.open_seconds,
+            "hidden_seconds": self.hidden_seconds,
+            "hidden_partitions": self.hidden_partitions,
         }
 
     def after(self, past: Mapping[str, int], measures: Mapping[str, float] | None = None) -> Report:

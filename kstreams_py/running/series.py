@@ -98,6 +98,11 @@ def _still(status: RunStatus) -> Iterator[tuple[Labels, float]]:
         yield labels, report.still_seconds
 
 
+def _hidden(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, labels in _workers(status):
+        yield labels, 0.0 if slot.taken or slot.pid is None else report.hidden_seconds
+
+
 def _open(status: RunStatus) -> Iterator[tuple[Labels, float]]:
     for slot, report, labels in _workers(status):
         yield labels, 0.0 if slot.taken or slot.pid is None else report.open_seconds or 0.0
@@ -150,6 +155,13 @@ SERIES: Final[tuple[Series, ...]] = (
     Series("worker_state", "gauge", f"1 for the state of the worker: {_STATES}", (*WORKER, "state"), _states),
     Series("still_seconds", "gauge", "seconds since the loop turned or began another step", WORKER, _still),
     Series("open_transaction_seconds", "gauge", "age of the open transaction; 0 if none is open", WORKER, _open),
+    Series(
+        "hidden_seconds",
+        "gauge",
+        "seconds for which open transactions of others have hidden the newest records of an input; 0 if none does",
+        WORKER,
+        _hidden,
+    ),
     Series("restarts", "counter", "processes of the slot after the first", ("slot",), _restarts),
     Series("up", "gauge", "1 if the slot has a process, 0 if not", ("slot",), _up),
     Series("report_age_seconds", "gauge", "seconds since the newest report of the process", ("slot",), _silent),

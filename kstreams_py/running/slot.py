@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError, Replaced, Retriable, Unavailable
@@ -16,13 +17,14 @@ from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
 from kstreams_py.log_fields import answers, away
 from kstreams_py.metrics import WorkerState, lags
-from kstreams_py.processing import runner
+from kstreams_py.processing import calls, runner
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import logs
+from kstreams_py.running.hidden import HiddenRecords
 from kstreams_py.running.reports import Report
 from kstreams_py.running.watch import Stillness
 
@@ -57,20 +59,26 @@ class _Loop:
         if not self.thread.is_alive():
             return 0.0, ""
         # one turn may run many slow steps: a loop that begins the next one is not stuck
-        seconds = self._stillness.look((self.worker.turned_at, self.worker.ledger.positions), time.monotonic())
+        call = self.worker.overlapping.oldest if self.worker.overlapping else None
+        mark = (self.worker.turned_at, self.worker.ledger.positions) if call is None else call[0]
+        seconds = self._stillness.look(mark, time.monotonic())
         if not seconds:
             return 0.0, ""
-        return round(seconds, 1), _place_of(self.thread) if seconds >= PLACE_AFTER else ""
+        return round(seconds, 1), _place_of(call[1] if call else self._frame) if seconds >= PLACE_AFTER else ""
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self.thread.ident or 0)  # noqa: SLF001, documented, for debuggers
 
 
-def _place_of(thread: threading.Thread) -> str:
-    """The function, file and line where a thread stands still: in the user's function, or in this package."""
-    called, frame = None, sys._current_frames().get(thread.ident or 0)  # noqa: SLF001, documented, for debuggers
+def _place_of(find_frame: Callable[[], FrameType | None]) -> str:
+    """The function, file and line where a thread or a call stands still: in the user's function, or in this package."""
+    called, frame = None, find_frame()
     while frame is not None and not frame.f_code.co_filename.startswith(_PROCESSING):
         called, frame = frame, frame.f_back
-    if frame is None:
+    of_user = frame is None or frame.f_code.co_filename in (runner.__file__, calls.__file__)
+    shown = called if called is not None and of_user else frame
+    if shown is None:
         return "no known place"
-    shown = called if called is not None and frame.f_code.co_filename == runner.__file__ else frame
     return f"{shown.f_code.co_name} ({Path(shown.f_code.co_filename).name}, line {shown.f_lineno})"
 
 
@@ -86,8 +94,9 @@ class Slot:
         self._failures: list[BaseException] = []
         self._lags: dict[str, dict[TopicPartition, int]] = {}
         """The lags of each processor's partitions; without the processor if they are not known."""
-        self._broker_away = False
-        """The newest request for the ends of the inputs failed."""
+        self._broker_away = ""
+        """Why the newest request for the ends of the inputs failed; "" if no broker is the reason, or it did not."""
+        self._hidden = HiddenRecords(environment.cluster)
 
     def stop(self) -> None:
         """Lets every loop commit what is processed, then end."""
@@ -121,6 +130,7 @@ class Slot:
         for loop in loops:
             loop.thread.start()
         threading.Thread(target=self._keep_lags, args=(workers,), name="lag", daemon=True).start()
+        threading.Thread(target=self._keep_asking, name="hidden", daemon=True).start()
         try:
             report(self._reports(loops))  # at once: the supervisor measures silence from the first report on
             while not self._stopping.wait(REPORT_INTERVAL):
@@ -192,19 +202,27 @@ class Slot:
         for loop in loops:
             still_seconds, place = loop.look()
             worker, known = loop.worker, self._lags.get(loop.id)
+            # right after an assignment not every partition has been asked for: that is not a lag of 0
+            of_each = {tp: (known or {}).get(tp) for tp in worker.ledger.cursors}
+            complete = known is not None and None not in of_each.values()
+            hidden = self._hidden.of(worker.ledger.cursors)
             reports.append(
                 Report(
                     loop.id,
                     self._slot,
                     worker.counters.as_dict(),
-                    None if known is None else sum(known.values()),
+                    sum(lag or 0 for lag in of_each.values()) if complete else None,
                     still_seconds,
                     place,
                     state=self._state_of(worker),
                     open_seconds=worker.committer.session.open_seconds,
                     measures=worker.counters.measures(),
-                    lags={tp: (known or {}).get(tp) for tp in worker.ledger.cursors},
+                    lags=of_each,
                     failure=worker.committer.newest_failure,
+                    why=self._broker_away or worker.why,
+                    hidden_seconds=hidden.seconds,
+                    hidden=hidden.text,
+                    hidden_partitions=hidden.partitions,
                 )
             )
         return reports
@@ -227,7 +245,8 @@ class Slot:
                 # a slot without partitions asks too: it has to know whether the broker is away
                 ends = self._cluster.ends(asked or {TopicPartition(workers[0].processor.inputs[0].name, 0)})
                 self._lags = {processor: lags(reached, ends) for processor, reached in positions.items()}
-                self._broker_away = False
+                self._broker_away = ""
+                self._hidden.look(ends, [worker.consumer.highs for worker in workers], time.monotonic())
                 if failures:
                     logger.info("the ends of the inputs are known again", extra=answers("ends"))
                 failures = 0
@@ -235,9 +254,14 @@ class Slot:
                 failures += 1
                 logger.info("the ends of the inputs are not known now: %s", error, extra=away("ends"))
                 self._lags = {}
-                self._broker_away = isinstance(error, Retriable | Unavailable)
+                self._broker_away = str(error) if isinstance(error, Retriable | Unavailable) else ""
             if self._stopping.wait(REPORT_INTERVAL):
                 return
+
+    def _keep_asking(self) -> None:
+        """Asks whose transactions hide records: in a thread of its own, as each request may take 10 s."""
+        while not self._stopping.wait(REPORT_INTERVAL):
+            self._hidden.ask(time.monotonic())
 
     def _warn(self) -> None:
         if (minutes := self._cluster.offsets_retention_minutes()) is not None:

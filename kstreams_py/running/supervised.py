@@ -59,6 +59,7 @@ class SupervisedSlot:
         """The error that the newest process reported before it ended."""
         self.taken = ""
         """Why the slot is not restarted: another worker holds it; "" otherwise."""
+        self.restarts_max = RESTARTS_MAX
         self.started = 0
         """Processes that the slot has had."""
         self._ends = deque[End](maxlen=ENDS_KEPT)
@@ -125,7 +126,7 @@ class SupervisedSlot:
     def end(self, status: int, now: float) -> Next:
         """Returns the next action after an end with `status` (a negative signal number, as in subprocess).
 
-        Raises WorkersFailed if a restart cannot remedy the error, or RESTARTS_MAX restarts did not.
+        Raises WorkersFailed if a restart cannot remedy the error, or `restarts_max` restarts did not.
         """
         ran_well = now - self._started_at >= HEALTHY_SECONDS or (status < 0 and self._committed)
         if ran_well and not self._stuck:
@@ -137,11 +138,9 @@ class SupervisedSlot:
             return Next.LEAVE
         if status in FINAL:
             raise WorkersFailed(f"slot {self.number} ended by {self.why(status)}", status)
-        if self.restarts >= RESTARTS_MAX:
-            raise WorkersFailed(
-                f"slot {self.number} died {self.restarts + 1} times in a row, at last by {self.why(status)}",
-                status if status > 0 else 1,
-            )
+        if self.restarts >= self.restarts_max:
+            ended = f"died {self.restarts + 1} times in a row, at last" if self.restarts else "ended"
+            raise WorkersFailed(f"slot {self.number} {ended} by {self.why(status)}", status if status > 0 else 1)
         self.start_at = now + BACKOFF[min(self.restarts, len(BACKOFF) - 1)]
         self.restarts += 1
         return Next.RESTART
@@ -157,7 +156,9 @@ class SupervisedSlot:
             number=self.number,
             pid=pid,
             reports=tuple(
-                report if report.processor in self._fresh else replace(report, state=before, still_seconds=0.0)
+                report
+                if report.processor in self._fresh
+                else replace(report, state=before, still_seconds=0.0, why="", hidden_seconds=0.0, hidden="")
                 for report in self._reports.values()
             ),
             has_reported=self._report_count > 0,

@@ -93,6 +93,11 @@ class Supervisor:
         """Process ids of the running workers, by slot."""
         return {child.slot.number: process.pid for child in self._children if (process := child.process) is not None}
 
+    def forbid_restarts(self) -> None:
+        """Lets `run` stop all workers, and raise WorkersFailed, at the first death of one. Call it before `run`."""
+        for child in self._children:
+            child.slot.restarts_max = 0
+
     def stop(self) -> None:
         """Lets all workers drain, then `run` end. May be called from any thread and from a signal handler."""
         self._stopping = True

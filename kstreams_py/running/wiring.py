@@ -14,13 +14,14 @@ from typing import Final, Protocol
 
 from kstreams_py.errors import WorkerStuck
 from kstreams_py.formats.registries import open_registry
-from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
+from kstreams_py.processing.tracing import Tracing
 from kstreams_py.running import logs
 from kstreams_py.running.pipe import report_writer
 from kstreams_py.running.progress import Progress
@@ -76,15 +77,18 @@ class SlotRun:
         partitions: int = DEFAULT_PARTITIONS,
         background: bool = False,
     ) -> None:
+        tracing = None if open_tracing(settings) is None else self._open_tracing
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         self._cluster = KafkaCluster(settings)
-        self._slot = Slot(graph, number, Environment(self._cluster, registry, settings))
+        self._slot = Slot(graph, number, Environment(self._cluster, registry, settings, tracing=tracing))
         self._number = number
         self._settings = settings
         self._create = create
         self._partitions = partitions
         self._background = background
         self._graph = graph
+        self._provider: object = None
+        """The tracer provider of the run, from its start on."""
 
     def stop(self) -> None:
         """Lets every loop commit what is processed, then end."""
@@ -111,13 +115,19 @@ class SlotRun:
         logs.set_context(graph=self._graph.name, slot=self._number)
         write = None if self._background else report_writer()
         try:
-            if write is None:
-                with observing(self._graph, self._settings) as observe:
-                    self._run_alone(on_start, observe)
-            else:
-                self._run_under_supervisor(write, on_start)
+            with exporting(self._graph, self._settings, background=self._background) as self._provider:
+                if write is None:
+                    with observing(self._graph, self._settings) as observe:
+                        self._run_alone(on_start, observe)
+                else:
+                    self._run_under_supervisor(write, on_start)
         finally:
             self._cluster.close()
+
+    def _open_tracing(self, graph: str, processor: Processor, slot: int) -> Tracing:
+        tracing = open_tracing(self._settings, self._provider)
+        assert tracing is not None
+        return tracing(graph, processor, slot)
 
     def _run_alone(self, on_start: Callable[[], None], observe: Observe | None) -> None:
         timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
@@ -207,6 +217,7 @@ class SupervisedRun:
 
     def run(self, on_start: Callable[[], None], /) -> None:
         """Runs the workers. Raises UserMistake for the graph or its topics before they start, WorkersFailed after."""
+        check_tracing(self._settings)
         graph = load(self._target)
         graph.validate()
         with observing(graph, self._settings) as observe:
@@ -257,6 +268,31 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
     observed = Observed()
     with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer):
         yield observed.note
+
+
+def check_tracing(settings: Settings) -> None:
+    """Raises, before any worker starts, what would end each of them: MissingSoftware or SettingsError of tracing."""
+    if open_tracing(settings) is not None:
+        from kstreams_py.running.span_export import check_exporters  # noqa: PLC0415
+
+        check_exporters()
+
+
+@contextmanager
+def exporting(graph: Graph, settings: Settings, *, background: bool = False) -> Iterator[object]:
+    """Exports the spans of a run inside the block, if it is traced; gives their tracer provider, or None.
+
+    - `background`: the run is part of a program, whose tracer provider is left alone.
+
+    Raises as check_tracing().
+    """
+    if not settings.tracing:
+        yield None
+        return
+    from kstreams_py.running import span_export  # noqa: PLC0415
+
+    with span_export.exporting(graph.name, background=background) as provider:
+        yield provider
 
 
 def run_in_foreground(run: Run) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,7 +25,8 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
-from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.calls import open_calls
+from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import IDLE_WAIT, Worker, open_worker
 from kstreams_py.records import HASH_HEADER, Headers, Message, Positions
@@ -79,7 +81,7 @@ class TestDriver:
 
     - `slots`: how many processes share the partitions.
     - `partitions`: of topics that declare none; by default as many as the topics they are read with, or 1.
-    - `settings`: Settings() by default.
+    - `settings`: Settings() by default. With `tracing`, spans go to the program's tracer provider.
     - `registry`: of schemas; by default in memory.
 
     An exception that stops a worker is raised by the call that ran it. Raises GraphError and TopicError as a worker.
@@ -108,7 +110,14 @@ class TestDriver:
         self._graph = graph
         self._registry = registry or MemoryRegistry()
         self._environment = Environment(
-            self.cluster, self._registry, settings, self.clock, self.clock.advance, chance=lambda: 1.0
+            self.cluster,
+            self._registry,
+            settings,
+            self.clock,
+            self.clock.advance,
+            chance=lambda: 1.0,
+            open_calls=partial(open_calls, patience=None),
+            tracing=open_tracing(settings),
         )
         self._serdes: dict[tuple[str, str], Serde] = {}
         self._down: set[int] = set()
@@ -225,7 +234,8 @@ class TestDriver:
         Open transactions stay open. Raises UserMistake if the run has no such request.
         """
         if at is None:
-            self._workers.clear()
+            for slot in list(self._workers):
+                self._kill(slot)
             self._down.update(self._slots)
             return
         point = at if isinstance(at, CrashPoint) else CrashPoint(at, nth, applied)
@@ -306,7 +316,7 @@ class TestDriver:
         try:
             act(slot)
         except Crash:
-            self._workers.pop(slot, None)
+            self._kill(slot)
             self._down.add(slot)
         except BaseException:
             self._end(slot)
@@ -351,6 +361,12 @@ class TestDriver:
         if slot in self._joining:
             self._joining.discard(slot)
             self._turn(slot)
+
+    def _kill(self, slot: int) -> None:
+        """Drops the workers of a process that dies, with the calls under way."""
+        for worker in self._workers.pop(slot, []):
+            if worker.overlapping is not None:
+                worker.overlapping.close()
 
     def _end(self, slot: int) -> None:
         self._down.add(slot)

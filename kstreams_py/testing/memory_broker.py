@@ -144,6 +144,11 @@ class Partition:
         """The last stable offset: the first offset of the earliest open transaction, or the end if none is open."""
         return min(offsets[0] for offsets in self._open.values()) if self._open else len(self._slots)
 
+    @property
+    def writers(self) -> dict[int, int]:
+        """The first offset of each open transaction, by producer id, in order of the ids."""
+        return {producer_id: self._open[producer_id][0] for producer_id in sorted(self._open)}
+
     def first(self, since: int | None) -> int:
         """The first offset, or that of the first record with this timestamp or a later one; without one, the end."""
         if since is None:

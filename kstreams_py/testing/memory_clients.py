@@ -231,10 +231,6 @@ class MemoryProducer:
         assert self._id is not None
         self._network.pass_time()
         self._enlist(None)
-        assert self._producer_id is not None
-        self._network.opened[self._producer_id] = OpenTransaction(
-            self._producer_id, self._epoch, -1, 0, self._network.clock(), self._id, hangs=False
-        )
         add = self._network.broker.add_positions
         request = partial(add, self._id, self._epoch, dict(positions), consumer.group_metadata())
         self._request("send_offsets", request)
@@ -360,6 +356,10 @@ class MemoryProducer:
         enlist = partial(self._network.broker.enlist, self._id, self._epoch, partition, self._network.clock())
         self._network.transport("add_offsets" if partition is None else "add_partition", enlist, self)
         self._enlisted.add(partition)
+        assert self._producer_id is not None
+        self._network.opened[self._producer_id] = OpenTransaction(
+            self._producer_id, self._epoch, -1, 0, self._network.clock(), self._id, hangs=False
+        )
 
     def _ending(self, *, commits: bool) -> Callable[[], None]:
         """The request that ends the transaction; does nothing if the broker cannot know the transaction."""
@@ -396,6 +396,7 @@ class MemoryConsumer:
     def __init__(self, network: Network, group: str, instance_id: str, metadata_age: float = 0.0) -> None:
         """`metadata_age` is the age in seconds after which the client asks again for its topics' partitions."""
         self.ends: Positions = {}
+        self.highs: Positions = {}
         self.tainted = False
         self._network = network
         self._group = network.broker.group(group)
@@ -502,6 +503,7 @@ class MemoryConsumer:
                 found += self._fetch(tp, limit - len(found))
             if len(found) >= limit:
                 break
+        self.highs = {tp: self._network.broker.partition(tp).end for tp in self.ends}
         return found
 
     def heartbeat(self) -> None:

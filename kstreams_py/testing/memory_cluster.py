@@ -18,11 +18,12 @@ lingering records, late requests) happen at the next call after the clock was mo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from random import Random
 
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
-from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, OpenTransaction, Pending, positions_partition
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.faults import Faults
@@ -61,7 +62,37 @@ class Groups(Mapping[str, Positions]):
         return len(self._network.broker.groups)
 
 
-class MemoryCluster:
+class _Reader:
+    """Reads partitions without a group, as kafka/reader.py does."""
+
+    _network: Network
+    _broker: Broker
+
+    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
+        return self._network.request(
+            "starts", lambda: {tp: self._broker.partition(tp).first(since) for tp in partitions}
+        )
+
+    def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
+        def end(tp: TopicPartition) -> int:
+            partition = self._broker.partition(tp)
+            return partition.stable if committed else partition.end
+
+        return self._network.request("ends", lambda: {tp: end(tp) for tp in partitions})
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        return self._network.request("newest", self._broker.partition(partition).newest)
+
+    def read(
+        self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
+    ) -> Sequence[Message]:
+        asked = Isolation.COMMITTED if committed else Isolation.UNCOMMITTED
+        return self._network.request(
+            "read", lambda: list(islice(self._broker.partition(partition).read(start, asked), limit))
+        )
+
+
+class MemoryCluster(_Reader):
     """kafka.contracts.Cluster in memory. Times are in seconds.
 
     - `clock`: a ManualClock by default.
@@ -140,27 +171,18 @@ class MemoryCluster:
 
         return self._network.request("pending", describe)
 
-    def ends(self, partitions: Collection[TopicPartition]) -> Positions:
-        return self._network.request("ends", lambda: {tp: self._broker.partition(tp).stable for tp in partitions})
+    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
+        def describe() -> tuple[OpenTransaction, ...]:
+            starts = self._broker.partition(partition).writers
+            return tuple(replace(self._network.opened[each], start=start) for each, start in starts.items())
 
-    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
-        return self._network.request(
-            "starts", lambda: {tp: self._broker.partition(tp).first(since) for tp in partitions}
-        )
+        return self._network.request("open_transactions", describe)
 
     def grow(self, topic: str, partitions: int) -> None:
         self._network.request("grow", lambda: self._broker.grow_topic(topic, partitions))
 
     def offsets_retention_minutes(self) -> int | None:
         return None
-
-    def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
-        return self._network.request(
-            "read", lambda: list(islice(self._broker.partition(partition).read(start, Isolation.COMMITTED), limit))
-        )
-
-    def newest(self, partition: TopicPartition) -> Message | None:
-        return self._network.request("newest", self._broker.partition(partition).newest)
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
         self._network.request("truncate", lambda: self._broker.partition(partition).truncate(before))

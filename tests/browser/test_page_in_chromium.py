@@ -5,23 +5,25 @@ Chromium is Debian's package `chromium`, or the program that CHROMIUM names; scr
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from kstreams_py import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.endpoints import Endpoints
 from kstreams_py.running.observed import Observed
+from kstreams_py.running.remedies import REMEDIES
 from kstreams_py.running.reports import Report
 from kstreams_py.running.server import serving
-from kstreams_py.running.status import RunStatus, SlotStatus
+from kstreams_py.running.status import End, RunStatus, SlotStatus
 
 pytestmark = pytest.mark.browser
 
@@ -61,21 +63,6 @@ CONTRAST = """() => {
 """The texts whose contrast is below 4.5, which WCAG asks for (AA)."""
 
 
-def find_chromium() -> str:
-    found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    assert found, "Chromium is required: install it (Debian: apt install chromium), or name it as CHROMIUM"
-    return found
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
-        yield browser
-        browser.close()
-
-
 def worker(processor: str, *, is_well: bool) -> Report:
     topic = "flights" if processor == "split" else "flights.ewr"
     lag = 0 if is_well else 50_000
@@ -84,23 +71,52 @@ def worker(processor: str, *, is_well: bool) -> Report:
     report = Report(processor, 0, counts, lag, lags={TopicPartition(topic, 0): lag}, open_seconds=0.1)
     if is_well:
         return report
-    changed = (
-        {"state": WorkerState.RETRYING} if processor == "split" else {"still_seconds": 45.0, "place": "f (a.py:3)"}
+    why = "partition 0 is paused after 40 attempts: ConnectionError: no route to the service of today's weather"
+    changed: dict[str, Any] = (
+        {"state": WorkerState.RETRYING, "why": why}
+        if processor == "split"
+        else {"still_seconds": 45.0, "place": "f (a.py:3)"}
     )
     failure = "ValueError: <script>document.title = 'taken'</script>" + "x" * 200
     values = {name: getattr(report, name) for name in report.__slots__}
     return Report(**{**values, **changed, "failure": failure})
 
 
+def slots(*, is_well: bool) -> tuple[SlotStatus, ...]:
+    """One slot that runs; or five, each of which lacks something else."""
+    reports = tuple(worker(each.id, is_well=is_well) for each in GRAPH.processors)
+    if is_well:
+        return (SlotStatus(0, 4711, reports, silent=0.2),)
+    hidden = "flights.jfk[0] is hidden by producer 7 epoch 0 (billing) from offset 1204, 95 s old: "
+    merge = replace(
+        worker("merge", is_well=True), hidden_seconds=95.0, hidden=f"{hidden}its coordinator will end it",
+        lags={TopicPartition("flights.jfk", 0): 0},
+    )  # fmt: skip
+    spare = replace(worker("split", is_well=True), state=WorkerState.SPARE, lags={}, open_seconds=None)
+    away = [
+        replace(worker(each.id, is_well=True), state=WorkerState.BROKER_AWAY, why="ends: no answer (_TIMED_OUT)")
+        for each in GRAPH.processors
+    ]
+    ends = tuple(End(time.time() - age, "SIGKILL") for age in (40.0, 20.0, 5.0))
+    taken = "Replaced: another worker has taken the slot of flights.merge.2 over (member m7 on 10.0.0.7)"
+    return (
+        SlotStatus(0, 4711, reports, silent=0.2),
+        SlotStatus(1, 4712, (merge, spare), silent=0.4),
+        SlotStatus(2, None, (merge, spare), taken=taken, ends=(End(time.time() - 600, taken),)),
+        SlotStatus(3, None, (merge, spare), restarts=5, ends=ends),
+        SlotStatus(4, 4715, tuple(away), silent=0.1),
+    )
+
+
 @contextmanager
 def run(*, is_well: bool) -> Iterator[str]:
-    """The URL of a run of two workers, looked at again and again."""
+    """The URL of a run, looked at again and again."""
     observed, ended = Observed(), threading.Event()
-    reports = tuple(worker(each.id, is_well=is_well) for each in GRAPH.processors)
+    found = slots(is_well=is_well)
 
     def look() -> None:
         while not ended.wait(LOOK):
-            observed.note(RunStatus((SlotStatus(0, 4711, reports, silent=0.2),), observed._clock()))
+            observed.note(RunStatus(found, observed._clock()))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -144,6 +160,8 @@ def test_page_of_a_run_that_is_not_well_names_what_and_the_remedy_and_runs_no_te
         findings = page.locator("#findings").inner_text()
         assert "slot 0: merge has not turned, it is in f (a.py:3) (45 s)" in findings
         assert "Its function does not return" in findings
+        for kind in ("retrying", "hidden", "broker_away", "replaced", "killed", "restarting", "dead_letters", "spare"):
+            assert REMEDIES[kind] in findings, kind
         assert "<script>document.title = 'taken'</script>" in page.locator("#letters").inner_text()
         assert page.title() == "flights"
 

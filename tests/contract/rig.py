@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import confluent_kafka as ck
 
@@ -22,6 +22,17 @@ from tests.waiting import wait_until
 
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
+
+MURMUR2: Final = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+"""The hashes of keys, from the tests of Kafka's own client."""
+
 
 BOUND = 30.0
 """Seconds after which a condition that does not come true fails a test."""

@@ -13,7 +13,7 @@ from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Consumer
 from kstreams_py.kafka.membership import Membership, Owner
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
-from tests.contract.rig import KafkaRig, Member, MemoryRig, Rig, Row, output, poll_until_held, row, until
+from tests.contract.rig import MURMUR2, KafkaRig, Member, MemoryRig, Rig, Row, output, poll_until_held, row, until
 
 
 @pytest.fixture(params=["memory", "kafka"])
@@ -269,6 +269,31 @@ def test_pending_offsets_are_named_with_their_transaction_until_it_ends(rig: Rig
         producer.abort_transaction()
     until(lambda: not rig.cluster.pending(group, [zero, one, two]).partitions)
     assert [(each.partitions, each.transactions) for each in seen] == [((), ())] * 3
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_open_transaction_of_an_input_is_named_and_hides_what_is_above_the_last_stable_offset(
+    rig: Rig, ends: str
+) -> None:
+    topic, transactional_id = rig.topic(2), rig.name()
+    zero, one = rig.partitions(topic)
+    rig.append(topic, b"a")
+    member = rig.member(rig.name(), "member", topic)
+    producer = rig.producer(transactional_id)
+    producer.begin_transaction()
+    producer.write([output(topic, b"b"), output(topic, b"c")])
+    producer.flush()
+    rig.append(topic, b"d")
+    until(lambda: member.poll().consumer.highs == {zero: 4, one: 0})
+    (found,) = rig.cluster.open_transactions(zero)
+    assert (found.transactional_id, found.start, found.hangs) == (transactional_id, 1, False)
+    assert (rig.cluster.open_transactions(one), rig.cluster.ends([zero])) == ((), {zero: 1})
+    if ends == "commit":
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+    until(lambda: rig.cluster.ends([zero]) == {zero: 5} and not rig.cluster.open_transactions(zero))
+    until(lambda: member.poll().consumer.highs == {zero: 5, one: 0})
 
 
 def test_new_group_has_no_committed_offset_and_starts_are_the_log_start_offsets(rig: Rig) -> None:
@@ -605,17 +630,7 @@ def test_leave_of_a_consumer_that_never_joined_removes_no_member(rig: Rig) -> No
 # Records.
 
 
-@pytest.mark.parametrize(
-    ("key", "murmur2"),
-    [
-        (b"21", -973932308),
-        (b"foobar", -790332482),
-        (b"a-little-bit-long-string", -985981536),
-        (b"a-little-bit-longer-string", -1486304829),
-        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-        (b"abc", 479470107),
-    ],
-)
+@pytest.mark.parametrize(("key", "murmur2"), MURMUR2.items())
 def test_keys_map_to_the_same_partitions_as_in_the_java_client(rig: Rig, key: bytes, murmur2: int) -> None:
     topic = rig.topic(7)
     producer = rig.plain()
@@ -663,6 +678,31 @@ def test_reading_a_partition_begins_at_the_start_and_ends_at_the_limit_or_the_la
     assert read(0) == [b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b"last"]
     assert (read(0, 2), read(2, 3), read(9, 2)) == ([b"2", b"3"], [b"2", b"3", b"4"], [b"9", b"last"])
     assert (read(10, 1), read(100, 1)) == ([b"last"], [])
+
+
+def test_reading_uncommitted_records_passes_open_and_aborted_transactions(rig: Rig) -> None:
+    topic = rig.topic()
+    tp = TopicPartition(topic, 0)
+    producer = rig.producer()
+    producer.begin_transaction()
+    producer.write([output(topic, b"aborted")])
+    producer.flush()
+    producer.abort_transaction()
+    rig.append(topic, b"plain")
+    rig.settle(topic)
+    producer.begin_transaction()
+    producer.write([output(topic, b"open")])
+    producer.flush()
+    rig.append(topic, b"behind")
+
+    def read(start: int = 0, limit: int | None = None) -> list[tuple[int, bytes | None]]:
+        return [(m.offset(), m.value()) for m in rig.cluster.read(tp, start, limit, committed=False)]
+
+    assert read() == [(0, b"aborted"), (2, b"plain"), (3, b"open"), (4, b"behind")]
+    assert (read(1, 2), read(4), read(5)) == ([(2, b"plain"), (3, b"open")], [(4, b"behind")], [])
+    assert (rig.cluster.ends([tp]), rig.cluster.ends([tp], committed=False)) == ({tp: 3}, {tp: 5})
+    assert [m.value() for m in rig.cluster.read(tp)] == [b"plain"]
+    producer.abort_transaction()
 
 
 def test_records_without_a_key_go_to_any_partition_and_none_is_lost(rig: Rig) -> None:

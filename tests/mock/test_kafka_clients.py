@@ -8,7 +8,7 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.errors import OutcomeUnknown, Retriable
+from kstreams_py.errors import BrokerUnavailable, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
@@ -184,3 +184,18 @@ def test_partition_is_read_in_pages_each_from_its_start_to_its_limit(mock: MockC
     finally:
         cluster.close()
     assert pages == [[0, 1, 2], [3, 4, 5], [3], [9], [], list(range(10))]
+
+
+def test_ends_while_all_brokers_are_down_are_refused_as_those_of_brokers_that_do_not_answer(mock: MockCluster) -> None:
+    """The client itself calls the partitions unknown."""
+    mock.create("a")
+    kafka = open_cluster(mock)
+    assert kafka.ends([PARTITION]) == {PARTITION: 0}
+    for broker in (1, 2):
+        mock.set_down(broker)
+    with pytest.raises(BrokerUnavailable, match="no Kafka broker answers at"):
+        kafka.ends([PARTITION])
+    for broker in (1, 2):
+        mock.set_up(broker)
+    wait_until(lambda: kafka.ends([PARTITION]) == {PARTITION: 0}, "the ends are known again")
+    kafka.close()

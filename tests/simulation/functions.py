@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstreams_py.errors import Stop
+from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
-from tests.simulation.plan import ATTEMPTS, FAILS, FAILURES_MAX, HALTS, SKIPS, STOPS, Halt, Kind, Stage
+from tests.simulation.plan import ATTEMPTS, CONCURRENCY, FAILS, FAILURES_MAX, HALTS, SKIPS, STOPS, Halt, Kind, Stage
 from tests.simulation.watched_worker import Place, WatchedWorker
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ class Functions:
         """The first call with each delivery hash."""
         self.hashes: dict[tuple[str, tuple[Place, ...]], bytes] = {}
         """The delivery hash of each step, by processor and places."""
-        self.calls: dict[tuple[WatchedWorker, int, int], list[tuple[Place, ...]]] = defaultdict(list)
-        """The places read in each call, in order, by worker, attempt and partition."""
+        self.calls: dict[tuple[WatchedWorker, int, Any], list[tuple[Place, ...]]] = defaultdict(list)
+        """The places read in each call, in order, by worker, attempt and what calls are in order by: a partition, or a
+        key in it."""
         self.effects: Counter[bytes] = Counter()
         """How often the effect of a sink has happened, by delivery hash."""
         self._stopped: set[tuple[str, tuple[bytes, ...]]] = set()
@@ -50,6 +52,8 @@ class Functions:
             graph.topic(topic)
         for stage in self._world.stages:
             options: dict[str, Any] = {"id": stage.id, "guarantee": stage.guarantee}
+            if stage.order is not None:
+                options |= {"concurrency": CONCURRENCY, "order": stage.order}
             function = self._function(stage)
             match stage.kind:
                 case Kind.SINK:
@@ -89,7 +93,9 @@ class Functions:
         world.strikes.point("function")
         places = tuple((topic, world.recreations_of(topic), n, offset) for topic, n, offset in step.offsets_read)
         watched.note_called(places)
-        self.calls[watched, watched.attempt, places[0][2]].append(places)
+        if stage.order is not Order.NONE:
+            by = (places[0][2], step.key) if stage.order is Order.KEY else places[0][2]
+            self.calls[watched, watched.attempt, by].append(places)
         called = Called(stage, places, values)
         if (known := self.steps.setdefault(step.delivery_hash, called))[1:] != called[1:]:
             world.violate("hash", f"{values} and {known.values} have the same")
@@ -98,25 +104,33 @@ class Functions:
         if early := world.inputs.unsettled & set(values):
             world.violate("precommitted read", str(early))
         world.pass_time(world.work_seconds)
-        mark = values[0][-1:]
-        if mark in (HALTS, STOPS) and (stage.id, values) not in self._stopped:
-            self._stopped.add((stage.id, values))
-            if mark == HALTS:
-                world.bounds.losable[stage.id].update(places)
-                raise Halt(values)
-            watched.note_not_done(places)
-            raise Stop(values)
+        self._stop_once(stage, watched, places, values)
         if world.plan.away:
             self._fail_for_a_while(stage, watched, places, values)
-        if mark == FAILS:
+        if values[0].endswith(FAILS):
             raise LookupError(values)
-        if not stage.outputs and mark != SKIPS:
+        if not stage.outputs and not values[0].endswith(SKIPS):
             self.effects[step.delivery_hash] += 1
         world.strikes.point("returned")
         results = stage.results(values)
         if stage.is_refused(values):
             return [(topic, Out(value, key=None) if topic == stage.outputs[0] else value) for topic, value in results]
         return results
+
+    def _stop_once(
+        self, stage: Stage, watched: WatchedWorker, places: tuple[Place, ...], values: tuple[bytes, ...]
+    ) -> None:
+        """Raises what stops the worker, the first time with a value that asks for it."""
+        if not values[0].endswith((HALTS, STOPS)) or (stage.id, values) in self._stopped:
+            return
+        self._stopped.add((stage.id, values))
+        if not watched.is_member:  # nobody else runs the steps that this one cuts short
+            self._world.bounds.may_lose(watched, watched.in_flight)
+        if values[0].endswith(HALTS):
+            self._world.bounds.losable[stage.id].update(places)
+            raise Halt(values)
+        watched.note_not_done(places)
+        raise Stop(values)
 
     def _fail_for_a_while(
         self, stage: Stage, watched: WatchedWorker, places: tuple[Place, ...], values: tuple[bytes, ...]
@@ -127,6 +141,8 @@ class Functions:
         self._failures_left[stage.id, values] = max(0, left - 1)
         if values[0].endswith(FAILS) or left:
             watched.note_not_done(places)
+            if not watched.is_member:  # nobody else runs the steps that wait now
+                self._world.bounds.may_lose(watched, watched.in_flight)
             raise ConnectionError(values)
 
     def _one(self, stage: Stage, step: Step, *values: bytes) -> Any:

@@ -21,6 +21,7 @@ Violations that only the simulation can see, because it looks into processes and
 position too early            at least once: offsets are committed whose outputs are not written
 position too late             at most once: an output is written whose offset is not committed
 choices                       an alts read records in another order than in an earlier attempt
+calls                         calls that overlap were made in another order than their processor asks for
 hash                          a step has several delivery hashes, or a hash several steps
 positions                     the committed offsets of a group are not the ends of its inputs at the end of the run
 positions lost                the committed offsets of a group were deleted, and no worker reported it
@@ -41,6 +42,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kstreams_py.graph.declarations import Order
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
 from kstreams_py.testing.verdicts import Kind, compare, overtaken, overtaken_in_every_copy
 from tests.simulation.plan import ALO, AMO, EO, GHOST, Stage
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
 
 OWN_NAMES: Final = {
-    "position too early", "position too late", "choices", "hash", "positions", "positions lost", "ended",
+    "position too early", "position too late", "choices", "calls", "hash", "positions", "positions lost", "ended",
     "replaced without a holder", "replaced by an older process", "stuck", "broken",
 }  # fmt: skip
 """Violations that are not anomalies of the checker."""
@@ -218,7 +220,7 @@ def _rank(each: tuple[Row, Message]) -> tuple[int, bytes]:
 def rechosen(case: Case) -> Violations:
     """Checks that every attempt of an alts reads records in the order of their first attempts."""
     world, stage, _, _, _ = case
-    if stage.kind is not StageKind.ALTS or stage.guarantee is not EO:
+    if stage.kind is not StageKind.ALTS or stage.guarantee is not EO or world.plan.order in (Order.KEY, Order.NONE):
         return
     mine = (called.places for called in world.functions.steps.values() if called.stage.id == stage.id)
     rank = {places: place for place, places in enumerate(mine)}
@@ -226,6 +228,19 @@ def rechosen(case: Case) -> Violations:
         least = 0 if world.plan.away else 1  # a call that failed is followed by another of the same step
         if watched.stage.id == stage.id and any(rank[right] - rank[left] < least for left, right in pairwise(calls)):
             yield "choices", f"attempt {attempt} on partition {partition}: {calls}"
+
+
+def overtaken_calls(case: Case) -> Violations:
+    """Checks that calls which overlap are made in the order that their processor asks for."""
+    for (watched, attempt, by), calls in case.world.functions.calls.items():
+        if watched.stage is not case.stage or case.stage.order is None:
+            continue
+        last: dict[str, int] = {}
+        for places in calls:
+            topic, _, _, offset = places[0]
+            if offset < last.get(topic, 0):
+                yield "calls", f"attempt {attempt}, in order by {by}: {calls}"
+            last[topic] = offset
 
 
 def not_at_the_ends(case: Case) -> Violations:
@@ -240,6 +255,7 @@ CHECKS: Final[Sequence[Callable[[Case], Violations]]] = (
     wrong_steps,
     disordered,
     rechosen,
+    overtaken_calls,
     not_at_the_ends,
 )
 

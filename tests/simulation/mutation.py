@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
-from tests.simulation.plan import EO, Fault, Kind, Plan, Strike
+from tests.simulation.plan import EO, Fault, Kind, Plan, Strike, orders
 from tests.simulation.world import World
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -27,7 +28,7 @@ class Mutation:
     """A patch, and the invariants of which one must detect it.
 
     The runs are random: with the faults in `faults`, or with those in `struck`, each at a request of its name; with
-    `away`, functions fail for a while.
+    `away`, functions fail for a while; with `order`, calls overlap.
     """
 
     apply: Patch
@@ -37,6 +38,7 @@ class Mutation:
     faults: Sequence[Fault] = tuple(Fault)
     struck: Sequence[tuple[Fault, str]] = ()
     away: bool = False
+    order: Order | None = None
 
 
 class Mutations(dict[str, Mutation]):
@@ -58,7 +60,8 @@ def candidates(mutation: Mutation) -> Iterator[Plan]:
         kind = mutation.kinds[seed % len(mutation.kinds)]
         if not mutation.struck:
             drawn = Plan.random(seed, mutation.faults)
-            yield replace(drawn, kind=kind, guarantee=mutation.guarantee, away=mutation.away or drawn.away)
+            order = mutation.order if mutation.order in orders(kind, mutation.guarantee) else None
+            yield replace(drawn, kind=kind, guarantee=mutation.guarantee, away=mutation.away or drawn.away, order=order)
         elif struck := _struck_at(Plan(kind, mutation.guarantee, seed, away=mutation.away), mutation.struck):
             yield struck
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
+from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
 
 PARTITIONS: Final = 2
@@ -64,10 +65,16 @@ class Stage:
     guarantee: Guarantee
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    order: Order | None = None
 
     @property
     def group(self) -> str:
         return f"g.{self.id}"
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Steps may be run before one of their partition that is not done, and are run again if that one is."""
+        return self.order in (Order.KEY, Order.NONE)
 
     def results(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
         """The results of the function for a step, as (topic, value) pairs; that of a sink is an effect."""
@@ -103,6 +110,19 @@ class Stage:
     def is_refused(self, values: tuple[bytes, ...]) -> bool:
         """Whether an output of the step is refused by its topic."""
         return bool(self.outputs) and values[0].endswith(REFUSED)
+
+
+CONCURRENCY: Final = 3
+"""Calls at once of a processor whose calls overlap."""
+
+
+def orders(kind: Kind, guarantee: Guarantee) -> tuple[Order, ...]:
+    """The orders in which calls of this kind may overlap under this guarantee."""
+    if kind is Kind.BATCH:
+        return ()
+    if guarantee is AMO:
+        return (Order.PARTITION,)
+    return (Order.PARTITION, Order.NONE) if kind is Kind.JOIN else tuple(Order)
 
 
 class Fault(StrEnum):
@@ -167,9 +187,11 @@ class Strike:
 class Plan:
     """Everything that a run depends on. `seed` determines inputs, times, fetches and turns; 0 leaves nothing to chance.
 
-    With `away`, the functions of all processors fail for a while, and their steps are run again (Retry).
+    With `away`, the functions of all processors fail for a while, and their steps are run again (Retry). With `order`,
+    calls of the first processor overlap in this order.
 
-    As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition, and 7~ for `away`.
+    As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition, 7~ for `away`, and
+    7+key for the `order`.
     """
 
     kind: Kind
@@ -178,6 +200,12 @@ class Plan:
     strikes: tuple[Strike, ...] = ()
     records: int = RECORDS
     away: bool = False
+    order: Order | None = None
+
+    def under(self, guarantee: Guarantee, **changed: Any) -> Self:
+        """This plan under another guarantee; without its order, if the guarantee excludes that."""
+        order = self.order if self.order in orders(self.kind, guarantee) else None
+        return replace(self, guarantee=guarantee, order=order, **changed)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -188,7 +216,8 @@ class Plan:
 
     def __str__(self) -> str:
         seed = str(self.seed) if self.records == RECORDS else f"{self.seed}/{self.records}"
-        return ":".join([self.kind, self.guarantee, seed + "~" * self.away, *map(str, self.strikes)])
+        order = "" if self.order is None else f"+{self.order}"
+        return ":".join([self.kind, self.guarantee, seed + "~" * self.away + order, *map(str, self.strikes)])
 
     @property
     def chance(self) -> Random:
@@ -201,10 +230,19 @@ class Plan:
         if text.isdigit():
             return cls.random(int(text))
         kind, guarantee, surroundings, *strikes = text.split(":")
+        surroundings, _, order = surroundings.partition("+")
         away = surroundings.endswith("~")
         seed, _, records = surroundings.removesuffix("~").partition("/")
         struck = tuple(Strike(Fault(strike.split("@")[0]), int(strike.split("@")[1])) for strike in strikes)
-        return cls(Kind(kind), Guarantee(guarantee), int(seed), struck, int(records or RECORDS), away)
+        return cls(
+            Kind(kind),
+            Guarantee(guarantee),
+            int(seed),
+            struck,
+            int(records or RECORDS),
+            away,
+            Order(order) if order else None,
+        )
 
     @classmethod
     def random(cls, seed: int, faults: Sequence[Fault] = tuple(Fault)) -> Self:
@@ -213,7 +251,10 @@ class Plan:
         kind = random.choice(list(Kind))
         strikes = [Strike(random.choice(faults), random.randint(1, 40)) for _ in range(random.randint(0, 4))]
         away = Random(f"away {seed}").random() < 0.25
-        return cls(kind, (EO, ALO, EO, AMO)[seed % 4], seed, tuple(strikes), away=away)
+        guarantee = (EO, ALO, EO, AMO)[seed % 4]
+        chance = Random(f"order {seed}")
+        order = chance.choice(orders(kind, guarantee) or (None,)) if chance.random() < 0.25 else None
+        return cls(kind, guarantee, seed, tuple(strikes), away=away, order=order)
 
 
 class Calm(Random):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from kstreams_py.processing.topics import check_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.testing.memory_clients import MemoryProducer
 from tests.simulation.plan import EO, Halt
+from tests.simulation.simulated_calls import SimulatedCalls
 from tests.simulation.watched_worker import WatchedCluster, WatchedWorker
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Process:
                 world.pass_time,
                 outputs_held=world.outputs_held,
                 chance=world.random.random,
+                open_calls=partial(SimulatedCalls, world.random),
             )
             watched.worker = open_worker(
                 world.graph, processors[watched.stage.id], self.slot, environment, self._stopping
@@ -77,6 +80,8 @@ class Process:
         failures: list[Exception] = []
         self._excuse_losses_in_outage()
         for watched in self.workers:
+            if watched.stage.runs_ahead:
+                self._world.bounds.may_repeat(watched)
             try:
                 if watched.worker is not None and watched is not self.failed:
                     watched.worker.finish()

@@ -83,7 +83,9 @@ class Restarts:
             world.violate("positions lost", "no worker reported it")
         world.end_all(kill=False)
         for group, found in positions.items():
-            world.cluster._broker.group(group).positions.update(found)
+            now = world.cluster._broker.group(group).positions
+            # a partition that had processed nothing begins again, rightly: what it processed meanwhile is not undone
+            now.update({tp: max(at, now.get(tp, at)) for tp, at in found.items()})
         world.strikes.left, self.is_expiring = strikes, False
 
     def _has_begun(self, positions: dict[str, Positions]) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.plan import AMO, Kind
-from tests.simulation.suite import ATTEMPTS, MORE_SEEDS, SEEDS, crash_everywhere, run_block
+from tests.simulation.plan import AMO, Kind, Plan
+from tests.simulation.suite import ATTEMPTS, MORE_SEEDS, SEEDS, crash_everywhere, run, run_block
 
 
 @pytest.mark.parametrize("first", [*SEEDS, *(pytest.param(first, marks=pytest.mark.long) for first in MORE_SEEDS)])
@@ -17,3 +17,17 @@ def test_at_most_once_random_faults_doubles_nothing(first: int) -> None:
 @pytest.mark.parametrize("kind", Kind)
 def test_at_most_once_fault_at_every_point_doubles_nothing(kind: Kind, attempt: int) -> None:
     assert crash_everywhere(kind, AMO, attempt) > 50
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "map:at_most_once:597:lost@7:stalled@4:dies@17:expired@10",
+        "fork:at_most_once:2277:dies_after@8:dies@14:late@1:expired@4",
+        "alts:at_most_once:2839:stalled@2:expired@16",
+        "map:at_most_once:4690:dies@11:expired@18",  # with auto_offset_reset=latest
+    ],
+)
+def test_at_most_once_group_that_dies_as_it_begins_is_recorded_before_its_offsets_expire(plan: str) -> None:
+    """Offsets were committed and steps were run before the group was recorded: it began again without a word."""
+    run(Plan.parse(plan))

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import invariants, mutations_of_engine, mutations_of_findings, mutations_of_retries
+from tests.simulation import (
+    invariants,
+    mutations_of_engine,
+    mutations_of_findings,
+    mutations_of_overlap,
+    mutations_of_retries,
+)
 from tests.simulation.mutation import SEEDS_MAX, find
 from tests.simulation.world import World
 
-MUTATIONS = mutations_of_engine.MUTATIONS | mutations_of_findings.MUTATIONS | mutations_of_retries.MUTATIONS
+MUTATIONS = (
+    mutations_of_engine.MUTATIONS
+    | mutations_of_findings.MUTATIONS
+    | mutations_of_retries.MUTATIONS
+    | mutations_of_overlap.MUTATIONS
+)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

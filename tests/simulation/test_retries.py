@@ -32,7 +32,7 @@ def test_random_faults_while_functions_fail_keep_the_guarantee(
 
     monkeypatch.setattr(Waits, "begin", count)
     for seed in range(1, 201):
-        run(replace(Plan.random(seed), guarantee=guarantee, away=True))
+        run(Plan.random(seed).under(guarantee, away=True))
     assert {1, 2, 3} <= set(begun)  # the last attempt of four is no wait
     assert len(begun) > 1_000
 

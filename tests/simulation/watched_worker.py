@@ -87,10 +87,10 @@ class WatchedWorker:
         worker = self.worker
         if worker is None or worker.is_retrying:
             return True
-        return worker.committer.busy or worker.committer.must_repeat_commit
+        return worker.committer.busy or worker.committer.must_repeat_commit or worker.tasks.owes
 
     @property
-    def _is_member(self) -> bool:
+    def is_member(self) -> bool:
         """It holds its static membership in the current generation of the group."""
         group, consumer = self._world.cluster._broker.group(self.stage.group), self._consumer
         assert consumer is not None
@@ -202,7 +202,7 @@ class WatchedWorker:
             records = consume(limit, timeout)
             for m in records:
                 self._fetched[TopicPartition(m.topic(), m.partition())] = m.offset() + 1
-            if records and not self._is_member and self.stage.guarantee is not AMO:
+            if records and not self.is_member and self.stage.guarantee is not AMO:
                 # it does not know yet that another member has its partitions
                 read = [(m.topic(), self._recreations_of(m.topic()), m.partition(), m.offset()) for m in records]
                 self._world.bounds.repeatable[self.stage.id].update(read)
@@ -215,6 +215,7 @@ class WatchedWorker:
     def _starting(self, assign: Callable[[Positions], None]) -> Callable[[Positions], None]:
         def watch(positions: Positions) -> None:
             self.attempt += 1
+            self._undone = False  # what fails from now on fails by another fault
             self._fetched = dict(positions)
             assign(positions)
 
@@ -257,8 +258,9 @@ class WatchedWorker:
 
     def _revoked(self, callback: Callable[[], None]) -> None:
         """Partitions are revoked: outputs are delivered first, except in a transaction or without an answer."""
+        was_outage = self._world.has_outage  # it may end while the callback waits
         callback()
-        if self._world.has_outage or self.stage.guarantee is EO:
+        if was_outage or self._world.has_outage or self.stage.guarantee is EO or self.stage.runs_ahead:
             self._world.bounds.may_repeat(self)
         self._fetched = {}
 

@@ -64,7 +64,10 @@ class World:
         self.latency = random.choice((0.0, 0.001, 0.03))
         self.work_seconds = random.choice((0.0, 0.02, 0.3))
         self.outputs_held = random.choice((OUTPUTS_HELD, 0, 1))
-        self.stages = [Stage("p", plan.kind, plan.guarantee, plan.inputs, plan.kind.outputs), *self._second()]
+        self.stages = [
+            Stage("p", plan.kind, plan.guarantee, plan.inputs, plan.kind.outputs, plan.order),
+            *self._second(),
+        ]
         self.bounds = Bounds()
         self.functions = Functions(self)
         self.strikes = Strikes(self, plan.strikes)

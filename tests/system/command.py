@@ -123,3 +123,9 @@ def read_contents(cluster: Cluster, topics: Mapping[str, str]) -> dict[str, Any]
         )
         for topic, group in topics.items()
     }
+
+
+def read_checks(output: str) -> list[tuple[str, ...]]:
+    """The rows of the table of `kstreams demo`: ok or WRONG, what is checked, what is expected, what is found."""
+    rows = [line.split() for line in output.splitlines() if line.startswith(("ok ", "WRONG "))]
+    return [(mark, " ".join(what), expected, found) for mark, *what, expected, found in rows]

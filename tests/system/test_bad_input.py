@@ -350,7 +350,7 @@ def test_graph_that_does_not_import_is_named_with_file_and_line(app: CopyApp, mo
         (":graph", ("':graph'", "module:graph")),
         ("copying_graph:nosuch", ("copying_graph", "'nosuch'", "name after the colon")),
         ("no_such_module:graph", ("no_such_module", "start from the directory")),
-        ("no/such/file.py:graph", ("no/such/file.py", "No such file")),
+        ("no/such/file.py:graph", ("there is no file", "'no/such/file.py'", "correct the path")),
     ],
 )
 def test_target_that_names_no_graph_is_refused(app: CopyApp, target: str, words: tuple[str, ...]) -> None:

@@ -70,8 +70,8 @@ class Job:
         self.cluster.set_committed(self.group, {(self.source, 0): offset})
 
 
-WEEK = "10080"
-"""Kafka's default of offsets.retention.minutes."""
+YEAR = "525600"
+"""The offsets.retention.minutes of an embedded broker."""
 
 
 @each_guarantee
@@ -86,8 +86,8 @@ def test_worker_whose_committed_offsets_are_lost_stops_and_continues_once_they_a
     job.run_until_committed(100)
     cluster.write(job.source, numbered(100, 150))
     cluster.delete_group(job.group)
-    job.check_stops_without_offsets(WEEK)
-    job.check_stops_without_offsets(WEEK)
+    job.check_stops_without_offsets(YEAR)
+    job.check_stops_without_offsets(YEAR)
     job.set_committed(100)
     job.run_until_committed(150)
     assert cluster.values(job.target) == numbered(0, 150)
@@ -102,7 +102,7 @@ def test_offsets_set_by_hand_before_the_first_start_are_recorded_as_a_beginning(
     cluster.set_committed(job.group, {(job.source, 0): 40})
     job.run_until_committed(100)
     cluster.delete_group(job.group)
-    job.check_stops_without_offsets(WEEK)
+    job.check_stops_without_offsets(YEAR)
     assert cluster.values(job.target) == numbered(40, 100)
 
 

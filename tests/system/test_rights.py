@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,34 @@ def test_missing_right_to_create_internal_topics_is_named(
     ):
         app.check_is_refused("CREATE", f"__ks.{name}.beginnings")
     app.check_works()
+
+
+def test_worker_and_replay_need_no_right_to_create_topics_that_the_command_has_created(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    app = MapApp(broker_with_rights, name, settings, "exactly_once")
+    dead, file = f"{name}.dead", tmp_path / "app_graph.py"
+    file.write_text(
+        f"import kstreams_py as ks\ngraph = ks.Graph({name!r}, errors={dead!r})\n"
+        f"graph.map(graph.topic({app.source!r}), to=graph.topic({app.target!r}), id='step')(lambda value: value)\n"
+    )
+    may_create = settings(bootstrap_servers=app.cluster.bootstrap_servers).as_environment()
+    created = kstreams("topics", "create", file, environment=may_create)
+    own = [f"__ks.{name}.beginnings", f"__ks.{name}.replayed"]
+    assert created.out.splitlines() == [f"created {topic}" for topic in (dead, *own)], created.err
+    app.graph = ks.Graph(name, errors=dead)
+    app.graph.map(app.graph.topic(app.source), to=app.graph.topic(app.target), id="step")(lambda value: value)
+    with ExitStack() as denied:
+        denied.enter_context(broker_with_rights.denied(ResourceType.BROKER, "kafka-cluster", AclOperation.CREATE))
+        for topic in own:
+            denied.enter_context(broker_with_rights.denied(TOPIC, topic, AclOperation.CREATE))
+        app.check_works()
+        cluster = KafkaCluster(app.settings)
+        try:
+            environment = Environment(cluster, FileRegistry(app.settings.schema_directory), app.settings)
+            assert replay(app.graph, environment, Selection(), lambda *_: None).is_complete
+        finally:
+            cluster.close()
 
 
 def test_command_that_lacks_a_right_ends_with_status_3_and_one_message(

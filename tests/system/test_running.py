@@ -566,7 +566,11 @@ def test_topics_are_created_on_request_and_checked(app: App, cluster: Cluster) -
     assert all(topic in missing.error_lines[0] for topic in (app.source, app.target, app.errors))
     cluster.create(app.source, partitions=3)
     created = topics("create")
-    assert (created.status, created.out.splitlines()) == (0, [f"created {app.target}", f"created {app.errors}"])
+    own = [f"__ks.{app.name}.beginnings", f"__ks.{app.name}.replayed"]
+    assert (created.status, created.out.splitlines()) == (
+        0,
+        [f"created {topic}" for topic in (app.target, app.errors, *own)],
+    )
     again = topics("create")
     assert (again.status, again.out) == (0, "all topics exist\n")
     checked = topics("check")

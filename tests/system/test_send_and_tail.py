@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import confluent_kafka as ck
+
 from kstreams_py import Settings
 from tests.system.command import clean_environment, command, kstreams
-from tests.system.harness import Cluster
-from tests.waiting import WAIT
+from tests.system.harness import Cluster, wait_until
+from tests.waiting import WAIT, accept_interrupts
 
 MakeSettings = Callable[..., Settings]
 
@@ -28,6 +30,19 @@ def send(environment: dict[str, str], topic: str, lines: str, *options: str) -> 
         text=True,
         timeout=WAIT,
         check=False,
+    )
+
+
+def head(environment: dict[str, str], topic: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """The first line of `kstreams tail`, in a pipe that ends after it."""
+    return subprocess.run(
+        f"{sys.executable} -m kstreams_py tail {topic} {' '.join(options)} | head -1",
+        shell=True,
+        env=clean_environment(environment),
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=True,
     )
 
 
@@ -47,15 +62,7 @@ def test_lines_that_are_sent_are_printed_in_the_order_of_their_partition_by_a_pi
         assert mine == list(range(int(key), NUMBERS, 7))
     newest = kstreams("tail", name, "-n", 1, "--partition", records[-1]["partition"], environment=environment)
     assert json.loads(newest.out) == records[-1]
-    piped = subprocess.run(
-        f"{sys.executable} -m kstreams_py tail {name} --from beginning | head -1",
-        shell=True,
-        env=clean_environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=True,
-    )
+    piped = head(environment, name, "--from", "beginning")
     assert (piped.stdout, piped.stderr) == (everything.out.splitlines(keepends=True)[0], "")
 
 
@@ -76,6 +83,7 @@ def test_line_that_the_broker_refuses_is_named_with_those_of_its_batch(
 def test_followed_topic_prints_records_as_they_are_sent_until_ctrl_c(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
+    accept_interrupts()
     environment = settings().as_environment()
     cluster.create(name)
     send(environment, name, '{"value": "first"}\n')
@@ -88,3 +96,40 @@ def test_followed_topic_prints_records_as_they_are_sent_until_ctrl_c(
         assert tail.wait() == 130
     assert [json.loads(line)["offset"] for line in tail.text.splitlines()[:-1]] == [0, 1, 2]
     assert tail.text.splitlines()[-1] == "interrupted"
+
+
+def test_records_of_a_transaction_that_is_stuck_are_printed_with_what_became_of_them(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    environment = settings().as_environment()
+    cluster.create(name)
+    cluster.transaction(name, [(name, b"aborted")], commit=False)
+    cluster.transaction(name, [(name, b"committed")])
+    producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions(WAIT)
+    producer.begin_transaction()
+    producer.produce(name, "stuck")
+    producer.flush(WAIT)
+    assert kstreams("send", name, "--value", "behind", environment=environment).status == 0
+
+    def shown(*options: str) -> list[tuple[str, str | None]]:
+        done = kstreams("tail", name, *options, environment=environment)
+        assert (done.status, done.err) == (0, "")
+        return [(each["value"], each.get("fate")) for each in map(json.loads, done.out.splitlines())]
+
+    assert shown() == [("committed", None)]
+    everything = [("aborted", "aborted"), ("committed", None), ("stuck", "pending"), ("behind", "pending")]
+    assert shown("--uncommitted") == shown("--uncommitted", "--from", "beginning") == everything
+    producer.abort_transaction(WAIT)
+    wait_until(lambda: cluster.values(name) == [b"committed", b"behind"], "the end of the transaction")
+    assert shown("--uncommitted", "-n", "2") == [("stuck", "aborted"), ("behind", None)]
+
+
+def test_followed_topic_ends_with_its_reader_though_no_record_comes(
+    cluster: Cluster, settings: MakeSettings, name: str
+) -> None:
+    environment = settings().as_environment()
+    cluster.create(name)
+    send(environment, name, '{"value": "first"}\n')
+    piped = head(environment, name, "--follow")
+    assert ([json.loads(line)["value"] for line in piped.stdout.splitlines()], piped.stderr) == (["first"], "")

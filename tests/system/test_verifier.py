@@ -30,6 +30,10 @@ INPUTS = ("orders", "payments", "refunds")
 OUTPUTS = ("priced", "even", "odd", "paid", "booked")
 
 GRAPH = """
+import asyncio
+import random
+import time
+
 import kstreams_py as ks
 
 graph = ks.Graph({name!r}, guarantee={guarantee!r}, errors="{name}.errors")
@@ -38,28 +42,44 @@ orders, payments, refunds, priced, even, odd, paid, booked = [
     for topic in "orders payments refunds priced even odd paid booked".split()
 ]
 
-@graph.map(orders, to=priced)
-def price(value):
+@graph.map(orders, to=priced{key})
+{a}def price(value):
+    {wait}
     number = int(value.split(b"-")[1])
     if number % 50 == 7:
         raise ValueError("no price")
     return b"%s=%d" % (value, 3 * number)
 
-@graph.map(priced, to=[even, odd])
+@graph.map(priced, to=[even, odd]{none})
 def split(value):
+    {block}
     total = int(value.split(b"=")[1])
     if total % 5 == 0:
         return {{even: value, odd: value}}
     return {{odd if total % 2 else even: value}}
 
-@graph.join(even, payments, to=paid)
-def pay(order, payment):
+@graph.join(even, payments, to=paid{none})
+{a}def pay(order, payment):
+    {wait}
     return order + b" by " + payment
 
-@graph.alts(odd, refunds, to=booked)
-def book(value):
+@graph.alts(odd, refunds, to=booked{key})
+{a}def book(value):
+    {wait}
     return b"booked " + value
 """
+
+ONE_BY_ONE = {"key": "", "none": "", "a": "", "wait": "", "block": ""}
+"""What the graph has in its places if its functions are called one after the other."""
+
+
+def overlapping(guarantee: Guarantee) -> dict[str, str]:
+    """The same for calls that overlap: of async functions, and of a plain one in threads; each takes a while."""
+    is_ordered = guarantee is Guarantee.AT_MOST_ONCE
+    orders = {order: f', concurrency=16, order="{"partition" if is_ordered else order}"' for order in ("key", "none")}
+    wait = "await asyncio.sleep(random.random() / 50)"
+    return {**orders, "a": "async ", "wait": wait, "block": "time.sleep(random.random() / 50)"}
+
 
 Copy = tuple[bytes, bytes | None, bytes]
 """Value, key and delivery hash of an output."""
@@ -136,7 +156,13 @@ class Verified:
     """The graph's topics, its worker processes, and the records of its inputs."""
 
     def __init__(
-        self, directory: Path, name: str, settings: Settings, cleanup: ExitStack, guarantee: Guarantee
+        self,
+        directory: Path,
+        name: str,
+        settings: Settings,
+        cleanup: ExitStack,
+        guarantee: Guarantee,
+        calls: Mapping[str, str] = ONE_BY_ONE,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -147,7 +173,7 @@ class Verified:
         self.recorder.cluster.create(*self.topic.values(), journal, partitions=PARTITIONS)
         self.recorder.cluster.create(self.errors)
         self.file = directory / "verified_graph.py"
-        self.file.write_text(GRAPH.format(name=name, guarantee=guarantee.value))
+        self.file.write_text(GRAPH.format(name=name, guarantee=guarantee.value, **calls))
         self.workers: dict[int, WorkerProcess] = {}
         self._cleanup = cleanup
         self._random = random.Random(4)
@@ -196,15 +222,20 @@ class Verified:
         recorder, topic = self.recorder, self.topic
         for processor, inputs in (("price", ["orders"]), ("split", ["priced"]), ("book", ["odd", "refunds"])):
             recorder.await_done(f"{self.name}.{processor}", *(topic[short] for short in inputs))
-        sides = {topic[short]: recorder.cluster.read(topic[short]) for short in ("even", "payments")}
-        even, payments = (Counter(m.partition() for m in side) for side in sides.values())
 
-        def taken(side: str) -> Counter[int]:
-            positions = recorder.committed(f"{self.name}.pay", side)
-            return Counter(m.partition() for m in sides[side] if m.offset() < positions.get(m.partition(), 0))
+        def is_each_pair_taken() -> bool:
+            """Whether the offsets of all pairs are committed; calls under way may still add to a side."""
+            sides = {topic[short]: recorder.cluster.read(topic[short]) for short in ("even", "payments")}
+            even, payments = (Counter(m.partition() for m in side) for side in sides.values())
+            taken = [
+                Counter(m.partition() for m in found if m.offset() < positions.get(m.partition(), 0))
+                for side, found in sides.items()
+                for positions in [recorder.committed(f"{self.name}.pay", side)]
+            ]
+            return taken == [even & payments] * 2
 
         # not by the outputs: under at_most_once, a killed worker may lose some of them
-        wait_until(lambda: [taken(side) for side in sides] == [even & payments] * 2, "each pair is processed")
+        wait_until(is_each_pair_taken, "each pair is processed")
         recorder.await_no_open_transaction(*topic.values(), self.errors)
 
 
@@ -261,12 +292,21 @@ def disturb(app: Verified, reader: Reader) -> None:
     ("rounds", "per_second"),
     [pytest.param(1, 150, id="one round"), pytest.param(6, 600, id="six rounds", marks=pytest.mark.long)],
 )
+@pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapping"])
 def test_workers_stopped_killed_and_added_outputs_equal_the_oracles(
-    tmp_path: Path, name: str, settings: MakeSettings, guarantee: Guarantee, rounds: int, per_second: int
+    tmp_path: Path,
+    name: str,
+    settings: MakeSettings,
+    guarantee: Guarantee,
+    rounds: int,
+    per_second: int,
+    *,
+    overlap: bool,
 ) -> None:
+    calls = overlapping(guarantee) if overlap else ONE_BY_ONE
     short_lived = settings(session_timeout_ms=4_000, transaction_timeout_ms=3_000)
     with ExitStack() as cleanup:
-        app = Verified(tmp_path, name, short_lived, cleanup, guarantee)
+        app = Verified(tmp_path, name, short_lived, cleanup, guarantee, calls)
         recorder = app.recorder
         with recorder.reading(*(app.topic[short] for short in OUTPUTS)) as reader:
             with recorder.feeding(app.record, at_once=300, per_second=per_second):

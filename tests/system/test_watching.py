@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import re
 import signal
 import socket
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from kstreams_py import Settings
-from tests.system.command import RunningCommand, command, kstreams
+from tests.system.command import command, kstreams
 from tests.system.harness import Cluster, wait_until
+from tests.system.site import Found, Site
 
 GRAPH = """
 import kstreams_py as ks
@@ -31,51 +27,6 @@ def copy(value):
         raise ValueError("no")
     return value
 """
-
-
-class Site:
-    """A graph that runs with --http, and its pages."""
-
-    def __init__(self, running: RunningCommand) -> None:
-        running.await_text(r"serving .* at http://\S+")
-        found = re.search(r" at http://(\S+)", running.text)
-        assert found is not None
-        self.running, self.address = running, found[1]
-
-    def get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self.address, timeout=30)
-        connection.request("GET", path)
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        return response.status, text
-
-    def sums(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """The sums of a sample over all other labels."""
-        found: Counter[tuple[str, ...]] = Counter()
-        for family in text_string_to_metric_families(self.get("/metrics")[1]):
-            for sample in family.samples:
-                if sample.name == f"kstreams_{name}":
-                    found[tuple(sample.labels[label] for label in labels)] += sample.value  # type: ignore[assignment]
-        return dict(found)
-
-    def await_page(self, path: str, status: int, text: str = "") -> str:
-        """Waits for the status of a page, and a match of its text; returns the text."""
-        seen: list[tuple[int, str]] = []
-
-        def is_there() -> bool:
-            seen[:] = [self.get(path)]
-            return seen[0][0] == status and re.search(text, seen[0][1]) is not None
-
-        try:
-            wait_until(is_there, f"{path} answers {status} {text!r}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {seen}\n{self.running.text}") from None
-        return seen[0][1]
-
-    def slot(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.get("/status")[1])["slots"][number]
-        return found
 
 
 def create_topics(cluster: Cluster, name: str, partitions: int) -> None:
@@ -150,6 +101,10 @@ def test_spare_slot_is_ready(
             lambda: site.sums("worker_state", "state") == {("running",): 1, ("spare",): 1}, "one runs, one is a spare"
         )
         assert site.get("/readyz") == (200, "ok\n")
+        (spare,) = [number for number in (0, 1) if site.slot(number)["workers"][0]["state"] == "spare"]
+        what = f"slot {spare}: copy has no partition: its inputs have fewer than it has workers"
+        found = [Found("note", "spare", "copy", what)]  # at first also that the lag is not known yet
+        wait_until(lambda: site.findings() == found, "the spare is the only finding")
 
 
 def test_address_that_is_taken_ends_the_command_with_one_message(

@@ -9,6 +9,7 @@ from kstreams_py.processing.outputs import encoder
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.tracing import Tracing
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryRegistry
 
@@ -27,6 +28,7 @@ class Processing:
         *,
         start: Positions | None = None,
         limit: int | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         (processor,) = graph.processors
         registry = registry or MemoryRegistry()
@@ -39,6 +41,7 @@ class Processing:
             self.tasks,
             registry,
             DeadLetters("g.p", dead.name, encoder(dead.value, registry, f"{dead.name}-value"), limit) if dead else None,
+            tracing=tracing,
         )
         self.tasks.assign(START if start is None else start, {})
 

@@ -30,9 +30,11 @@ from kstreams_py.processing.guarantees import AtMostOnce
 from kstreams_py.processing.hashes import hash_prefix, pack_offset
 from kstreams_py.processing.plan import Plan
 from kstreams_py.processing.worker import Worker
-from kstreams_py.records import HASH_HEADER, TopicPartition
+from kstreams_py.records import HASH_HEADER
 from kstreams_py.settings import Settings
 from tests.unit.plant import (
+    A0,
+    AMO,
     Plant,
     fail_flushes,
     leave_commits_unanswered,
@@ -41,9 +43,6 @@ from tests.unit.plant import (
     start_interrupted,
     twice,
 )
-
-A0, A1, B0, B1 = (TopicPartition(topic, number) for topic in "ab" for number in (0, 1))
-EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 
 
 @pytest.mark.parametrize("hash_header", [True, False])

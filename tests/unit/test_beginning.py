@@ -27,6 +27,10 @@ B0, B1 = (TopicPartition("b", number) for number in range(2))
 TOPIC = "__ks.g.beginnings"
 
 
+class Crash(BaseException):
+    """The process dies here."""
+
+
 class Group:
     """A cluster with topics a (4 records in each partition) and b, on which workers begin one after another."""
 
@@ -77,11 +81,16 @@ class Group:
     @property
     def recorded(self) -> list[tuple[Any, Any]]:
         """Keys and values of the records of begun partitions; "id of a" stands for the id of topic a."""
+        return [(key, value) for key, value in self.all_recorded if "start" not in value]
+
+    @property
+    def all_recorded(self) -> list[tuple[Any, Any]]:
+        """As `recorded`, with the records that name a start."""
         names = {self.topic_id(topic): f"id of {topic}" for topic in "ab"}
         found = []
         for m in self.cluster.records(TOPIC):
-            processor, topic, topic_id, partition = json.loads(m.key() or b"")
-            found.append(([processor, topic, names.get(topic_id, topic_id), partition], json.loads(m.value() or b"")))
+            processor, topic, topic_id, *rest = json.loads(m.key() or b"")
+            found.append(([processor, topic, names.get(topic_id, topic_id), *rest], json.loads(m.value() or b"")))
         return found
 
 
@@ -216,6 +225,129 @@ def test_begin_that_fails_commits_nothing_and_is_repeated(request_name: str, err
     assert (group.saved, group.recorded) == ({A0: 0}, [(["p", "a", "id of a", 0], {"partitions": 2})])
 
 
+# Without transactions a process can die between the offset and its record.
+
+
+without_transactions = pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+
+
+@without_transactions
+def test_start_is_named_before_its_offset_is_committed(guarantee: Guarantee) -> None:
+    group = Group(guarantee)
+    beginning, committer = group.process()
+    group.cluster.faults.inject("commit", error=Crash("dies"), applied=False)
+    with pytest.raises(Crash):
+        beginning.start({A0}, committer)
+    assert (group.saved, group.all_recorded) == (
+        {},
+        [(["p start", "a", "id of a", 0], {"partitions": 0, "start": 0, "policy": "earliest"})],
+    )
+
+
+@without_transactions
+@pytest.mark.parametrize(("deleted", "at"), [(0, 4), (6, 6)])
+def test_group_that_died_before_it_was_recorded_and_whose_offsets_expired_begins_where_it_would_have(
+    guarantee: Guarantee, deleted: int, at: int
+) -> None:
+    """With `latest`: at the end of that time, not of today's; or at the first record that is left."""
+    group = Group(guarantee)
+    beginning, committer = group.process("latest")
+    group.cluster.faults.inject("commit", error=Crash("dies"))
+    with pytest.raises(Crash):
+        beginning.start({A0}, committer)
+    assert group.saved == {A0: 4}
+    group.cluster._broker.group("g.p").positions.clear()  # offsets.retention.minutes
+    group.fill(0)
+    group.cluster.truncate(A0, deleted)
+    assert group.begin({A0}, "latest") == {A0: at}
+    assert group.recorded == [(["p", "a", "id of a", 0], {"partitions": 2})]
+
+
+@without_transactions
+@pytest.mark.parametrize(
+    ("policies", "at"),
+    [
+        (("latest", "earliest"), 0),
+        (("earliest", "latest"), 8),
+        (("latest", "earliest", "latest"), 8),  # the newest name counts, as after compaction
+        (("latest", "latest"), 4),
+    ],
+)
+def test_start_that_was_named_under_another_auto_offset_reset_is_not_used(
+    guarantee: Guarantee, policies: tuple[str, ...], at: int
+) -> None:
+    group = Group(guarantee)
+    for policy in policies[:-1]:
+        beginning, committer = group.process(policy)
+        group.cluster.faults.inject("commit", error=Crash("dies"), applied=False)
+        with pytest.raises(Crash):
+            beginning.start({A0}, committer)
+    group.fill(0)
+    assert group.begin({A0}, policies[-1]) == {A0: at}
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_start_whose_commit_failed_begins_in_the_same_process_where_it_would_have(
+    guarantee: Guarantee, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `latest`: not after the records that came while the commit was refused."""
+    caplog.set_level("INFO")
+    group = Group(guarantee)
+    beginning, committer = group.process("latest")
+    request = "commit_transaction" if guarantee is Guarantee.EXACTLY_ONCE else "commit"
+    group.cluster.faults.inject(request, error=Abortable("refused"), applied=False)
+    with pytest.raises(Abortable) as caught:
+        beginning.start({A0}, committer)
+    committer.recover(caught.value)
+    group.fill(0)
+    assert beginning.start({A0, A1}, committer) == {A0: 4, A1: 4}
+    assert "p: begins at a[0]@4 as an earlier start had named, a[1]@4" in caplog.text
+
+
+@without_transactions
+def test_start_named_late_by_a_zombie_does_not_hide_that_the_partition_is_begun(guarantee: Guarantee) -> None:
+    group = Group(guarantee)
+    zombie, committer = group.process()
+    zombie._read()  # then it is frozen
+    group.begin({A0})
+    group.cluster.faults.inject("commit", error=Crash("dies"), applied=False)
+    with pytest.raises(Crash):
+        zombie.start({A0}, committer)
+    assert [key for key, _ in group.all_recorded][-1] == ["p start", "a", "id of a", 0]
+    group.cluster._broker.group("g.p").positions.clear()
+    with pytest.raises(InputLost, match=r"a\[0\] was read before"):
+        group.begin({A0})
+
+
+@without_transactions
+def test_start_is_named_in_the_form_that_older_releases_read(guarantee: Guarantee) -> None:
+    """They take each key of four for a partition that is begun, and each value for its `partitions`."""
+    group = Group(guarantee)
+    group.begin({A0, A1})
+    for m in group.cluster.records(TOPIC):
+        key, value = json.loads(m.key() or b""), json.loads(m.value() or b"")
+        assert (len(key), [type(each) for each in key], type(value["partitions"])) == (4, [str, str, str, int], int)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b'["p", "a", "%s", 0, "start"]', b'{"start": 2}'),
+        (b'["p", "a", "%s", 0]', b'{"begun": true}'),
+        (b'["p", "a", "%s", 0]', b"[]"),
+        (b'["p", "a", "%s", 0]', None),
+        (b'{"processor": "p", "topic_id": "%s"}', b'{"partitions": 2}'),
+        (b"\xff%s", b"\xff"),
+    ],
+)
+def test_records_of_other_releases_are_passed_over(key: bytes, value: bytes | None) -> None:
+    group = Group()
+    group.cluster.append(TOPIC, value, key.replace(b"%s", group.topic_id("a").encode()))
+    assert group.begin({A0}) == {A0: 0}
+    with pytest.raises(InputLost, match=r"a\[0\] was read before"):
+        group.begin({A0})
+
+
 # Offsets that an operator committed.
 
 
@@ -253,7 +385,7 @@ def test_partitions_that_are_recorded_are_not_recorded_by_another_process() -> N
     assert (group.cluster.faults.requests[before:], len(group.recorded)) == (["read"], 2)
 
 
-def test_partitions_whose_record_could_not_be_written_are_recorded_by_the_next_commit() -> None:
+def test_partitions_whose_record_could_not_be_written_are_recorded_by_the_next_rewind() -> None:
     group = Group()
     beginning, committer = group.process()
     group.cluster.faults.inject("commit_transaction", error=Abortable("refused"), applied=False)

@@ -114,6 +114,46 @@ def test_options_that_contradict_each_other_are_refused(
     assert kstreams("run", graph, *arguments) == (2, "", f"error: SettingsError: {message}\n")
 
 
+@pytest.mark.parametrize("slots", ["0-1000", "0-99999999999999999999", "0-999,1000"])
+def test_more_slots_than_a_machine_can_run_are_refused_before_they_are_counted(graph: Path, slots: str) -> None:
+    message = f"error: SettingsError: --slots '{slots}': a machine runs 1,000 slots at most: name fewer\n"
+    assert kstreams("run", graph, "--slots", slots) == (2, "", message)
+    status, _, err = kstreams("run", graph, "--workers", 1_001)
+    assert (status, "Invalidvaluefor'--workers':Inputshouldbelessthanorequalto1000" in squeeze(err)) == (2, True)
+
+
+# The streams.
+
+
+def shell(command: str, **changed: str) -> tuple[int, bytes, bytes]:
+    done = subprocess.run(
+        command, shell=True, env=environment(**changed), capture_output=True, timeout=WAIT, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", ["config show", "graph {graph} -f svg", "graph {graph}", "--version"])
+def test_output_that_cannot_be_written_is_one_message(graph: Path, command: str) -> None:
+    message = b"error: Unavailable: standard output cannot be written: [Errno 28] No space left on device: "
+    for unbuffered in ("", "1"):
+        status, _, err = shell(f"{SCRIPT} {command.format(graph=graph)} > /dev/full", PYTHONUNBUFFERED=unbuffered)
+        assert (status, err) == (3, message + b"what was printed is not complete\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_else(graph: Path, closed: str) -> None:
+    status, out, err = shell(f"{SCRIPT} graph {graph} {closed}")
+    assert (status, bool(out), err) == (0, ">&-" not in closed.replace("2>&-", ""), b"")
+    status, out, err = shell(f"{SCRIPT} graph absent.py {closed}")
+    assert (status, out, bool(err)) == (2, b"", "2>&-" not in closed)
+
+
+def test_characters_that_the_encoding_of_the_output_lacks_are_escaped_as_in_json(graph: Path) -> None:
+    graph.write_text(GRAPH.replace('ks.Graph("one")', 'ks.Graph("one")\nprint("gr\u00fcn \U0001f600")'))
+    status, out, err = shell(f"{SCRIPT} graph {graph}", PYTHONIOENCODING="ascii")
+    assert (status, out.splitlines()[0], err) == (0, b"gr\\u00fcn \\ud83d\\ude00", b"")
+
+
 @pytest.mark.parametrize(("port", "limit"), [(99_999, "lessthanorequalto65535"), (0, "greaterthanorequalto1")])
 def test_port_that_does_not_exist_is_refused(port: int, limit: str) -> None:
     status, out, err = kstreams("broker", "start", f"--port={port}")
@@ -158,7 +198,7 @@ def test_misspelled_topic_and_option_of_a_processor_are_refused_with_a_suggestio
         ),
     }.items():
         graph.write_text(f"{GRAPH}orders = graph.topic('orders')\n{line}\n")
-        assert kstreams("graph", graph) == (2, "", f"error: GraphError: {graph}: {message}\n")
+        assert kstreams("graph", graph) == (2, "", f"error: GraphError: {graph}, line 7: {message}\n")
 
 
 def test_settings_are_shown_with_their_values_and_origins(tmp_path: Path) -> None:

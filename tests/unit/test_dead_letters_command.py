@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kstreams_py as ks
-from kstreams_py.cli import dead_letters
+from kstreams_py.cli import dead_letters, options
 from kstreams_py.errors import SettingsError, UserMistake
 from tests.unit.test_operations import Shop, declare_map
 
@@ -45,8 +45,8 @@ class Terminal:
 
         monkeypatch.setattr(self.shop, "call", picky)
         monkeypatch.setattr(dead_letters, "load", lambda _: self.shop.graph)
-        monkeypatch.setattr(dead_letters, "KafkaCluster", lambda _: Unclosed(self.shop.cluster))
-        monkeypatch.setattr(dead_letters, "open_registry", lambda *_: self.shop.registry)
+        monkeypatch.setattr(options, "KafkaCluster", lambda _: Unclosed(self.shop.cluster))
+        monkeypatch.setattr(options, "open_registry", lambda *_: self.shop.registry)
 
     def run(self, verb: str, *options: str) -> Result:
         return CliRunner().invoke(dead_letters.app, [verb, "shop.py", *options])

@@ -23,50 +23,56 @@ from kstreams_py.demo import flights as demo
 from kstreams_py.demo.checks import Check, Deliveries, Found, exit_status, judge
 from kstreams_py.demo.data import FIELDS, Expected, Row
 from kstreams_py.demo.flights_graph import airports, flights, graph
+from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.results import Results
-from kstreams_py.demo.traffic import Kill, Kills, Loader, Progress, Traffic, Watch
-from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.demo.traffic import Kills, Loader, Progress, Watch
+from kstreams_py.errors import MissingSoftware, Retriable, SettingsError
 from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka.contracts import Producer
+from kstreams_py.operations.described import Describer
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.processing.hashes import hash_prefix, pack_offset
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.records import TopicPartition
+from kstreams_py.running.output import STDERR, STDOUT
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import SqliteTable
 from kstreams_py.testing import Kind, MemoryCluster
-
-
-def row(number: int, **changed: Any) -> Row:
-    """A departure with a unique flight number."""
-    usual = {
-        "year": 2013, "month": 1 + number % 2, "day": 1, "dep_time": 600, "sched_dep_time": 555, "dep_delay": 5,
-        "arr_time": 800, "sched_arr_time": 750, "arr_delay": number, "carrier": "UA" if number % 3 else "DL",
-        "flight": number, "tailnum": f"N{number % 5}", "origin": ("EWR", "JFK", "LGA")[number % 3], "dest": "ORD",
-        "air_time": 90, "distance": 733, "hour": 5, "minute": 55, "time_hour": "2013-01-01T10:00:00Z",
-    }  # fmt: skip
-    return tuple((usual | changed)[name] for name in FIELDS)
-
-
-def rows() -> list[Row]:
-    """Thirty departures: 25 departed, 3 cancelled (one without a tail number), 2 without an arrival delay."""
-    cancelled = [row(n, dep_time=None, dep_delay=None, arr_time=None, arr_delay=None) for n in (100, 101)]
-    nameless = row(102, dep_time=None, dep_delay=None, arr_time=None, arr_delay=None, tailnum=None)
-    return [*map(row, range(25)), *cancelled, nameless, row(103, arr_delay=None), row(104, arr_delay=None)]
-
+from tests.departures import new_letter, new_report, perfect, row, rows
 
 # Expected rows.
 
 
 def test_data_rows_are_read_in_the_files_order_with_none_for_na() -> None:
-    found = data_files.read(839)
+    found = data_files.read()
     assert (len(found), found[0], found[838]) == (
-        839,
+        336_776,
         (2013, 1, 1, 517, 515, 2, 830, 819, 11, "UA", 1545, "N14228", "EWR", "IAH", 227, 1400, 5, 15,
          "2013-01-01T10:00:00Z"),
         (2013, 1, 1, None, 1630, None, None, 1815, None, "EV", 4308, "N18120", "EWR", "RDU", None, 416, 16, 30,
          "2013-01-01T21:00:00Z"),
     )  # fmt: skip
+
+
+def test_data_of_a_short_run_are_spread_over_the_year_with_its_share_of_each_outcome() -> None:
+    year, sample = data_files.read(), data_files.read(2_000)
+    places = {each: i for i, each in enumerate(year)}
+    assert [places[each] for each in sample] == [i * 336_776 // 2_000 for i in range(2_000)]
+    months = Counter(each[FIELDS.index("month")] for each in sample)
+    assert months == {1: 161, 2: 149, 3: 171, 4: 168, 5: 171, 6: 168, 7: 175, 8: 174, 9: 163, 10: 171, 11: 162, 12: 167}
+    outcomes = {name: found.total() for name, found in data.expect(sample).rows.items()}
+    assert outcomes == {"departed": 1_947, "cancelled": 51, "errors": 2}
+
+
+@pytest.mark.parametrize(
+    ("number", "spread"),
+    [(None, "abcdefghij"), (0, ""), (1, "a"), (4, "acfh"), (9, "abcdefghi"), (10, "abcdefghij"), (99, "abcdefghij")],
+)
+def test_data_spread_items_are_as_many_as_asked_for_over_all_of_them(number: int | None, spread: str) -> None:
+    assert "".join(data.spread("abcdefghij", number)) == spread
 
 
 def test_data_carriers_have_names() -> None:
@@ -87,19 +93,6 @@ def test_data_expected_outcomes_are_computed_from_the_rows() -> None:
 
 
 # Checks.
-
-
-def perfect(expected: Expected) -> Found:
-    """The results of a run without a fault."""
-    return Found(
-        inputs=expected.records,
-        merged=expected.records,
-        without_key=expected.without_tail_number,
-        rows=expected.rows,
-        deliveries={},
-        stored=expected.rows["departed"],
-        delays=expected.delays,
-    )
 
 
 def failed_checks(expected: Expected, found: Found) -> dict[str, tuple[int, int]]:
@@ -245,11 +238,14 @@ class Run:
             worker.committer.end()
             worker.consumer.close()
 
-    def found(self) -> Found:
+    def results(self) -> Results:
         results = Results(graph, self.topics, self.registry, rows())
         results.read(self.cluster)
         results.take_stored(self.table.rows())
-        return results.found([t.name for t in airports], flights.name, data.expect(rows()).delays)
+        return results
+
+    def found(self) -> Found:
+        return self.results().found([t.name for t in airports], flights.name, data.expect(rows()).delays)
 
 
 @pytest.fixture
@@ -263,6 +259,19 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_results_of_a_run_pass_all_checks(finished: Run) -> None:
     assert finished.loader.done
     assert failed_checks(data.expect(rows()), finished.found()) == {}
+
+
+def test_results_keep_the_dead_letters_with_their_inputs(finished: Run) -> None:
+    results = finished.results()
+    described = Describer(graph, finished.registry)
+    found = [
+        (letter.processor, letter.error, letter.message, described.content(letter)["inputs"][0]["value"]["flight"])
+        for letter in results.letters
+    ]
+    assert sorted(found) == [
+        ("flights.split", "builtins.ValueError", f"{carrier} {flight} departed, but has no arrival delay", flight)
+        for carrier, flight in (("UA", 103), ("UA", 104))
+    ]
 
 
 def test_results_detect_a_record_written_twice_by_row_and_by_delivery_hash(finished: Run) -> None:
@@ -303,6 +312,32 @@ def test_results_detect_a_delivery_without_an_input_record(finished: Run) -> Non
 # Traffic around the workers.
 
 
+def test_ends_after_a_kill_are_behind_open_transactions_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, out = MemoryCluster(), TopicPartition("out", 0)
+    cluster.create_topics([("out", 1, -1, {})])
+    open_, killed = (new_producer(cluster, name) for name in ("slot 1", "slot 0"))
+    for producer in (open_, killed):
+        producer.begin_transaction()
+        producer.write([("out", b"v", None, 0, None, None, 0, None)])
+        producer.flush()
+    killed.commit_transaction()
+    stage = demo.Stage(Settings(), cluster, Path(), screen.Screen(Console(file=io.StringIO())))  # type: ignore[arg-type]
+    ends = stage._ends([out])
+    assert (cluster.ends([out]), ends) == ({out: 0}, {out: len(cluster.records("out", "read_uncommitted")) + 1})
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Retriable("no answer")
+
+    monkeypatch.setattr(cluster, "ends", refuse)
+    assert stage._ends([out]) is None
+
+
+def new_producer(cluster: MemoryCluster, name: str) -> Producer:
+    producer = cluster.producer(producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED), name)
+    producer.init_transactions()
+    return producer
+
+
 def test_watch_counts_committed_records_and_progress_is_complete_after_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +356,13 @@ def test_watch_counts_committed_records_and_progress_is_complete_after_the_last(
     assert sum(n for _, topic, n in watch.arrivals if topic == "flights.departed") == 25
     assert progress.complete()
     progress.close()
+    source = demo._sources(run.topics)
+    read = {processor.id: [topic.name for topic in processor.inputs] for processor in graph.processors}
+    by_source = {source(id_, tp): id_ for id_, names in read.items() for tp in run.partitions if tp.topic in names}
+    seen = Counter(by_source[each] for _, sources in watch.seen for each in sources)
+    partitions = {TopicPartition(m.topic(), m.partition()) for name in read["merge"] for m in run.cluster.records(name)}
+    merged = {m.partition() for m in run.cluster.records("flights")}
+    assert seen == {"merge": len(partitions), "split": len(merged)}, "one look sees all; a sink writes no records"
 
 
 def test_kills_with_the_same_seed_hit_the_same_slots_at_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,8 +381,23 @@ def test_kills_with_the_same_seed_hit_the_same_slots_at_the_same_counts(monkeypa
 
     assert hit_slots(1) == hit_slots(1)
     assert hit_slots(1) != hit_slots(2)
-    assert all(50 <= done <= 970 for done, _ in hit_slots(3))
     assert {signum for _, signum in sent} == {signal.SIGKILL}
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 40])
+def test_kills_are_spread_over_the_run_one_in_the_middle_of_each_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "kill", lambda pid, signum: None)
+    part, points = 0.94 * 100_000 / number, []
+    for seed in range(20):
+        kills, pid = Kills(number, 100_000, seed), 1
+        for done in range(0, 100_001, 10):
+            if kills.look(done, {0: pid}) is not None:
+                points.append((len(kills.done) - 1, (done - 3_000) / part))
+                pid += 1
+        assert kills.left == 0
+    assert all(0.249 <= at - which <= 0.751 + 10 / part for which, at in points)
 
 
 def test_kills_of_a_process_that_has_just_ended_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,27 +425,102 @@ def test_kills_wait_until_a_killed_worker_is_restarted(monkeypatch: pytest.Monke
 # The report and the screen.
 
 
-def new_report(checks: list[Check], *, arrivals: int = 40, kills: int = 3) -> report.Run:
-    seen = [(100.0 + n / 2, topic, 5) for n in range(arrivals) for topic in ("flights", "flights.departed")]
-    killed = [Kill(100.0 + 5 * n, n, 1000 + n) for n in range(kills)]
-    expected = data.expect(rows())
-    return report.Run(
-        graph, checks, Traffic(100.0, seen, killed, 1.25), expected.delays, data_files.carriers(), 7, 3, 61.0
-    )
-
-
 def test_report_is_self_contained_and_shows_the_results() -> None:
-    expected = data.expect(rows())
-    page = report.page(new_report(judge(expected, perfect(expected))))
+    page = report.page(new_report())
     text = page.replace("&nbsp;", " ")
     assert "<h1>30 departures, 3 kills, none lost, none doubled</h1>" in text
-    assert "--kills 3 --seed 7" in text
+    assert "kstreams demo flights --kills 3 --seed 7<" in text
+    assert "processed the flights from" in text
     assert "United Air Lines Inc." in text
-    assert page.count("<svg") == 3
-    assert not re.findall(r'(?:src|href)="(?!#)|url\((?!#)|@import|<script', page)
+    assert page.count("<svg") == 5, "the graph, and two charts, each for wide and for narrow screens"
+    assert not re.findall(r'(?:src|href)="(?!#)|url\((?!#)|@import|<link|<script[^>]|fetch\(|XMLHttp|import\(', page)
+    assert "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'" in page
     assert not re.findall(r"#0000[a-f0-9]{2}\b", page), "every placeholder is replaced by a colour of the style sheet"
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+def test_report_of_a_short_run_says_that_it_is_a_sample_and_how_to_repeat_it() -> None:
+    page = report.page(new_report(is_sample=True))
+    assert "processed 30 flights, spread evenly over the year, from" in page
+    assert "kstreams demo flights --records 30 --kills 3 --seed 7<" in page
+
+
+def cells(table: str) -> list[list[str]]:
+    """The text of the cells of a table, by row."""
+    return [
+        [re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[dh]\b.*?</t[dh]>", line)]
+        for line in re.findall(r"<tr.*?</tr>", table, flags=re.DOTALL)
+    ]
+
+
+def test_report_lists_each_kill_with_the_time_until_the_next_commit_of_its_slot() -> None:
+    page = report.page(new_report())
+    (table,) = re.findall(r"<table class=kills>.*?</table>", page, flags=re.DOTALL)
+    assert cells(table) == [
+        ["kill", "at", "slot", "next commit after"],
+        ["1", "0.2 s", "0", "1.2 s"],
+        ["2", "5.2 s", "1", "not known"],
+        ["3", "10.2 s", "2", "0.5 s"],
+    ]
+    assert "<dt>From kill to commit</dt><dd>1.2<small> s at most</small></dd>" in page
+
+
+def titles(page: str, chart: str) -> list[str]:
+    """What is shown of each column of a chart on hover."""
+    (drawn,) = [svg for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL) if f'id="{chart}-' in svg]
+    values = drawn[drawn.index('<g class="values">') :]
+    return re.findall(r"<title>(.*?)</title>", values, flags=re.DOTALL)
+
+
+def test_report_charts_have_the_values_of_each_second_and_the_kills_in_it() -> None:
+    page = report.page(new_report())
+    wide, narrow = (titles(page, f"throughput-{shape}") for shape in ("wide", "narrow"))
+    zeros = "flights.cancelled: 0/s\nflights.errors: 0/s"
+    assert (len(wide), len(narrow)) == (39, 39), "a column for each half of 19.5 seconds"
+    assert wide[0] == (
+        f"0 to 0.5 s\nflights: 10/s\nflights.departed: 10/s\n{zeros}\nslot 0 killed at 0.2 s, next commit after: 1.2 s"
+    )
+    assert wide[38] == f"19 to 19.5 s\nflights: 10/s\nflights.departed: 10/s\n{zeros}"
+    assert [i for i, title in enumerate(wide) if "killed" in title] == [0, 10, 20]
+
+
+def test_report_chart_of_the_delays_has_the_values_of_each_month_which_its_table_lists() -> None:
+    page = report.page(new_report())
+    for shape in ("wide", "narrow"):
+        assert titles(page, f"delays-{shape}") == [
+            "Jan\nUnited Air Lines Inc.: 12.0 min, 8 flights\nDelta Air Lines Inc.: 12.0 min, 5 flights",
+            "Feb\nUnited Air Lines Inc.: 12.0 min, 8 flights\nDelta Air Lines Inc.: 12.0 min, 4 flights",
+        ]
+    (table,) = re.findall(r"<table class=delays>.*?</table>", page, flags=re.DOTALL)
+    assert cells(table) == [["", "UA", "DL"], ["Jan", "12.0", "12.0"], ["Feb", "12.0", "12.0"]]
+
+
+def test_report_shows_a_sample_of_dead_letters_with_processor_exception_and_inputs() -> None:
+    letters = [new_letter(), new_letter("<script>alert(1)</script>")]
+    page = report.page(new_report(letters=letters))
+    assert "2 of 2, spread evenly over the year:" in page
+    first, second = re.findall(r'<details class="letter".*?</details></details>', page, flags=re.DOTALL)
+    assert first.startswith('<details class="letter" open>')
+    assert "<summary><b>ValueError</b> UA 103 departed, but has no arrival delay</summary>" in first
+    fields = letters[0].content["inputs"][0]["value"]
+    facts = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", first)
+    assert [(name, " ".join(re.sub("<[^>]*>", "", value).split())) for name, value in facts] == [
+        ("processor", "flights.split"),
+        ("dead letter", "flights.errors[2]@5"),
+        ("delivery hash", "00" * 15 + "02"),
+        ("input", "flights[1]@20, 2013-01-01T10:00:00Z"),
+        ("key", "N3"),
+        (
+            "value",
+            " ".join(f"{name} {'null' if value is None else value}" for name, value in fields.items()),
+        ),
+        ("header", "ks-hash: " + "00" * 15 + "01"),
+        ("header", "by: hand"),
+    ]
+    assert "<pre>Traceback (most recent call last)\n  ...\nValueError</pre>" in first
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in second
+    assert "alert(1)</script>" not in page
 
 
 def test_report_shows_failed_checks() -> None:
@@ -399,10 +531,12 @@ def test_report_shows_failed_checks() -> None:
     assert page.count('<tr class="wrong">') == 3
 
 
-def test_report_of_a_run_without_kills_or_outcomes_is_drawn() -> None:
-    expected = data.expect(rows())
-    empty = replace(new_report(judge(expected, perfect(expected)), arrivals=0, kills=0), delays={})
-    assert report.page(empty).count("<svg") == 3
+def test_report_of_a_run_without_kills_dead_letters_or_outcomes_is_drawn() -> None:
+    page = report.page(replace(new_report(arrivals=0, recoveries=(), letters=()), delays={}))
+    assert page.count("<svg") == 5
+    assert "No worker was killed." in page
+    assert "There were none." in page
+    assert "From kill to commit" not in page
 
 
 def test_screen_lists_every_check_in_plain_text() -> None:
@@ -414,6 +548,35 @@ def test_screen_lists_every_check_in_plain_text() -> None:
         ["ok", "departed", "1,234", "1,234"],
         ["WRONG", "lost", "0", "2"],
     ]
+
+
+def test_screen_counts_its_seconds_from_the_first_departure() -> None:
+    out = io.StringIO()
+    shown = screen.Screen(Console(file=out, width=60))
+    began = shown.begin()
+    shown.killed(Kill(began + 2.5, 1, 4711), 3, 12)
+    assert out.getvalue() == (
+        "the workers have joined: writing departures\n    2.5 s  SIGKILL 3 of 12: slot 1 (process 4711)\n"
+    )
+
+
+def test_screen_says_the_median_and_the_longest_time_from_a_kill_to_the_next_commit() -> None:
+    out = io.StringIO()
+    shown = screen.Screen(Console(file=out, width=60))
+    shown.recovered([None])
+    shown.recovered([0.5, None, 2.04, 1.0])
+    assert out.getvalue() == "from a kill to the slot's next commit: the median is 1.0 s, the longest 2.0 s\n"
+
+
+def test_workers_log_goes_to_the_file_and_their_prints_to_the_screen_each_line_with_its_slot(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    write = demo._writer(tmp_path / "run.log", screen.Screen(Console(file=io.StringIO())))
+    write(STDERR, "1", [b"a warning", b"\xff"])
+    write(STDOUT, "2", [b"printed", b"twice"])
+    write(STDERR, "0", [b"another"])
+    assert (tmp_path / "run.log").read_bytes() == b"[1] a warning\n[1] \xff\n[0] another\n"
+    assert tuple(capfdbinary.readouterr()) == (b"[2] printed\n[2] twice\n", b"")
 
 
 # Missing software and directories.

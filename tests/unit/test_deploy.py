@@ -258,6 +258,8 @@ def test_name_of_a_graph_that_cannot_be_mapped_asks_for_another(graph: str) -> N
     [
         ({"name": "a.b"}, "--name 'a.b' is refused by Kubernetes: use up to 52 of a-z, 0-9 and -, a letter first "
                           "and no - at the end"),
+        ({"image": "a b"}, "--image 'a b' is refused by Kubernetes: write an image such as registry/shop:1.0"),
+        ({"image": ""}, "--image '' is refused"),
         ({"name": "A"}, "--name 'A' is refused"),
         ({"name": "x" * 53}, f"--name {'x' * 53!r} is refused"),
         ({"name": "shop\n"}, r"--name 'shop\n' is refused"),

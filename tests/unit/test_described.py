@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.cli.dead_letters import parse_since
+from kstreams_py.cli.options import parse_since
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.described import Describer, group_as_json, groups_as_text, show_bytes, show_time
 from kstreams_py.operations.letters import Input, Letter, Place, group

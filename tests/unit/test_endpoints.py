@@ -24,7 +24,7 @@ from kstreams_py.running.endpoints import Answer, Endpoints
 from kstreams_py.running.exposition import exposition
 from kstreams_py.running.observed import FAILURES_KEPT, Failed, Observed
 from kstreams_py.running.page import build_page
-from kstreams_py.running.remedies import REMEDIES
+from kstreams_py.running.remedies import REMEDIES, RUNBOOK
 from kstreams_py.running.reports import Report
 from kstreams_py.running.series import SERIES, meanings
 from kstreams_py.running.server import serving
@@ -119,6 +119,7 @@ kstreams_partitions{{{WORKER}}} 2.0
 kstreams_worker_state{{graph="shop",processor="price",slot="1",state="running"}} 1.0
 kstreams_still_seconds{{{WORKER}}} 0.0
 kstreams_open_transaction_seconds{{{WORKER}}} 0.25
+kstreams_hidden_seconds{{{WORKER}}} 0.0
 kstreams_restarts_total{{graph="shop",slot="1"}} 2.0
 kstreams_up{{graph="shop",slot="1"}} 1.0
 kstreams_report_age_seconds{{graph="shop",slot="1"}} 0.5
@@ -171,6 +172,16 @@ def test_rates_are_the_growth_of_counts_by_worker() -> None:
         assert view is not None
         rates.append(view.rates[1, "price"]["records_in"])
     assert rates == [0.0, 0.0, 200.0]
+
+
+def test_time_since_the_last_failed_step_begins_again_with_each() -> None:
+    observed, seen = Observed(clock=lambda: 0.0), []
+    for at, failed in ((10.0, 0), (11.0, 2), (15.0, 2), (16.0, 3)):
+        observed.note(replace(make_status(make_report(counters={"dead_letters": failed})), looked_at=at))
+        view = observed.read()
+        assert view is not None
+        seen.append(view.failing)
+    assert seen == [{}, {(1, "price"): 0.0}, {(1, "price"): 4.0}, {(1, "price"): 0.0}]
 
 
 def test_failures_are_kept_newest_first_once_each_and_a_bounded_number() -> None:
@@ -270,8 +281,9 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "kind": "dead_letters",
                 "slot": None,
                 "processor": "price",
-                "what": "price: 1 failed step since the run started",
+                "what": "price: 1 failed step since the run started, the last 0 s ago",
                 "remedy": REMEDIES["dead_letters"],
+                "runbook": RUNBOOK["dead_letters"],
             },
             {
                 "level": "note",
@@ -280,6 +292,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "processor": "price",
                 "what": "slot 1: price is joining",
                 "remedy": REMEDIES["joining"],
+                "runbook": RUNBOOK["joining"],
             },
         ],
         "draining": False,
@@ -321,6 +334,9 @@ def test_status_has_all_that_the_page_needs() -> None:
                         "still_seconds": 0.0,
                         "place": None,
                         "open_transaction_seconds": 0.25,
+                        "why": None,
+                        "hidden_seconds": 0.0,
+                        "hidden": None,
                     }
                 ],
             }
@@ -329,6 +345,16 @@ def test_status_has_all_that_the_page_needs() -> None:
             {"time": "1970-01-12T13:46:40Z", "slot": 1, "processor": "price", "text": make_report().failure}
         ],
     }
+
+
+@pytest.mark.parametrize("changed", [{"pid": None}, {"pid": None, "taken": "Replaced: by m7"}])
+def test_status_does_not_show_what_held_up_a_process_that_has_ended(changed: dict[str, Any]) -> None:
+    site = Site()
+    site.note(report=make_report(why="no answer", hidden_seconds=20.0, hidden="orders[0] by billing"), **changed)
+    (worker,) = json.loads(site.get("/status")[1])["slots"][0]["workers"]
+    names = ("why", "hidden_seconds", "hidden", "open_transaction_seconds")
+    assert [worker[name] for name in names] == [None, 0.0, None, None]
+    assert len(worker["partitions"]) == (0 if "taken" in changed else 2)
 
 
 # The server.

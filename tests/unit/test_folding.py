@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
+import kstreams_py
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.running import logs
-from kstreams_py.running.folding import WRITTEN, Folded, Outage, Repeats, named
+from kstreams_py.running.folding import NEW_WRITTEN, TEXTS, WRITTEN, Folded, Outage, Repeats, named
 from kstreams_py.testing import ManualClock
 
 INFO, WARNING = logging.INFO, logging.WARNING
@@ -84,7 +87,64 @@ def test_kinds_are_counted_apart_and_each_line_is_written_or_counted_once() -> N
         written += repeats.take("ab"[number % 2], "x", WARNING, now)
         counted += sum(int(line.text.split()[0].replace(",", "")) for line in repeats.due(now))
     counted += sum(int(line.text.split()[0].replace(",", "")) for line in repeats.finish(70.0))
-    assert (written + counted, written) == (1_000, 2 * 7 * WRITTEN)
+    assert (written + counted, written) == (1_000, 2 * (WRITTEN + 2)), "in windows of 10, 20 and 40 s"
+
+
+def test_lines_that_go_on_become_one_and_a_count_each_minute_and_begin_anew_after_a_quiet_window() -> None:
+    repeats, written, counts = Repeats(), [], []
+    for second in range(201):
+        written += [second] if repeats.take("failures", "x", WARNING, second) else []
+        counts += [(second, line.text) for line in repeats.due(second)]
+    assert written == [0, 1, 2, 3, 4, 11, 31, 71, 131, 191]
+    assert [second for second, _ in counts] == [10, 30, 70, 130, 190]
+    assert counts[0][1] == "6 more failures in 10 s, last x"
+    assert repeats.due(250.0)[0].text == "9 more failures in 60 s, last x"
+    assert [repeats.take("failures", "x", WARNING, 260.0), repeats.due(310.0)] == [True, []]
+    assert [repeats.take("failures", "x", WARNING, 400.0) for _ in range(WRITTEN + 1)] == [True] * WRITTEN + [False]
+
+
+def test_first_line_with_a_new_text_is_written_whatever_numbers_it_has() -> None:
+    repeats = Repeats()
+    written: list[int] = []
+    for number in range(6_000):
+        error = f"KeyError: 'vat' at offset {number}" if number % 50 == 25 else f"ValueError: bad, at {number}"
+        written += [number] if repeats.take("dead letters of processor p", error, WARNING, number / 10) else []
+        repeats.due(number / 10)
+    assert [number for number in written if number % 50 == 25] == [25]
+    assert len(written) < 30
+
+
+def test_texts_that_are_all_different_are_bounded() -> None:
+    """Words that stand for a value of each record: no number tells them apart."""
+    words = (f"no {chr(97 + a)}{chr(97 + b)}{chr(97 + c)}" for a in range(26) for b in range(26) for c in range(26))
+    repeats, last = Repeats(), 0
+    written: list[str] = []
+    for number, word in zip(range(6_000), words, strict=False):
+        if repeats.due(number / 10):
+            last = len(written)
+        written += [word] if repeats.take("refusals", word, WARNING, number / 10) else []
+    assert len(written) - last == 1 + NEW_WRITTEN, "of one window"
+    assert len(written) < 100
+    assert [len(kind.texts) <= TEXTS for kind in repeats._kinds.values()] == [True]
+
+
+def test_first_line_at_a_higher_level_is_written_in_each_window_and_does_not_raise_the_next_ones() -> None:
+    repeats = Repeats()
+    for _ in range(WRITTEN + 1):
+        repeats.take("failures of g.p.0", "aborted", INFO, 0.0)
+    assert [repeats.take("failures of g.p.0", "aborted", WARNING, 5.0) for _ in range(2)] == [True, False]
+    what = "failures of g.p.0"
+    assert repeats.due(10.0) == [Folded(WARNING, f"2 more {what} in 10 s, last aborted", what)]
+    levels = (INFO, INFO, WARNING, INFO)
+    assert [repeats.take(what, "aborted", level, 11.0) for level in levels] == [True, False, True, False]
+    assert repeats.due(30.0) == [Folded(INFO, f"2 more {what} in 20 s, last aborted", what)]
+
+
+def test_count_of_lines_that_are_all_the_same_names_no_last_one() -> None:
+    repeats = Repeats()
+    for _ in range(WRITTEN + 2):
+        repeats.take("aborts of g.p.0", "", INFO, 0.0)
+    assert repeats.due(10.0) == [Folded(INFO, "2 more aborts of g.p.0 in 10 s", "aborts of g.p.0")]
 
 
 def test_few_lines_are_written_as_they_are() -> None:
@@ -176,3 +236,42 @@ def test_lines_of_workers_have_their_slot_and_lines_of_json_are_unchanged(monkey
     assert {**wrapped, "timestamp": ""} == {
         "level": "INFO", "logger": "stderr", "message": "Traceback \\xff", "slot": 1, "timestamp": "",
     }  # fmt: skip
+
+
+# What folds.
+
+REPEATS = ("processing/session.py", "processing/waits.py", "processing/attempts.py", "processing/committed.py")
+ONCE = {"%s: its transaction is left to its time-out: %s", "%s: %s; looking for the record"}
+"""Lines that a worker writes once, at its end, or a few times while it looks for a record that is refused."""
+
+
+@pytest.mark.parametrize("path", [*REPEATS, "kafka/silence.py"])
+def test_lines_of_modules_that_try_again_and_again_say_how_they_are_folded(path: str) -> None:
+    tree = ast.parse((Path(kstreams_py.__file__).parent / path).read_text(encoding="utf-8"))
+    calls = [
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Call) and ast.unparse(each.func) in {"logger.info", "logger.warning", "logger.log"}
+    ]
+    bare = {
+        argument.value
+        for call in calls
+        if not any(keyword.arg == "extra" for keyword in call.keywords)
+        for argument in call.args[:1]
+        if isinstance(argument, ast.Constant)
+    }
+    assert calls
+    assert bare <= ONCE
+
+
+@pytest.mark.parametrize("package", ["kafka", "processing"])
+def test_lines_that_repeat_are_folded_for_each_worker_apart(package: str) -> None:
+    """Many run in one process: what one says must not hide what another says once."""
+    names = [
+        call.args[0]
+        for path in (Path(kstreams_py.__file__).parent / package).glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "repeated"
+    ]
+    assert names
+    assert [ast.unparse(name) for name in names if isinstance(name, ast.Constant)] == []

@@ -200,6 +200,7 @@ def test_committed_offsets_of_a_group_are_in_the_partition_of_javas_hash(
 ZERO, TWO, OFFSETS = TopicPartition("in", 0), TopicPartition("in", 2), TopicPartition("__consumer_offsets", 7)
 HANGING = OpenTransaction(4, 1, 0, 121, 1_000.0, "shop.price.0", hangs=True)
 ONGOING = OpenTransaction(5, 0, -1, 130, 1_050.4, "", hangs=False)
+UNSHOWN = OpenTransaction(6, 0, -1, 140, 1_050.4, "", hangs=None)
 PINNED_REMEDY = (
     "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
     "outputs first and __consumer_offsets last: docs/exactly-once.md, 'Positions that a transaction pins'"
@@ -211,6 +212,14 @@ HANGING_TEXT = (
     "producer 4 epoch 1 (shop.price.0) from offset 121, 60 s old: no coordinator knows of it: it never ends by itself"
 )
 ONGOING_TEXT = "producer 5 epoch 0 from offset 130, 10 s old: its coordinator will end it"
+UNSHOWN_TEXT = (
+    "producer 6 epoch 0 from offset 140, 10 s old: no coordinator shows it to this user: it hangs, or DESCRIBE on its "
+    "transactional id is missing"
+)
+UNSURE = (
+    "grant this user DESCRIBE on transactional ids to see which of them hang, and end none before: "
+    "docs/exactly-once.md, 'Positions that a transaction pins'"
+)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +234,17 @@ ONGOING_TEXT = "producer 5 epoch 0 from offset 130, 10 s old: its coordinator wi
             Pending("shop.price", (ZERO, TWO), OFFSETS, (ONGOING,)),
             f"{PINNED}; open on __consumer_offsets[7]: {ONGOING_TEXT}; wait for it",
         ),
+        (
+            Pending("shop.price", (ZERO, TWO), OFFSETS, (ONGOING, UNSHOWN)),
+            f"{PINNED}; open on __consumer_offsets[7]: {ONGOING_TEXT}; {UNSHOWN_TEXT}; {UNSURE}",
+        ),
         (Pending("shop.price", (ZERO, TWO), OFFSETS), f"{PINNED}, which has ended on __consumer_offsets[7] just now"),
         (
             Pending("shop.price", (ZERO, TWO), unknown="no rights"),
             f"{PINNED}, and the transactions cannot be listed: no rights; {PINNED_REMEDY}",
         ),
     ],
-    ids=["none", "hanging", "ongoing", "ended", "unknown"],
+    ids=["none", "hanging", "ongoing", "unshown", "ended", "unknown"],
 )
 def test_pending_offsets_are_described_with_the_remedy(pending: Pending, text: str) -> None:
     assert pending.describe(1_060.0) == text
@@ -278,10 +291,13 @@ class Brokers:
         }
 
 
-def test_transaction_hangs_if_its_coordinator_will_not_end_it_on_this_partition(
+def test_transaction_hangs_if_its_coordinator_is_known_and_will_not_end_it_on_this_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Epoch 3 of each: 2 is ongoing, the id of 3 has a newer epoch, 4 ends, 5 is on another partition, 6 has no id."""
+    """Epoch 3 of each: 2 is ongoing, the id of 3 has a newer epoch, 4 ends, 5 is on another partition.
+
+    6 is not listed: it hangs, or the user lacks DESCRIBE on its id.
+    """
     import_kafka()
     brokers = Brokers()
     monkeypatch.setattr(GroupAdmin, "_ask", lambda _, __, ___, call: call(brokers))
@@ -292,6 +308,6 @@ def test_transaction_hangs_if_its_coordinator_will_not_end_it_on_this_partition(
             (3, "id-3", True),
             (4, "id-4", False),
             (5, "id-5", True),
-            (6, "", True),
+            (6, "", None),
         )
     )

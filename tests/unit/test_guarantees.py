@@ -192,12 +192,11 @@ def test_at_most_once_output_that_fails_while_a_group_begins_is_written_again() 
     bench.write(b"1", 1)
     bench.guarantee.lost()
     with pytest.raises(Abortable) as raised:
-        bench.guarantee.commit_start({A0: 7}, [*BEGUN])
+        bench.guarantee.commit_start({A0: 7}, [*NAMED], [*BEGUN])
     assert bench.guarantee.recover(raised.value)
-    bench.guarantee.commit_start({A0: 7}, [*BEGUN])
+    bench.guarantee.commit_start({A0: 7}, [*NAMED], [*BEGUN])
     bench.guarantee.commit()
-    begun = BEGUN[0][1]
-    assert (bench.visible, bench.saved) == ([begun, begun, b"1"], {A0: 7})
+    assert (bench.visible, bench.saved) == ([b"a start", b"a start", b"a begun partition", b"1"], {A0: 7})
 
 
 def test_at_most_once_outputs_that_no_client_has_taken_are_written_by_the_next_producer() -> None:
@@ -746,16 +745,19 @@ def test_at_most_once_unusable_producer_is_replaced_and_its_outputs_are_logged_a
 
 
 BEGUN: list[Output] = [("x", b"a begun partition", b"key", 0, None, None, 0, None)]
+NAMED: list[Output] = [("x", b"a start", b"another key", 0, None, None, 0, None)]
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
 @pytest.mark.parametrize("starts", [{A0: 7}, {}], ids=["with offsets", "records only"])
 def test_commit_start_commits_offsets_and_records(guarantee: Guarantee, starts: Positions) -> None:
+    """Without transactions the offsets are named by a record before they are committed."""
     bench = Bench(guarantee, linger=9.0)
-    bench.guarantee.commit_start(starts, [*BEGUN])
-    positions, commit = (["send_offsets"], ["commit_transaction"]) if guarantee is EO else (["commit"], [])
+    bench.guarantee.commit_start(starts, [*NAMED], [*BEGUN])
+    positions, commit = (["send_offsets"], ["commit_transaction"]) if guarantee is EO else (["produce", "commit"], [])
     assert bench.take_requests() == [*(positions if starts else []), "produce", *commit]
-    assert (bench.visible, bench.saved) == ([b"a begun partition"], starts)
+    named = [b"a start"] if starts and guarantee is not EO else []
+    assert (bench.visible, bench.saved) == ([*named, b"a begun partition"], starts)
     assert (bench.session.state, bench.guarantee.busy) == (State.READY, False)
 
 
@@ -764,7 +766,7 @@ def test_exactly_once_commit_start_that_fails_recovers_and_commits_nothing(reque
     bench = Bench()
     bench.cluster.faults.inject(request_name, error=Abortable("refused"), applied=False)
     with pytest.raises(Abortable) as caught:
-        bench.guarantee.commit_start({A0: 7}, [*BEGUN])
+        bench.guarantee.commit_start({A0: 7}, [*NAMED], [*BEGUN])
     bench.recover(caught.value)
     assert (bench.visible, bench.saved) == ([], {})
 

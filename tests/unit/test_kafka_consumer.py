@@ -12,7 +12,7 @@ import pytest
 
 from kstreams_py.errors import Abortable, BrokerUnavailable, InputLost, NotAuthorized, Replaced, Retriable, TopicError
 from kstreams_py.kafka import consumer, silence
-from kstreams_py.kafka.consumer import JOIN_AGAIN_SECONDS, KafkaConsumer
+from kstreams_py.kafka.consumer import HIGHS_SECONDS, JOIN_AGAIN_SECONDS, KafkaConsumer
 from kstreams_py.kafka.errors import RIGHTS
 from kstreams_py.kafka.membership import Holder, Membership, Owner
 from kstreams_py.kafka.silence import STILL_SECONDS
@@ -50,6 +50,14 @@ class Client:
         self.at: dict[TopicPartition, int] = {}
         """Its positions."""
         self.ends: dict[TopicPartition, int] | ck.KafkaException = {}
+        self.highs: dict[TopicPartition, int] = {}
+        """The high watermarks that the answers to its fetches had."""
+
+    def get_watermark_offsets(self, partition: ck.TopicPartition, *, cached: bool) -> tuple[int, int]:
+        assert cached, "no broker is asked"
+        if (tp := place(partition)) not in self.highs:
+            raise client_error(CODES._UNKNOWN_PARTITION)
+        return 0, self.highs[tp]
 
     def position(self, partitions: list[ck.TopicPartition]) -> list[Any]:
         return [stored(tp, self.at.get(tp, -1001)) for tp in map(place, partitions)]
@@ -370,6 +378,23 @@ def test_partitions_with_unread_records_are_logged_every_30_seconds(
     assert warnings_after(STILL_SECONDS, member, caplog) == [
         "g.0: nothing has been read for 30 s, and the ends of the partitions are unknown: Local: Timed out"
     ]
+
+
+def test_high_watermarks_of_partitions_that_were_read_to_their_ends_are_looked_up_each_second(member: Member) -> None:
+    member.client.answers = [lambda: member.assign(A0, A1, B0)]
+    member.consumer.consume(10, 0.1)
+    member.consumer.assign({A0: 5, A1: 5, B0: 5})
+    member.client.highs = {A0: 7, A1: 9}
+    events = [Event(topic, 5, CODES._PARTITION_EOF, partition=partition) for topic, partition in (A1, B0)]
+    member.client.answers = [lambda: events]
+    member.consumer.consume(10, 0.1)
+    seen = []
+    for high, seconds in ((9, 0.0), (10, HIGHS_SECONDS), (11, HIGHS_SECONDS / 2)):
+        member.now += seconds
+        member.client.highs[A1] = high
+        member.consumer.consume(10, 0.1)
+        seen.append(member.consumer.highs)
+    assert seen == [{}, {A1: 10}, {A1: 10}], "that of a[0] is of no use: it was not read to its end"
 
 
 def answer_with(*events: Event) -> Callable[[], list[Event]]:

@@ -12,6 +12,8 @@ from kstreams_py.errors import GraphError, SchemaError
 from kstreams_py.graph.loading import load, target_of
 from kstreams_py.graph.topology import Graph
 
+RESERVED = "topic name '__a' is reserved: names that start with __ are the system's own: choose another one"
+
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -87,7 +89,7 @@ def test_load_of_a_file_ignores_a_module_of_the_same_name(directory: Path) -> No
         (
             "from kstreams_py.graph.topology import Graph\nGraph('g').topic('__a')\n",
             "place_c:g",
-            "place_c: topic name '__a' is reserved: names that start with __ are the system's own: choose another one",
+            f"place_c ({{here}}/place_c.py, line 2): {RESERVED}",
         ),
     ],
 )
@@ -100,11 +102,35 @@ def test_load_failure_names_the_target_and_the_cause(source: str, target: str, m
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("shpo.py", "there is no file 'shpo.py': did you mean shop.py?"),
+        ("shpo.py:graph", "there is no file 'shpo.py': did you mean shop.py?"),
+        ("x/y.py", "there is no file 'x/y.py': correct the path, or start from the directory it is in"),
+        ("dir.py", "'dir.py' is a directory: name a Python file in it"),
+        (".", "'.' is a directory: {remedy}"),
+        ("dir.py/..", "'dir.py/..' is a directory: {remedy}"),
+        ("notes.txt", "'notes.txt' is neither a Python file, whose name ends in .py, nor a module: {remedy}"),
+        ("my-shop", "'my-shop' is neither a Python file, whose name ends in .py, nor a module: {remedy}"),
+    ],
+)
+def test_target_that_is_no_python_file_is_refused_by_what_it_is(target: str, message: str, directory: Path) -> None:
+    (directory / "shop.py").write_text(SOURCE)
+    (directory / "notes.txt").write_text("")
+    (directory / "dir.py").mkdir()
+    with pytest.raises(GraphError) as caught:
+        load(target)
+    assert str(caught.value) == message.format(
+        remedy="write path/to/file.py or module, and :name if it has several graphs"
+    )
+
+
 def test_load_keeps_the_class_of_a_user_mistake(directory: Path) -> None:
     (directory / "place_d.py").write_text(
         "from kstreams_py.errors import SchemaError\nraise SchemaError('no such file')\n"
     )
-    with pytest.raises(SchemaError, match=r"\Aplace_d.py: no such file\Z"):
+    with pytest.raises(SchemaError, match=r"\Aplace_d.py, line 2: no such file\Z"):
         load("place_d.py:graph")
 
 

@@ -17,6 +17,7 @@ from kstreams_py.records import Message, TopicPartition
 from kstreams_py.testing import Isolation, ManualClock, MemoryCluster
 from kstreams_py.testing.memory_broker import Content, Partition, Stamp
 from kstreams_py.testing.memory_clients import Fault, MemoryConsumer, MemoryProducer
+from tests.contract.rig import MURMUR2
 
 IN0, IN1, IN2 = (TopicPartition("in", number) for number in range(3))
 OUT0 = TopicPartition("out", 0)
@@ -597,17 +598,7 @@ def test_batch_sequence_of_a_producer_epoch_drops_duplicates_and_refuses_gaps() 
     ]
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        (b"21", -973932308),
-        (b"foobar", -790332482),
-        (b"a-little-bit-long-string", -985981536),
-        (b"a-little-bit-longer-string", -1486304829),
-        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-        (b"abc", 479470107),
-    ],
-)
+@pytest.mark.parametrize(("key", "expected"), MURMUR2.items())
 def test_murmur2_is_that_of_the_java_client(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected % 2**32
 

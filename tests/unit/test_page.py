@@ -188,6 +188,38 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
     assert browser.text("letters") == "None since the run started."
 
 
+def test_worker_that_waits_is_named_with_the_reason_the_remedy_and_its_section_of_the_runbook() -> None:
+    browser = Browser()
+    browser.show(make_status(state=WorkerState.RETRYING, why="partition 0 waits: ConnectionError: no prices today"))
+    what = "slot 1: price is retrying: partition 0 waits: ConnectionError: no prices today"
+    assert f"{what}→ {REMEDIES['retrying']} Runbook: KstreamsRetrying" in browser.text("findings")
+    assert "partition 0 waits: ConnectionError: no prices today" in browser.text("slots")
+    assert browser.picture("processor", "price")[2] == "↻ retrying"
+
+
+def test_findings_of_a_kind_are_one_entry_with_one_remedy_and_a_count_of_the_rest() -> None:
+    browser, status = Browser(), make_status(state=WorkerState.BROKER_AWAY, why="no answer")
+    (found,) = status["findings"]
+    status["findings"] = [
+        {**found, "slot": slot, "what": f"slot {slot}: price waits for a broker"} for slot in range(9)
+    ]
+    browser.show(status)
+    lines = "".join(f"Repair:slot {slot}: price waits for a broker" for slot in range(4))
+    remedy = f"→ {REMEDIES['broker_away']} Runbook: KstreamsBrokerAway"
+    assert browser.text("findings") == f"{lines}and 5 more of this kind{remedy}"
+    assert browser.text("summary") == "9 things to repair"
+
+
+def test_worker_whose_input_is_hidden_does_not_look_well_though_it_runs_and_has_no_lag() -> None:
+    browser = Browser()
+    hidden = "orders[0] is hidden by producer 7 epoch 0 (billing)"
+    browser.show(make_status(hidden_seconds=45.0, hidden=hidden, lag=0, lags={TopicPartition("orders", 0): 0}))
+    assert f"slot 1: price sees no new records for 45 s: {hidden}" in browser.text("findings")
+    assert browser.text("summary") == "1 thing to look at"
+    assert browser.picture("processor", "price")[2] == "▨ input hidden"
+    assert hidden in browser.text("slots")
+
+
 def test_worker_that_does_not_turn_is_named_with_its_place_its_lag_and_the_remedy() -> None:
     browser = Browser()
     browser.show(make_status(

@@ -14,7 +14,7 @@ import pytest
 from kstreams_py.errors import TopicError
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.pipe import FAILURE_MAX, REPORT_FD, PipeReader, report_error, report_writer
+from kstreams_py.running.pipe import REPORT_FD, TEXT_MAX, TEXTS, PipeReader, report_error, report_writer
 from kstreams_py.running.reports import Report
 
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -241,9 +241,12 @@ def test_reader_that_forgets_old_reports_keeps_their_partitions_for_the_next(pip
     assert reader.feed(read_all(pipe[0])) == [make_report(2, {A0: 1, B0: 2})]
 
 
-def test_text_of_a_failure_is_cut(pipe: tuple[int, int]) -> None:
-    write = report_writer()
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_arrives_cut_and_is_gone_when_it_is_empty_again(pipe: tuple[int, int], name: str) -> None:
+    write, reader = report_writer(), PipeReader()
     assert write is not None
-    write([make_report(1, {}, failure="\x01" * 10_000)])
-    (report,) = PipeReader().feed(read_all(pipe[0]))
-    assert report == make_report(1, {}, failure="\x01" * FAILURE_MAX)
+    write([make_report(1, {A0: 1}, **{name: "\x01" * 10_000})])
+    (report,) = reader.feed(read_all(pipe[0]))
+    assert report == make_report(1, {A0: 1}, **{name: "\x01" * TEXT_MAX})
+    write([make_report(2, {A0: 1})])
+    assert reader.feed(read_all(pipe[0])) == [make_report(2, {A0: 1})]

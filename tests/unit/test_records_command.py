@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import kstreams_py as ks
-from kstreams_py.cli import records
+from kstreams_py.cli import options, records
 from kstreams_py.errors import (
     Abortable,
     BrokerUnavailable,
@@ -57,8 +57,8 @@ class Terminal:
         self.app.command()(records.send)
         self.app.command()(records.tail)
         monkeypatch.setattr(records, "load", lambda _: self.graph)
-        monkeypatch.setattr(records, "KafkaCluster", lambda _: Unclosed(self.cluster))
-        monkeypatch.setattr(records, "open_registry", lambda *_: self.registry)
+        monkeypatch.setattr(options, "KafkaCluster", lambda _: Unclosed(self.cluster))
+        monkeypatch.setattr(options, "open_registry", lambda *_: self.registry)
 
     def run(self, *arguments: str, lines: str | bytes = "") -> Result:
         return CliRunner().invoke(self.app, list(arguments), input=lines)
@@ -323,7 +323,7 @@ def test_dead_letters_are_printed_with_their_inputs_decoded(monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     terminal = Terminal(monkeypatch)
     with TestDriver(terminal.graph, registry=terminal.registry) as driver:
-        monkeypatch.setattr(records, "KafkaCluster", lambda _: Unclosed(driver.cluster))
+        monkeypatch.setattr(options, "KafkaCluster", lambda _: Unclosed(driver.cluster))
         driver.send("shop.orders", {"quantity": 1}, key="order-7")
         driver.run()
         driver.cluster.append("shop.errors", b"{", partition=0)
@@ -334,6 +334,84 @@ def test_dead_letters_are_printed_with_their_inputs_decoded(monkeypatch: pytest.
     assert (letter["error"], letter["message"]) == ("builtins.KeyError", "'price'")
     assert [(each["key"], each["value"]) for each in letter["inputs"]] == [("order-7", {"quantity": 1})]
     assert not shown
+
+
+def test_uncommitted_records_are_printed_with_what_became_of_them(terminal: Terminal) -> None:
+    leave_open(terminal)
+    shown = [(each["value"], each.get("fate")) for each in terminal.tail("plain", "--uncommitted")]
+    assert shown == [("0", "aborted"), ("1", None), ("2", "pending"), ("3", "pending")]
+    assert [each["value"] for each in terminal.tail("plain")] == ["1"]
+    first = terminal.tail("plain", "--uncommitted", "--from", "beginning", "-n", "2")
+    assert [(each["value"], each.get("fate")) for each in first] == [("0", "aborted"), ("1", None)]
+
+
+def test_uncommitted_records_of_many_pages_are_printed_with_what_became_of_each(terminal: Terminal) -> None:
+    producer = terminal.cluster.producer(ks_mode(), "t")
+    producer.init_transactions()
+    for number in range(60):
+        producer.begin_transaction()
+        producer.write([("plain", b"%d" % number, None, 0, None, None, 0, None) for _ in range(10)])
+        producer.commit_transaction() if number % 3 else producer.abort_transaction()
+    expected = [(f"{number}", None if number % 3 else "aborted") for number in range(60) for _ in range(10)]
+    shown = terminal.tail("plain", "--uncommitted", "--from", "beginning")
+    assert [(each["value"], each.get("fate")) for each in shown] == expected
+    newest = terminal.tail("plain", "--uncommitted", "-n", "400")
+    assert [(each["value"], each.get("fate")) for each in newest] == expected[-400:]
+
+
+def test_committed_record_that_is_deleted_while_it_is_looked_at_is_not_called_aborted(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_open(terminal)
+    read = terminal.cluster.read
+
+    def read_and_delete(tp: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True) -> Any:
+        found = read(tp, start, limit, committed=committed)
+        if not committed and found:
+            terminal.cluster.truncate(tp, found[2].offset())
+        return found
+
+    monkeypatch.setattr(terminal.cluster, "read", read_and_delete)
+    shown = [(each["value"], each.get("fate")) for each in terminal.tail("plain", "--uncommitted", "--partition", "0")]
+    assert shown == [("0", None), ("1", None), ("2", "pending"), ("3", "pending")]
+
+
+def test_record_of_a_compacted_topic_that_no_reader_of_committed_records_sees_has_an_unknown_fate(
+    terminal: Terminal,
+) -> None:
+    terminal.cluster.create_topics([("compacted", 1, -1, {"cleanup.policy": "compact,delete"})])
+    producer = terminal.cluster.producer(ks_mode(), "t")
+    producer.init_transactions()
+    for value in (b"0", b"1", b"2"):
+        producer.begin_transaction()
+        producer.write([("compacted", value, b"key", 0, None, None, 0, None)])
+        if value != b"2":
+            producer.commit_transaction() if value == b"1" else producer.abort_transaction()
+    producer.flush()
+    shown = [(each["value"], each.get("fate")) for each in terminal.tail("compacted", "--uncommitted")]
+    assert shown == [("0", "unknown"), ("1", None), ("2", "pending")]
+
+
+def test_line_of_an_uncommitted_record_is_not_sent(terminal: Terminal) -> None:
+    leave_open(terminal)
+    done = terminal.send("plain", lines=terminal.run("tail", "plain", "--uncommitted").stdout)
+    assert isinstance(done.exception, UserMistake)
+    assert str(done.exception) == (
+        'line 1: this record is not committed (aborted): leave the line out, or its "fate" (0 sent; nothing of line 1 '
+        "or after it was sent)"
+    )
+
+
+def leave_open(terminal: Terminal) -> None:
+    """Writes 0 to 3 to a partition: aborted, committed, in a transaction that stays open, and behind it."""
+    producer = terminal.cluster.producer(ks_mode(), "stuck")
+    producer.init_transactions()
+    for number, end in enumerate(("abort_transaction", "commit_transaction", "flush")):
+        producer.begin_transaction()
+        producer.write([("plain", b"%d" % number, None, 0, None, None, 0, None)])
+        producer.flush()
+        getattr(producer, end)()
+    terminal.cluster.append("plain", b"3", partition=0)
 
 
 class Watched:
@@ -373,6 +451,14 @@ def test_followed_topic_yields_new_records_also_of_new_partitions_and_after_an_o
     ]
     assert [(m.partition(), m.value()) for m in islice(watched.follow(), 3)] == [(1, b"4"), (0, b"5"), (2, b"6")]
     assert [r.message for r in caplog.records] == ["no broker answers; it is waited for"]
+
+
+def test_followed_topic_ends_without_a_record_once_nobody_reads_what_is_printed(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(terminal, monkeypatch)
+    answers = iter([True, True, False])
+    assert list(watched.reader.follow(watched.reader.ends(), lambda: next(answers))) == []
 
 
 def test_followed_topic_that_is_deleted_ends_the_command(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

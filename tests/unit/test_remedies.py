@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kstreams_py import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.remedies import REMEDIES, RESTARTS, Finding, Seen, find
+from kstreams_py.running.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Finding, Seen, find
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 
@@ -35,7 +38,11 @@ def slot(*reports: Report, **changed: Any) -> SlotStatus:
 
 
 def findings(
-    *slots: SlotStatus, rates: Mapping[str, float] | None = None, lagging: float = 60.0, since: float = 0.0
+    *slots: SlotStatus,
+    rates: Mapping[str, float] | None = None,
+    lagging: float = 60.0,
+    since: float = 0.0,
+    failing: float = 7.0,
 ) -> Sequence[Finding]:
     """What is found where each worker has these rates, and its lag has stood for `lagging` seconds."""
     workers = [(each.number, one.processor) for each in slots for one in each.reports]
@@ -43,6 +50,7 @@ def findings(
         RunStatus(slots, NOW - since),
         {worker: {**RATES, **(rates or {})} for worker in workers},
         dict.fromkeys(workers, lagging),
+        dict.fromkeys(workers, failing),
         NOW,
         1_000_000.0,
         LIMIT,
@@ -51,8 +59,14 @@ def findings(
 
 
 def test_run_whose_workers_run_and_keep_up_has_no_findings() -> None:
-    spare = slot(report(lags={}, state=WorkerState.SPARE), number=1)
-    assert findings(slot(report(lags={0: 999, 1: 0})), spare) == []
+    assert findings(slot(report(lags={0: 999, 1: 0})), slot(number=1)) == []
+
+
+def test_spare_workers_are_a_note_of_their_processor() -> None:
+    spares = [slot(report(lags={}, state=WorkerState.SPARE), number=number) for number in (1, 2)]
+    what = "price has no partition: its inputs have fewer than it has workers"
+    assert findings(slot(), spares[0]) == [Finding("note", "spare", 1, "price", f"slot 1: {what}")]
+    assert findings(slot(), *spares) == [Finding("note", "spare", None, "price", f"slots 1, 2: {what}")]
 
 
 STATES = {
@@ -69,20 +83,68 @@ STATES = {
         Finding("bad", "replaced", 0, None, "slot 0 is replaced: by m7"),
     ),
     "a function that is retried": (
-        slot(report(state=WorkerState.RETRYING, failure="ConnectionError: refused")),
+        slot(report(state=WorkerState.RETRYING, failure="KeyError: before", why="ConnectionError: refused")),
         Finding("bad", "retrying", 0, "price", "slot 0: price is retrying: ConnectionError: refused"),
     ),
     "a broker without an answer": (
-        slot(report(state=WorkerState.BROKER_AWAY)),
-        Finding("bad", "broker_away", 0, "price", "slot 0: price is broker away"),
+        slot(report(state=WorkerState.BROKER_AWAY, why="the commit found no answer")),
+        Finding("bad", "broker_away", 0, "price", "slot 0: price waits for a broker: the commit found no answer"),
     ),
     "a process that has ended": (
         slot(pid=None, ends=(End(1.0, "SIGKILL"),)),
         Finding("warning", "restarting", 0, None, "slot 0 is restarting, after: SIGKILL"),
     ),
     "a slot that ends again and again": (
+        slot(restarts=RESTARTS, ends=(End(999_930.0, "OSError: no"),)),
+        Finding("warning", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: OSError: no"),
+    ),
+    "a slot that ends again and again now": (
+        slot(restarts=RESTARTS, ends=(End(999_990.0, "OSError: no"),)),
+        Finding("bad", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: OSError: no"),
+    ),
+    "a slot that is killed again and again": (
         slot(restarts=RESTARTS, ends=(End(999_990.0, "SIGKILL"),)),
-        Finding("warning", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: SIGKILL"),
+        Finding("bad", "killed", 0, None, "slot 0 was restarted 3 times, the last time after: SIGKILL"),
+    ),
+    "records that a transaction hides": (
+        slot(report(hidden_seconds=11.0, hidden="orders[0] is hidden by producer 7")),
+        Finding(
+            "warning",
+            "hidden",
+            0,
+            "price",
+            "slot 0: price sees no new records for 11 s: orders[0] is hidden by producer 7",
+        ),
+    ),
+    "records that a transaction hides for long": (
+        slot(report(hidden_seconds=61.0, hidden="orders[0] is hidden by producer 7")),
+        Finding(
+            "bad",
+            "hidden",
+            0,
+            "price",
+            "slot 0: price sees no new records for 61 s: orders[0] is hidden by producer 7",
+        ),
+    ),
+    "records of one of its partitions that a transaction hides": (
+        slot(report(hidden_seconds=11.0, hidden="orders[0] is hidden by producer 7", hidden_partitions=1)),
+        Finding(
+            "warning",
+            "hidden",
+            0,
+            "price",
+            "slot 0: price sees no new records of 1 of its 2 partitions for 11 s: orders[0] is hidden by producer 7",
+        ),
+    ),
+    "records of all its partitions that a transaction hides": (
+        slot(report(hidden_seconds=11.0, hidden="orders[0] is hidden by producer 7", hidden_partitions=2)),
+        Finding(
+            "warning",
+            "hidden",
+            0,
+            "price",
+            "slot 0: price sees no new records for 11 s: orders[0] is hidden by producer 7",
+        ),
     ),
     "a worker without its place": (
         slot(report(state=WorkerState.JOINING)),
@@ -98,7 +160,13 @@ STATES = {
     ),
     "dead letters": (
         slot(report(counters={"dead_letters": 1200})),
-        Finding("warning", "dead_letters", None, "price", "price: 1,200 failed steps since the run started"),
+        Finding(
+            "warning",
+            "dead_letters",
+            None,
+            "price",
+            "price: 1,200 failed steps since the run started, the last 7 s ago",
+        ),
     ),
 }
 
@@ -113,11 +181,17 @@ def test_process_that_no_longer_looks_at_its_workers_is_named() -> None:
     assert [each.kind for each in findings(slot(), since=31.0)] == ["unwatched"]
 
 
+def test_failures_of_some_time_ago_are_a_note() -> None:
+    status = RunStatus((slot(report(counters={"dead_letters": 1})), slot(number=1)), NOW)
+    (found,) = find(GRAPH.processors, Seen(status, {}, {}, {(0, "price"): FAILED_SECONDS + 1}, NOW, 0.0, LIMIT))
+    assert (found.level, found.what) == ("note", "price: 1 failed step since the run started, the last 5 min ago")
+
+
 def test_failed_steps_without_a_topic_for_them_ask_for_one() -> None:
     graph = Graph("bare")
     graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(lambda value: value)
     status = RunStatus((slot(report(counters={"dead_letters": 2})),), NOW)
-    found = find(graph.processors, Seen(status, {(0, "price"): {"dead_letters": 1.5}}, {}, NOW, 0.0, LIMIT))
+    found = find(graph.processors, Seen(status, {(0, "price"): {"dead_letters": 1.5}}, {}, {}, NOW, 0.0, LIMIT))
     what = "price: 2 failed steps since the run started, 1.5 more each second"
     assert found == [Finding("bad", "dropped", None, "price", what)]
 
@@ -190,3 +264,14 @@ def test_each_finding_has_one_sentence_of_the_table() -> None:
         assert Finding("bad", kind, None, None, "").remedy == remedy
         assert remedy.endswith(".")
         assert "\n" not in remedy
+
+
+def test_each_finding_has_its_section_of_the_runbook_and_that_of_an_alert_says_the_same() -> None:
+    root = Path(__file__).parents[2]
+    sections = re.findall(r"^### (.+)$", (root / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)
+    groups = yaml.safe_load((root / "docker" / "prometheus" / "alerts.yaml").read_text())["groups"]
+    alerts = {rule["alert"]: rule["labels"]["finding"] for group in groups for rule in group["rules"]}
+    assert RUNBOOK.keys() == REMEDIES.keys()
+    assert {*RUNBOOK.values()} - {*alerts} == {"Spare workers"}, "nobody is woken for a spare worker"
+    assert {*RUNBOOK.values()} <= {*sections}
+    assert {alert: RUNBOOK[kind] for alert, kind in alerts.items()} == {alert: alert for alert in alerts}

@@ -17,6 +17,7 @@ from kstreams_py.processing import outputs, tasks
 from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
+from kstreams_py.running.logs import Folding
 from kstreams_py.testing import TestDriver
 from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers, start_interrupted, twice
@@ -228,6 +229,40 @@ def test_then_pause_warns_again_and_again_until_an_attempt_succeeds(
     assert (driver.values("x"), driver.dead_letters(), at(driver, 0)) == ([b"0a", b"0b"], [], 2)
 
 
+class Lines(logging.Handler):
+    """Keeps the text of what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+def test_attempts_that_fail_are_a_few_lines_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    retry = ks.Retry(attempts=2, backoff="100ms..100ms", then="pause")
+    driver = new_driver("map", Service(), Guarantee.EXACTLY_ONCE, retry=retry)
+    feed(driver, "map", 0, b"a")
+    driver.run()
+    for _ in range(99):
+        driver.advance(0.1)
+        driver.run()
+    lines = Lines()
+    folding = Folding(lines, lambda: 0.0)
+    for record in caplog.records:
+        if record.name.endswith("waits"):
+            folding.handle(record)
+    folding.flush()
+    what = "ConnectionError: no service"
+    assert lines.found == [
+        f"p: partition 0 waits: {what}; attempt 2 of 2 is in 0.1 s",
+        *(f"p: partition 0 is paused after {n} attempts: {what}; the next is in 0.1 s" for n in range(2, 7)),
+        f"94 more failed attempts of processor p in 0 s, last partition 0 is paused after 100 attempts: {what}",
+    ]
+
+
 @pytest.mark.parametrize("guarantee", Guarantee)
 def test_classes_of_stop_on_go_before_those_of_retry(guarantee: Guarantee) -> None:
     driver = new_driver("map", service := Service(), guarantee, stop_on=OSError)
@@ -346,7 +381,7 @@ def test_commit_that_fails_before_the_wait_repeats_the_steps_before_and_keeps_th
     service = Service(lambda value: value == b"1")
     plant = Plant(function=lambda value: service.ask(value, b""), retry=ks.Retry(attempts=3, backoff="1s..1s"))
     plant.feed("a", *numbers(0, 3))
-    plant.cluster.faults.inject("commit_transaction", nth=2, error=OutcomeUnknown("lost"), applied=False)
+    plant.cluster.faults.inject("commit_transaction", nth=1, error=OutcomeUnknown("lost"), applied=False)
     worker = plant.started()
     for _ in range(8):
         worker.run_turn()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "leave_on_stop": False,
         "http": None,
         "livez_timeout_ms": None,
+        "tracing": False,
         "kafka": {},
     }
 
@@ -271,18 +273,28 @@ def test_alias_of_a_setting_that_the_framework_owns_is_refused() -> None:
 
 def test_file_that_is_missing_or_not_toml_is_refused_by_name(file: Path) -> None:
     assert read_refusal(file) == f"settings file {file} does not exist: correct --config"
-    assert read_refusal(file.parent) == f"settings file {file.parent} does not exist: correct --config"
+    assert read_refusal(file.parent) == f"settings file {file.parent} cannot be read: Is a directory: correct --config"
     file.write_text("commit_records = \n")
     assert read_refusal(file) == f"settings file {file} does not parse: Invalid value (at line 1, column 18)"
     file.write_bytes(b"\xff")
     assert read_refusal(file).startswith(f"settings file {file} does not parse: 'utf-8' codec can't decode byte 0xff")
 
 
+def test_pipe_is_read_once_for_the_values_and_where_they_come_from(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("commit_records = 5\n",))
+    writer.start()
+    shown = {each.name: each for each in explain(pipe)}
+    writer.join()
+    assert shown["commit_records"] == ("commit_records", "5", f"{pipe}, line 1")
+
+
 def test_file_that_cannot_be_read_is_refused_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.touch()
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: raise_error(denied))
-    assert read_refusal(file) == f"settings file {file} cannot be read: Permission denied"
+    assert read_refusal(file) == f"settings file {file} cannot be read: Permission denied: correct --config"
 
 
 @pytest.mark.parametrize(

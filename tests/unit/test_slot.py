@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+import kstreams_py as ks
 from kstreams_py.errors import BrokerUnavailable, DrainTimeout, Replaced
+from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import slot as module
@@ -137,8 +140,8 @@ def start(clock: ManualClock) -> Iterator[MakeRun]:
     """Starts a slot of a graph with one processor per function; each reads its own topic of `records` records."""
     started: list[tuple[Run, Sequence[Any]]] = []
 
-    def make(*functions: Any, records: int = 1, cluster: Any = None, **settings: Any) -> Run:
-        cluster, graph = cluster or Locked(MemoryCluster()), Graph("g", errors="dead")
+    def make(*functions: Any, records: int = 1, cluster: Any = None, retry: Any = None, **settings: Any) -> Run:
+        cluster, graph = cluster or Locked(MemoryCluster()), Graph("g", errors="dead", retry=retry)
         for i, function in enumerate(functions):
             graph.map(graph.topic(f"in{i}"), to=graph.topic(f"out{i}"), id=f"p{i}")(function)
         cluster.create_topics([(name, 1, -1, {}) for name in graph.topics])
@@ -398,3 +401,80 @@ def test_offsets_retention_is_logged_at_the_start(
         "and ends with status 5 until they are set"
     )
     assert found == ([] if minutes is None else [(level, text)])
+
+
+# Why.
+
+
+def test_step_that_is_retried_is_reported_with_its_error_until_it_succeeds(start: MakeRun) -> None:
+    refused = threading.Event()
+
+    def ask(value: bytes) -> bytes:
+        if not refused.is_set():
+            raise ConnectionError("no prices today")
+        return value
+
+    retry = ks.Retry(attempts=1_000_000, backoff="1ms..1ms")
+    run = start(ask, retry=retry)
+    run.until(lambda reports: reports["p0"].state is WorkerState.RETRYING and reports["p0"].why)
+    assert run.reports["p0"].why.startswith("partition 0 waits: ConnectionError: no prices today; attempt ")
+    refused.set()
+    run.until(lambda reports: (reports["p0"].state, reports["p0"].why) == (WorkerState.RUNNING, ""))
+
+
+def test_ends_that_no_broker_answers_are_the_reason_of_its_state(
+    start: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Locked(MemoryCluster())
+
+    def refuse(_: Any) -> Any:
+        raise BrokerUnavailable("no Kafka broker answers")
+
+    run = start(lambda value: value, cluster=cluster)
+    run.until(lambda reports: reports["p0"].state is WorkerState.RUNNING)
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "ends", refuse, raising=False)
+        run.until(lambda reports: reports["p0"].state is WorkerState.BROKER_AWAY)
+        assert run.reports["p0"].why == "no Kafka broker answers"
+    run.until(lambda reports: (reports["p0"].state, reports["p0"].why) == (WorkerState.RUNNING, ""))
+
+
+def test_input_that_an_open_transaction_hides_is_reported_with_its_transactional_id(start: MakeRun) -> None:
+    cluster = Locked(MemoryCluster(transaction_timeout=1e9))
+    run = start(lambda value: value, lambda value: value, cluster=cluster)
+    producer = cluster.producer(producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED), "billing")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([("in0", b"v", None, 0, None, None, 0, None)])
+    producer.flush()
+    run.until(lambda reports: "(billing)" in reports["p0"].hidden)
+    assert run.reports["p0"].hidden.startswith("in0[0] is hidden by producer ")
+    assert " (billing) from offset " in run.reports["p0"].hidden
+    assert (run.reports["p1"].hidden_seconds, run.reports["p1"].hidden, run.reports["p0"].lag) == (0.0, "", 0)
+    producer.commit_transaction()
+    run.until(lambda reports: (reports["p0"].hidden_seconds, reports["p0"].hidden) == (0.0, ""))
+
+
+def test_lags_are_known_while_the_transactions_that_hide_an_input_are_not_looked_up(
+    start: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, hangs, released = Locked(MemoryCluster(transaction_timeout=1e9)), threading.Event(), threading.Event()
+
+    def hang(_: Any) -> Any:
+        hangs.set()
+        released.wait()
+        return ()
+
+    monkeypatch.setattr(cluster, "open_transactions", hang, raising=False)
+    run = start(lambda value: value, cluster=cluster)
+    producer = cluster.producer(producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED), "billing")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([("in0", b"v", None, 0, None, None, 0, None)])
+    producer.flush()
+    run.until(lambda _: hangs.is_set())
+    seconds = run.reports["p0"].hidden_seconds
+    run.until(lambda reports: reports["p0"].hidden_seconds > seconds)
+    producer.commit_transaction()
+    run.until(lambda reports: (reports["p0"].hidden_seconds, reports["p0"].hidden) == (0.0, ""))
+    released.set()

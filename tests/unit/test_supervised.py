@@ -44,6 +44,16 @@ def test_worker_that_keeps_dying_is_restarted_with_back_off_and_then_given_up() 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("status", "seconds"), [(1, 0.0), (1, 2 * HEALTHY_SECONDS), (-signal.SIGKILL, 0.0)])
+def test_first_death_is_the_last_where_none_is_restarted(status: int, seconds: float) -> None:
+    slot = begin_slot()
+    slot.restarts_max = 0
+    with pytest.raises(WorkersFailed) as caught:
+        slot.end(status, seconds)
+    why = "status 1" if status == 1 else "SIGKILL"
+    assert (str(caught.value), caught.value.exit_status) == (f"slot 0 ended by {why}", 1)
+
+
 def test_deaths_in_a_row_are_counted_from_the_last_healthy_worker() -> None:
     slot, seen = SupervisedSlot(0), []
     for number, seconds in enumerate((0.0, 0.0, HEALTHY_SECONDS, 0.0)):

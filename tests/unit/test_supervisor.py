@@ -254,6 +254,14 @@ def test_worker_that_was_given_up_ends_all_with_its_status(
     assert (caught.value.exit_status, workers.process_counts) == (status, {0: 3})
 
 
+def test_worker_that_dies_ends_all_where_restarts_are_forbidden(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "die() if slot == 0 else (report(1, 1), await_sigterm())", [0, 1])
+    workers.supervisor.forbid_restarts()
+    with pytest.raises(WorkersFailed, match=r"\Aslot 0 ended by SIGKILL\Z"):
+        workers.run(lambda _: False)
+    assert workers.process_counts[0] == 1
+
+
 def test_report_that_is_unread_when_its_worker_dies_is_counted(
     tmp_path: Path, no_backoff: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

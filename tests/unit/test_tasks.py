@@ -83,11 +83,11 @@ def test_one_partition_is_paused_at_half_of_the_bytes(make: Any) -> None:
 
 def test_fetch_limit_follows_the_size_of_the_buffered_records() -> None:
     rig = make_join()
-    assert rig.tasks.fetch_limit == sys.maxsize, "no record has been seen yet"
+    assert rig.tasks.limit_fetch(sys.maxsize) == sys.maxsize, "no record has been seen yet"
     seen = []
     for count, size in ((1, MIB), (31, MIB), (100, MIB // 2), (10, MIB)):
         add(rig, [a(offset, value=bytes(size - RECORD_BYTES)) for offset in range(count)])
-        seen.append(rig.tasks.fetch_limit)
+        seen.append(rig.tasks.limit_fetch(sys.maxsize))
     # 47 MiB are left, then 16 MiB, then none
     assert seen == [47, 16, TAKEN_AT_LEAST, TAKEN_AT_LEAST]
 
@@ -97,7 +97,7 @@ def test_fetch_limit_of_a_map_is_unlimited() -> None:
     graph.map(graph.topic("a"), to=graph.topic("x"), id="p")(lambda value: value)
     rig = Processing(graph)
     assert len(add(rig, [a(offset) for offset in range(100)])) == 100
-    assert rig.tasks.fetch_limit == sys.maxsize
+    assert rig.tasks.limit_fetch(sys.maxsize) == sys.maxsize
 
 
 def test_buffered_bytes_count_keys_headers_and_each_record() -> None:

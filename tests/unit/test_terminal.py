@@ -35,6 +35,37 @@ with Progress() as progress:
     supervisor.run(lambda _: None, note, progress.write)
 """
 
+DEMO = """
+import os, sys, threading, time
+from pathlib import Path
+from kstreams_py.demo.flights import _writer
+from kstreams_py.demo.screen import Screen
+from kstreams_py.running.progress import LockedConsole
+from kstreams_py.running.supervisor import Supervisor
+
+here = Path(sys.argv[2])
+screen = Screen(LockedConsole(stderr=False))
+supervisor = Supervisor(lambda n: [sys.executable, "-c", sys.argv[1], str(n), str(here)], [0, 1], drain_seconds=5)
+done = [0]
+
+def note(status):
+    done[0] = sum(report.counters["records_in"] for slot in status.slots for report in slot.reports)
+    if done[0] == 600:
+        supervisor.stop()
+
+with screen:
+    write = _writer(here.with_suffix(".log"), screen)
+    run = threading.Thread(target=supervisor.run, args=(lambda _: None, note, write))
+    run.start()
+    while run.is_alive():
+        screen.say(f"at {done[0]}")
+        screen.counts({"flights": done[0]}, done[0], 600)
+        time.sleep(0.01)
+    run.join()
+    screen.counts({"flights": done[0]}, done[0], 600)
+    os._exit(0)  # the drawing is erased otherwise
+"""
+
 WORKER = """
 import json, os, signal, sys, time
 from kstreams_py.running.output import keep_output
@@ -57,13 +88,13 @@ signal.sigwait({signal.SIGTERM})
 """
 
 
-def run_in_terminal(here: Path, width: int, height: int = 24) -> list[str]:
+def run_in_terminal(here: Path, width: int, height: int = 24, program: str = SUPERVISOR) -> list[str]:
     """All lines that a terminal has shown, those that have scrolled away too, without trailing spaces."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, WORKER, str(here)],
+        [sys.executable, "-c", program, WORKER, str(here)],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**environment, "TERM": "xterm"},
     )  # fmt: skip
     os.close(theirs)
@@ -102,3 +133,24 @@ def test_prints_stand_above_a_table_that_stays_whole(tmp_path: Path, width: int)
     assert sum(line.endswith(" printed") for line in above) == 1, "the supervisor's own log stands above it too"
     of_tables = [line for line in above if line.startswith(("processor", "price", "slot"))]
     assert of_tables == [], "no drawing of the table is left above"
+
+
+def test_prints_of_the_demos_workers_stand_above_its_table_and_their_log_in_its_file(tmp_path: Path) -> None:
+    here = tmp_path / "workers"
+    here.mkdir()
+    lines = run_in_terminal(here, 100, program=DEMO)
+    table, above = lines[-4:], lines[:-4]
+    assert [line.split() for line in table] == [
+        ["departures", "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * 40, "600", "of", "600"],
+        [],
+        ["committed,", "as", "a", "reader", "sees", "it", "records", "records/s"],
+        ["flights", "600", table[3].split()[-1]],
+    ]
+    for slot in (0, 1):
+        printed = [line for line in above if line.startswith((f"[{slot}] line", f"[{slot}] red"))]
+        assert printed == [f"[{slot}] {'line' if i % 3 else 'red'} {i}" for i in range(300)]
+    others = [line for line in above if line and not line.startswith(("[0] ", "[1] ", "at "))]
+    assert others == [], "no drawing of the table is left above"
+    assert sorted((tmp_path / "workers.log").read_text().splitlines()) == [
+        f"[{slot}] to stderr {'=' * 150}" for slot in (0, 1)
+    ]

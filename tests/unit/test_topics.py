@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from kstreams_py.cli import options
+from kstreams_py.cli import topics as command
 from kstreams_py.errors import GraphError, KStreamsError, TopicError
 from kstreams_py.graph.topology import Graph
 from kstreams_py.processing.growth import Growth
@@ -17,7 +20,7 @@ from kstreams_py.processing.topics import (
     describe_idle_slots,
 )
 from kstreams_py.records import TopicPartition
-from kstreams_py.testing import MemoryCluster
+from kstreams_py.testing import MemoryCluster, MemoryRegistry
 
 IN_STEP = "processor 'pair' (join) reads 'b' with 2 partitions and 'c' with 3: give both the same number of partitions"
 NEEDS = (
@@ -200,3 +203,29 @@ def test_growth_that_is_known_makes_no_request() -> None:
     before = len(cluster.faults.requests)
     growth.check({TopicPartition("a", 3), TopicPartition("b", 0)})
     assert cluster.faults.requests[before:] == []
+
+
+@pytest.mark.parametrize(("errors", "marks"), [(None, []), ("dead", ["__ks.g.replayed"])])
+def test_command_creates_the_topics_of_the_framework_too_and_a_worker_then_creates_none(
+    errors: str | None, marks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, graph = MemoryCluster(), Graph("g", errors=errors)
+    graph.alts(graph.topic("a", partitions=3), graph.topic("b"), to=graph.topic("x"), id="merge")(lambda value: value)
+    monkeypatch.setattr(command, "load", lambda _: graph)
+    monkeypatch.setattr(options, "KafkaCluster", lambda _: cluster)
+    monkeypatch.setattr(options, "open_registry", lambda *_: MemoryRegistry())
+    monkeypatch.setattr(cluster, "close", lambda: None, raising=False)
+
+    def run() -> list[str]:
+        done = CliRunner().invoke(command.app, ["create", "g.py"])
+        assert done.exit_code == 0, done.output
+        return done.stdout.splitlines()
+
+    declared = ["a", "b", "x", *(["dead"] if errors else [])]
+    own = ["__ks.g.merge.journal", "__ks.g.beginnings", *marks]
+    assert run() == [f"created {name}" for name in (*declared, *own)]
+    assert read_own_topics(cluster) == OWN_TOPICS | {"__ks.g.merge.journal": (3, OWN_TOPICS["__ks.g.merge.journal"][1])}
+    assert [cluster.topics(marks)[name].settings["cleanup.policy"] for name in marks] == ["compact"] * len(marks)
+    assert run() == ["all topics exist"]
+    check_topics(graph, cluster)
+    assert sorted(cluster._broker.topics) == sorted([*declared, *own])

@@ -306,7 +306,7 @@ DEAD_LETTERS = (
     "or not at all: graph.topics has it"
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
-OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, retry, batch"
+OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, retry, concurrency, order, batch"
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )
@@ -454,14 +454,14 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
             "processor 'p': 7 is no function: give one that takes a record's value",
         ),
         (
-            lambda g: g.map("a", to="b"),
-            later,
-            "processor 'later': its function is async, and steps run one after the other: write a plain function",
+            lambda g: g.map("a", to="b", batch=True),
+            many_later,
+            "processor 'many_later' is a batch and yields: return a list of one result per record",
         ),
         (
-            lambda g: g.map("a", to="b"),
+            lambda g: g.sink("a"),
             many_later,
-            "processor 'many_later': its function is async, and steps run one after the other: write a plain function",
+            "processor 'many_later' is a sink and yields, so that its body would never run: write a plain function",
         ),
         (
             lambda g: g.map("a", to="b", batch=True),

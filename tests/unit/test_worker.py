@@ -43,6 +43,13 @@ from kstreams_py.records import HASH_HEADER, Positions, TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
 from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.unit.plant import (
+    A0,
+    A1,
+    ALO,
+    AMO,
+    B0,
+    B1,
+    EO,
     Crash,
     Plant,
     fail_flushes,
@@ -55,8 +62,6 @@ from tests.unit.plant import (
     twice,
 )
 
-A0, A1, B0, B1 = (TopicPartition(topic, number) for topic in "ab" for number in (0, 1))
-EO, ALO, AMO = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 Seen = list[bytes]
 
 
@@ -106,7 +111,7 @@ def test_idle_worker_does_nothing_but_wait_for_records() -> None:
     plant = Plant()
     plant.run(idle=10)
     assert [r for r in plant.cluster.faults.requests if r != "consume"] == [
-        "create_topics", "topics", "topics", "subscribe", "init_transactions", "committed",
+        "create_topics", "topics", "topics", "subscribe", "init_transactions", "committed", "read",
     ]  # fmt: skip
     assert plant.timeouts == [IDLE_WAIT] * 10
 

@@ -1,0 +1,85 @@
+"""`kstreams dev`, and the hidden `kstreams dev-version`: a process with one version of a graph's code."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target
+from kstreams_py.development.broker import open_broker
+from kstreams_py.development.changes import Changes
+from kstreams_py.development.session import Session
+from kstreams_py.development.version import run_version
+from kstreams_py.development.versions import Version, version_command
+from kstreams_py.errors import GraphError
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
+from kstreams_py.running.progress import Progress
+from kstreams_py.settings import Settings, explain
+
+logger = logging.getLogger(__name__)
+
+PORT: Final = 9092
+"""The port that every command has by default, so that `kstreams send` needs no --bootstrap-servers."""
+
+
+def dev(
+    target: Target,
+    workers: Annotated[int, typer.Option(help="worker processes", min=1)] = 1,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+    partitions: Partitions = None,
+    port: Annotated[
+        int, typer.Option(help="port of the broker that is started on this machine", min=1, max=65_535)
+    ] = PORT,
+    http: Annotated[
+        str | None, typer.Option(help="serve a page (/), /metrics and the health of the workers at host:port")
+    ] = None,
+) -> None:
+    """Run a graph while you write it: a broker, its topics, its workers, and what it writes, until Ctrl-C.
+
+    A save of the graph's file, or of another Python file or Avro schema beside it or in the directories below, loads
+    the new code: missing topics are created, the old workers commit what is processed, and new ones go on from there,
+    so that no record is lost or doubled. Code that does not load is one message; the old workers go on, and the next
+    save tries again. A worker that ends by an exception stops the run, until the next save.
+
+    Outputs and dead letters are printed as they are committed, as lines of `kstreams tail` with their topic in front;
+    what workers print has their slot in front.
+
+    Without --bootstrap-servers (or its setting), a Kafka runs on this machine for as long as the command. Its data
+    stays in the directory .kstreams beside the graph: remove that to begin without it. Needs watchfiles: pip install
+    'kstreams_py[broker,reload]'.
+    """
+    directory = _directory(target)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, http=http)
+    changes = Changes(directory, settings.schema_directory)
+    named = {each.name: each for each in explain(config, bootstrap_servers=bootstrap_servers)}["bootstrap_servers"]
+    opened = open_broker(directory, port) if named.origin == "default" else nullcontext(named.value)
+    with opened as address:
+        environment = {**settings.as_environment(), "KSTREAMS_BOOTSTRAP_SERVERS": address}
+        command = version_command(target, workers, partitions)
+        screen = Progress(live=False, dress=lambda _output, _slot, line: line)  # the version has named them already
+        what = f"{target}, {workers} worker{'s' if workers > 1 else ''},"
+        Session(lambda report: Version(command, environment, report, screen.write), changes, what).run()
+
+
+def dev_version(
+    target: Target,
+    workers: Annotated[int, typer.Option(min=1)] = 1,
+    partitions: Partitions = None,
+) -> None:
+    """Check a version of a graph, then run it when standard input says so: `dev` starts such a process at a change."""
+    run_version(target, workers, Settings.load(), partitions or DEFAULT_PARTITIONS)
+
+
+def _directory(target: str) -> Path:
+    """The directory whose files are watched: that of the graph's file, or of this process. Raises GraphError."""
+    place = target.partition(":")[0]
+    if not place.endswith(".py"):
+        return Path.cwd()
+    if not Path(place).is_file():
+        raise GraphError(f"{place} does not exist: correct the path, or write a graph with `kstreams new`")
+    return Path(place).resolve().parent

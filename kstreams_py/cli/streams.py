@@ -1,0 +1,86 @@
+"""The standard streams of the command: closed ones, encodings that lack characters, outputs that cannot be written."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import select
+import sys
+import traceback
+from typing import Final, TextIO
+
+ESCAPE: Final = "kstreams_escape"
+"""The error handler that writes a character which an encoding lacks as \\uXXXX, as JSON does."""
+
+NAMES: Final = ("stdin", "stdout", "stderr")
+
+PRINTING: Final = (["kstreams_py", "cli"], ["typer", "_click"], ["rich", "console"])
+"""The packages that print for a command."""
+
+
+def repair() -> None:
+    """Opens closed streams on the null device, and lets the outputs take any character.
+
+    A file or socket that is opened while a standard stream is closed would take its place.
+    """
+    codecs.register_error(ESCAPE, _escape)
+    for fd, name in enumerate(NAMES):
+        mode = "w" if fd else "r"
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))  # noqa: SIM115, as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=ESCAPE)
+
+
+def is_of_output(error: BaseException) -> bool:
+    """Whether an exception says that what a command printed could not be written, such as on a full disk.
+
+    It is not that of a user's function: that has a frame of its own.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    printed = frames and frames[-1].f_globals.get("__name__", "").split(".")[:2] in PRINTING
+    return isinstance(error, OSError) and error.filename is None and bool(printed)
+
+
+def flush_output() -> str:
+    """Writes what is printed and not written yet; returns why that failed, or "".
+
+    A pipe whose reader has ended, such as `| head`, is no failure.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def discard(stream: TextIO) -> None:
+    """Lets a stream that can take no more lose what it holds: Python's own flush at the end must not fail as well."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def is_read(stream: TextIO) -> bool:
+    """Whether somebody may still read what is written: not if it is a pipe whose reader has ended."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)
+    except OSError:  # no file of the system, as in a test
+        return True
+    return not any(happened & select.POLLERR for _, happened in poll.poll(0))
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{text[at : at + 4]}" for at in range(0, len(text), 4)), error.end

@@ -1,0 +1,52 @@
+"""The broker of `kstreams dev`: it runs for as long as the command, and its data stays for the next one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.nodes import HOST, free_ports
+from kstreams_py.errors import SettingsError
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY: Final = ".kstreams"
+"""The directory beside a graph that holds the data of its broker; it keeps itself out of git."""
+
+
+@contextmanager
+def open_broker(project: Path, port: int) -> Iterator[str]:
+    """Runs a broker for the block, and gives its address.
+
+    - `project`: the directory of the graph; the data is in its directory `.kstreams`, and is kept.
+    - `port`: of the broker.
+
+    Raises SettingsError for a port that is taken and a directory that cannot be written or is in use, and as
+    EmbeddedKafka does.
+    """
+    directory = project / DIRECTORY
+    try:
+        directory.mkdir(exist_ok=True)
+        (directory / ".gitignore").write_text("*\n", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"{directory} cannot be written: {error.strerror}: it would hold the data of the broker; use one that runs "
+            "already, by --bootstrap-servers"
+        ) from None
+    if free_ports([port]) != [port]:
+        raise SettingsError(
+            f"port {port} of {HOST} is taken: choose another with --port, or use the broker that listens there: "
+            f"--bootstrap-servers {HOST}:{port}"
+        )
+    with EmbeddedKafka(kafka_classpath(logger.info), data_dir=directory / "broker", port=port) as kafka:
+        logger.info(
+            "broker at %s; its data stays in %s: remove that directory to begin without it",
+            kafka.bootstrap_servers,
+            directory,
+        )
+        yield kafka.bootstrap_servers

@@ -1,0 +1,189 @@
+"""Follows the code of a graph: a change, the new version checked, the old one drained, the new one run."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from kstreams_py.development.changes import Changes
+from kstreams_py.development.versions import Ended, Ready, Shown, Version
+
+logger = logging.getLogger(__name__)
+
+NAMES_MAX: Final = 3
+"""Changed files that a line names."""
+
+LOADING_SECONDS: Final = 10.0
+"""Seconds after which a version that is still being checked is named: its import may never return."""
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Of these SIGHUP, for a terminal that is closed, comes twice: from the kernel and from the shell."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Files were saved, made or removed."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A signal asks for the end; the second one at once, if it insists."""
+
+    insists: bool = True
+
+
+Report = Callable[[Ready | Shown | Ended], None]
+
+
+class Session:
+    """The versions of one graph, one after the other; `run` takes events one by one, from a queue.
+
+    `running` is the version whose workers run, `coming` the one that is being checked, or is ready and waits until the
+    workers before it have drained. Each is None while there is none.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Report], Version],
+        changes: Changes,
+        what: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts nothing yet.
+
+        - `start`: starts the process of a version of the code as it is now, with what takes its reports.
+        - `what`: what runs, for the log.
+        - `clock`: monotonic seconds.
+        """
+        self._clock = clock
+        self._slow_at = 0.0
+        """When the version that is coming is to be named, as one that takes long."""
+        self._start = start
+        self._changes = changes
+        self._what = what
+        self._events: queue.SimpleQueue[Changed | Asked | Ready | Shown | Ended] = queue.SimpleQueue()
+        self._running: Version | None = None
+        self._coming: Version | None = None
+        self._is_ready = False
+        """The version that is coming is checked."""
+        self._is_draining = False
+        """The version that runs was asked to drain."""
+        self._is_ending = False
+        self._positions: dict[tuple[str, int], int] = {}
+        """The next offset to show of each partition."""
+
+    def run(self) -> None:
+        """Runs versions until a signal of SIGNALS, and then until the workers have drained. Main thread only."""
+        stopped = threading.Event()
+        watching = threading.Thread(
+            target=self._changes.watch, args=(lambda names: self._events.put(Changed(names)), stopped), name="changes"
+        )
+        before = {each: signal.getsignal(each) for each in SIGNALS}
+        for each, handler in before.items():
+            if (each, handler) != (signal.SIGHUP, signal.SIG_IGN):  # as nohup has it
+                signal.signal(each, lambda number, _: self._events.put(Asked(insists=number != signal.SIGHUP)))
+        watching.start()
+        try:
+            self._load()
+            while self._running or self._coming or not self._is_ending:
+                with suppress(queue.Empty):
+                    self._take(self._events.get(timeout=1.0))
+                self._look()
+        finally:
+            stopped.set()
+            watching.join()
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def _look(self) -> None:
+        """Names a version whose code takes long to load, once."""
+        if self._coming is not None and not self._is_ready and self._clock() >= self._slow_at:
+            self._slow_at = float("inf")
+            logger.warning("the code is still being loaded, after %g s: the next save begins again", LOADING_SECONDS)
+
+    def _take(self, event: Changed | Asked | Ready | Shown | Ended) -> None:
+        match event:
+            case Asked(insists) if insists or not self._is_ending:
+                self._end()
+            case Changed(names) if not self._is_ending:
+                logger.info("changed: %s", _listed(names))
+                self._drop_coming()
+                self._load()
+            case Ready(version) if version is self._coming:
+                self._follow_ready(event)
+            case Shown(version, positions) if version is self._running:
+                self._positions |= {(topic, number): at for topic, number, at in positions}
+            case Ended(version, _, error) if version is self._coming:
+                self._coming = None
+                if not self._is_ending:
+                    goes_on = self._running is not None and not self._is_draining
+                    rest = "the workers before it go on" if goes_on else "nothing runs"
+                    logger.error("%s; %s, and the next save tries again", error or "the new code ended", rest)
+            case Ended(version) if version is self._running:
+                self._follow_end(event)
+
+    def _load(self) -> None:
+        self._is_ready, self._slow_at = False, self._clock() + LOADING_SECONDS
+        self._coming = self._start(self._events.put)
+
+    def _drop_coming(self) -> None:
+        if self._coming is not None:
+            self._coming.kill()
+            self._coming = None
+
+    def _follow_ready(self, event: Ready) -> None:
+        self._is_ready = True
+        if event.created:
+            logger.info("created %s", ", ".join(event.created))
+        if event.warning:
+            logger.warning("%s", event.warning)
+        if self._running is None:
+            self._go()
+        elif not self._is_draining:
+            self._is_draining = True
+            self._running.stop()
+
+    def _go(self) -> None:
+        assert self._coming is not None
+        self._running, self._coming, self._is_draining = self._coming, None, False
+        self._running.go((*tp, at) for tp, at in self._positions.items())
+        logger.info("%s runs", self._what)
+
+    def _follow_end(self, event: Ended) -> None:
+        """Goes on after the version that ran has ended: drained, or by itself."""
+        self._running = None
+        if event.error and self._is_draining:
+            logger.warning("%s", event.error)
+        elif not self._is_draining:
+            if event.status == 0:
+                logger.info("the graph has stopped by itself: the next save starts it again")
+            else:
+                hint = ", see its lines above" if event.status == 1 else ""
+                why = event.error or f"its process ended with status {event.status}"
+                logger.error("%s%s: nothing runs, the next save starts it again", why, hint)
+        if self._coming is not None and self._is_ready:
+            self._go()
+
+    def _end(self) -> None:
+        """Drains what runs; the second time, ends it at once."""
+        if not self._is_ending:
+            logger.info("draining")
+        was_asked = self._is_draining and not self._is_ending  # by a reload: to ask again would end it at once
+        self._is_ending = self._is_draining = True
+        self._drop_coming()
+        if self._running is not None and not was_asked:
+            self._running.stop()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

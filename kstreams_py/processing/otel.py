@@ -1,0 +1,279 @@
+"""Spans of steps and commits, by OpenTelemetry, with the attributes of its conventions for messaging."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Final
+
+from kstreams_py.errors import MissingSoftware, SettingsError, Stop
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.processing.dead_letters import format_error, format_traceback
+from kstreams_py.processing.plan import Plan
+from kstreams_py.records import Headers, Inputs, Message
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagators.textmap import Getter
+    from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
+except ImportError:
+    raise MissingSoftware("tracing (KSTREAMS_TRACING) needs OpenTelemetry: pip install 'kstreams_py[otel]'") from None
+except ValueError as error:  # raised by the import of `propagate`
+    raise SettingsError(f"OTEL_PROPAGATORS is not accepted: {error} Correct or unset it") from None
+
+LINKS_MAX: Final = 128
+"""Links of one span: to records of a batch, to steps of a commit. It is the SDK's own limit unless told."""
+
+EXCEPTIONS_MAX: Final = 8
+"""Exceptions that the span of a batch records."""
+
+
+class _Carrier(Getter[Headers]):
+    """Reads the headers of a record."""
+
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        found = [value.decode("utf-8", "replace") for name, value in carrier if name == key and value is not None]
+        return found or None
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return [name for name, _ in carrier]
+
+
+_CARRIER: Final = _Carrier()
+
+
+class WorkerTracing:
+    """The spans of one worker (Tracing): of processor `processor` of the graph of this name, in one slot.
+
+    - `provider`: where they go; None for the program's own tracer provider.
+    """
+
+    def __init__(
+        self, graph: str, processor: Processor, slot: int, provider: trace.TracerProvider | None = None
+    ) -> None:
+        self._tracer = trace.get_tracer("kstreams_py", tracer_provider=provider)
+        self._propagator = propagate.get_global_textmap()
+        self.fields = frozenset(self._propagator.fields)
+        self._group = f"{graph}.{processor.id}"
+        self._attributes: dict[str, str | int] = {
+            "messaging.system": "kafka",
+            "messaging.consumer.group.name": self._group,
+            "messaging.client.id": f"{self._group}.{slot}",
+            "kstreams.graph": graph,
+            "kstreams.processor": processor.id,
+            "kstreams.guarantee": str(processor.guarantee),
+            "kstreams.slot": slot,
+        }
+        self._ran: list[SpanContext] = []
+        """The spans of steps that are not committed, LINKS_MAX at most; those that are not sampled only if all are."""
+        self._lock = threading.Lock()
+        """Of `_ran`: calls that overlap run in threads of their own."""
+
+    @contextmanager
+    def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> Iterator[Callable[[Plan], None]]:
+        """Makes a span the current one, see Tracing.
+
+        The span of a step continues the trace of its input; of a join that of the first input that has one, with links
+        to the others. The span of a batch continues the trace of its records if they have one in common; otherwise it
+        begins one, with links to theirs.
+        """
+        lead = steps[0][0]
+        attributes: dict[str, str | int | list[str]] = {
+            **self._attributes,
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": lead.topic(),
+        }
+        if len(steps) == 1:
+            attributes["kstreams.delivery_hash"] = delivery_hash.hex()
+            attributes |= _position(lead) if len(steps[0]) == 1 else _positions(steps[0])
+            parent, links = self._origin_of_step(steps[0])
+        else:
+            attributes["messaging.batch.message_count"] = sum(map(len, steps))
+            parent, links = self._origin_of_batch(steps)
+        name = f"process {lead.topic()}"
+        span = self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, [Link(each) for each in links])
+        self._note_run(span.get_span_context())
+        token = contexts.attach(trace.set_span_in_context(span, parent))
+        try:
+            yield lambda plan: _note(span, plan)
+        except BaseException as error:
+            _fail(span, [error])
+            raise
+        finally:
+            contexts.detach(token)
+            span.end()
+
+    def headers(self) -> Headers:
+        """The headers that carry the current trace context; none if there is none."""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier)
+        return [(name, value.encode()) for name, value in carrier.items()]
+
+    @contextmanager
+    def resume(self, headers: Headers) -> Iterator[None]:
+        """Makes the trace context of these headers the current one."""
+        token = contexts.attach(self._extract(headers))
+        try:
+            yield
+        finally:
+            contexts.detach(token)
+
+    @contextmanager
+    def commit(self, steps: int, records: int) -> Iterator[None]:
+        """Makes a span of a commit, with links to the steps; it is not sampled if none of them is.
+
+        It is in the trace of its steps if they have one in common.
+        """
+        attributes = {
+            **self._attributes,
+            "messaging.operation.name": "commit",
+            "messaging.operation.type": "settle",
+            "kstreams.steps": steps,
+            "kstreams.records": records,
+        }
+        with self._lock:
+            ran = [*self._ran]
+        parent, links = _beginning(ran)
+        name = f"commit {self._group}"
+        span = self._tracer.start_span(name, parent, SpanKind.CLIENT, attributes, [Link(each) for each in links])
+        try:
+            yield
+        except BaseException as error:
+            _fail(span, [error])
+            raise
+        finally:
+            span.end()
+
+    def forget(self) -> None:
+        """Forgets the steps since the last commit."""
+        with self._lock:
+            self._ran = []
+
+    def _note_run(self, span: SpanContext) -> None:
+        if not span.is_valid:
+            return
+        with self._lock:
+            ran = self._ran
+            if len(ran) >= LINKS_MAX:
+                return
+            if ran and ran[0].trace_flags.sampled != span.trace_flags.sampled:
+                if ran[0].trace_flags.sampled:
+                    return
+                ran.clear()
+            if span.trace_flags.sampled or not ran:
+                ran.append(span)
+
+    def _extract(self, headers: Headers) -> Context:
+        return self._propagator.extract(headers, Context(), _CARRIER)
+
+    def _origin_of_step(self, inputs: Inputs) -> tuple[Context, list[SpanContext]]:
+        found = [self._extract(headers) for m in inputs if (headers := m.headers())]
+        origins = _distinct(found)
+        if not origins:
+            return found[0] if found else Context(), []  # baggage alone
+        lead = next(context for context in found if _span_in(context) is origins[0])
+        return lead, origins[1:]
+
+    def _origin_of_batch(self, steps: Sequence[Inputs]) -> tuple[Context, list[SpanContext]]:
+        every = [m.headers() for m in chain.from_iterable(steps)]
+        found = _distinct(self._extract(headers) for headers in every if headers)
+        if all(every):
+            return _beginning(found)
+        # a record without a trace may begin one, whatever the others say
+        return Context(), [each for each in found if each.trace_flags.sampled]
+
+
+def _beginning(origins: Sequence[SpanContext]) -> tuple[Context, list[SpanContext]]:
+    """The parent and the links of a span that follows several: those that are sampled; it is not, if none of them is.
+
+    If they are of one trace, the first is the parent; otherwise there is none.
+    """
+    sampled = [each for each in origins if each.trace_flags.sampled]
+    if sampled and any(each.trace_id != sampled[0].trace_id for each in origins):
+        return Context(), sampled
+    if not origins:
+        return Context(), []
+    first, *others = sampled or origins[:1]
+    return trace.set_span_in_context(trace.NonRecordingSpan(first), Context()), others
+
+
+def _distinct(found: Iterable[Context]) -> list[SpanContext]:
+    """The spans in these contexts, each once, LINKS_MAX at most."""
+    spans = (span for context in found if (span := _span_in(context)).is_valid)
+    distinct: dict[tuple[int, int], SpanContext] = {}
+    for span in spans:
+        distinct.setdefault((span.trace_id, span.span_id), span)
+        if len(distinct) == LINKS_MAX:
+            break
+    return list(distinct.values())
+
+
+def _span_in(context: Context) -> SpanContext:
+    return trace.get_current_span(context).get_span_context()
+
+
+def _position(m: Message) -> dict[str, str | int]:
+    found: dict[str, str | int] = {
+        "messaging.destination.partition.id": str(m.partition()),
+        "messaging.kafka.offset": m.offset(),
+    }
+    if m.value() is None:
+        found["messaging.kafka.message.tombstone"] = True
+    return found
+
+
+def _positions(inputs: Inputs) -> dict[str, str | int | list[str]]:
+    """Of a join, whose inputs have one partition number and an offset each."""
+    return {
+        "messaging.destination.partition.id": str(inputs[0].partition()),
+        "messaging.batch.message_count": len(inputs),
+        "kstreams.inputs": [f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in inputs],
+    }
+
+
+def _note(span: Span, plan: Plan) -> None:
+    """Notes what the steps came to: outputs, dead letters, what was raised. Stop is no error."""
+    if not span.is_recording():
+        return
+    span.set_attribute("kstreams.records", len(plan.outputs) - plan.dead_letters)
+    attempts = max((failure.attempts for failure in plan.failures), default=1)
+    errors: list[BaseException] = [failure.error for failure in plan.failures]
+    if plan.again is not None:
+        attempts = plan.again.attempts
+        errors.append(plan.again.error)
+    if plan.interrupt is not None and not isinstance(plan.interrupt, Stop):
+        errors.append(plan.interrupt)
+    if attempts > 1 or plan.again is not None:
+        span.set_attribute("kstreams.attempt", attempts)
+    if plan.dead_letters:
+        span.set_attribute("kstreams.dead_letters", plan.dead_letters)
+    if errors:
+        _fail(span, errors)
+
+
+def _fail(span: Span, errors: Sequence[BaseException]) -> None:
+    """Records exceptions, each once, and the first as the error of the span."""
+    if not span.is_recording():
+        return
+    for error in islice({id(error): error for error in errors}.values(), EXCEPTIONS_MAX):
+        span.add_event(
+            "exception",
+            {
+                "exception.type": _name(error),
+                "exception.message": format_error(error),
+                "exception.stacktrace": format_traceback(error),
+            },
+        )
+    first = errors[0]
+    span.set_attribute("error.type", _name(first))
+    span.set_status(Status(StatusCode.ERROR, f"{type(first).__name__}: {format_error(first)}"))
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,53 @@
+"""Makes the runner of a processor, and the dead letters of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.processing.calls import wait_for_each
+from kstreams_py.processing.dead_letters import DeadLetters
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.outputs import encoder
+from kstreams_py.processing.overlapping_runner import OverlappingRunner
+from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.sizes import record_bytes
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.tracing import Tracing
+
+
+def make_runner(
+    processor: Processor,
+    tasks: Tasks,
+    environment: Environment,
+    dead_letters: DeadLetters | None,
+    tracing: Tracing | None = None,
+    *,
+    traces_outputs: bool = False,
+) -> Runner:
+    """Makes the runner of a processor: with calls that overlap, if it has such; `tracing` makes its spans."""
+    if processor.overlaps:
+        return OverlappingRunner(processor, tasks, environment, dead_letters, tracing, traces_outputs=traces_outputs)
+    if processor.asynchronous:  # a batch, one call at a time
+        processor = replace(processor, function=wait_for_each(processor.function), asynchronous=False)
+    registry = environment.registry
+    return Runner(processor, tasks, registry, dead_letters, traces_outputs=traces_outputs, tracing=tracing)
+
+
+def open_dead_letters(
+    graph: Graph,
+    processor: Processor,
+    topics: Mapping[str, TopicInfo],
+    environment: Environment,
+    tracing: Tracing | None,
+) -> DeadLetters | None:
+    """The dead letters of a processor, as large as their topic and the client take them; None if it has none."""
+    if processor.errors is None:
+        return None
+    topic = graph.topics[processor.errors]
+    encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
+    limit = record_bytes(topics.get(topic.name), environment.settings.kafka)
+    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, limit, tracing.headers if tracing else None)

@@ -1,0 +1,100 @@
+"""Steps in spans: one step at a time, or a whole batch, and their trace context in the headers of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import Any, Protocol
+
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.processing.outputs import are_many, value_bytes
+from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.records import Headers, Inputs
+
+Run = Callable[[Any, Plan], None]
+"""Runs steps, and adds what they come to to a plan."""
+
+
+class Tracing(Protocol):
+    """The spans of one worker. Its thread calls it, and those of calls that overlap call `steps` and `headers`."""
+
+    @property
+    def fields(self) -> Collection[str]:
+        """The headers that carry a trace context, such as traceparent."""
+
+    def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> AbstractContextManager[Callable[[Plan], None]]:
+        """Makes a span the current one, and ends it with the block; the function that it gives notes their plan.
+
+        - `steps`: what runs together: a step, or the steps of a batch.
+        - `delivery_hash`: of a single step; b"" for several.
+        """
+
+    def headers(self) -> Headers:
+        """The headers that carry the current trace context; none if there is none."""
+
+    def resume(self, headers: Headers) -> AbstractContextManager[None]:
+        """Makes the trace context of these headers the current one."""
+
+    def commit(self, steps: int, records: int) -> AbstractContextManager[None]:
+        """Makes a span of a commit of so many steps and outputs; an exception of the block is its error."""
+
+    def forget(self) -> None:
+        """Forgets the steps since the last commit: they are committed, or will be run again."""
+
+
+OpenTracing = Callable[[str, Processor, int], Tracing]
+"""Makes the tracing of the worker of a graph's name, a processor and a slot."""
+
+
+def traced(run: Run, tracing: Tracing, tasks: Tasks, processor: Processor) -> Run:
+    """`run` with a span around each step, or around each batch. Ends once the outputs are many, as `run` does."""
+
+    def run_together(steps: Sequence[Any], plan: Plan) -> None:
+        read: Sequence[Inputs] = steps if processor.joins else [(m,) for m in steps]
+        digest = tasks.delivery_hash(read[0]) if len(read) == 1 else b""
+        with tracing.steps(read, digest) as note:
+            run(steps, plan)
+            note(plan)
+            plan.outputs = put_in_trace(plan.outputs, read, tracing)
+
+    def run_one_by_one(steps: Sequence[Any], plan: Plan) -> None:
+        size = 0
+        for step in steps:
+            one = Plan(intake=Intake([step]))
+            run_together([step], one)
+            plan.add(one)
+            if one.interrupt is not None or one.again is not None:
+                return
+            size += value_bytes(one.outputs)
+            if are_many(plan.outputs, size):
+                return
+
+    return run_together if processor.batch else run_one_by_one
+
+
+def put_in_trace(outputs: list[Output], read: Sequence[Inputs], tracing: Tracing) -> list[Output]:
+    """The outputs of these steps with the current trace context, unless they have one of their own."""
+    if not outputs or not (context := tracing.headers()):
+        return outputs
+    fields = tracing.fields
+    carried = {h for m in chain.from_iterable(read) for h in m.headers() or () if h[0] in fields}
+    return [_in_trace(output, context, carried, fields) for output in outputs]
+
+
+def _in_trace(
+    output: Output, context: Headers, carried: Collection[tuple[str, bytes | None]], fields: Collection[str]
+) -> Output:
+    """The output with the trace context in place of the one that it carries from an input.
+
+    A context that the function has set itself, such as that of a span of its own, stays.
+    """
+    kept = []
+    for header in output[7] or ():
+        if header[0] not in fields:
+            kept.append(header)
+        elif header not in carried:
+            return output
+    return (*output[:7], [*kept, *context])

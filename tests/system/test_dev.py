@@ -1,0 +1,197 @@
+"""`kstreams dev` on a real broker: reloads that lose and double nothing, code that is wrong, the data of its broker."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from kstreams_py import Settings
+from kstreams_py.embedded.nodes import free_ports
+from tests.system.command import RunningCommand, command, kstreams
+from tests.system.harness import Cluster, wait_until
+
+MakeSettings = Callable[..., Settings]
+
+GRAPH = """
+import kstreams_py as ks
+from beside import mark
+
+graph = ks.Graph("{name}", errors="{name}.errors", stop_on=(OSError,))
+
+@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
+def copy(value):
+    if value == b"bad": raise KeyError("price")
+    return value + mark
+"""
+
+AT_ONCE = 50
+"""Records that are sent at once, while code is saved."""
+
+
+def save(path: Path, text: str) -> None:
+    """Writes a file as editors do: whole."""
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def write_graph(directory: Path, name: str) -> Path:
+    save(directory / "beside.py", 'mark = b"-1"\n')
+    file = directory / "graph.py"
+    save(file, GRAPH.format(name=name))
+    return file
+
+
+@contextmanager
+def sending(cluster: Cluster, topic: str) -> Iterator[list[bytes]]:
+    """Sends numbers inside the block, without a pause; all of them are sent at its end."""
+    sent: list[bytes] = []
+    stopped = threading.Event()
+
+    def send() -> None:
+        while not stopped.is_set():
+            values = [b"%d" % (len(sent) + i) for i in range(AT_ONCE)]
+            sent.extend(values)
+            cluster.write(topic, values)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def shown_records(running: RunningCommand, topic: str) -> list[tuple[int, int, str]]:
+    """Partition, offset and value of each line of a topic."""
+    lines = re.findall(rf"^\[{re.escape(topic)}\] (.+)$", running.text, flags=re.MULTILINE)
+    return [(each["partition"], each["offset"], each["value"]) for each in map(json.loads, lines)]
+
+
+def test_exactly_once_records_sent_through_two_reloads_are_delivered_and_shown_once(
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    cluster.create(f"{name}.in", partitions=4)
+    file = write_graph(tmp_path, name)
+    options = ("--workers", 2)
+
+    def count(mark: bytes) -> int:
+        return sum(value is not None and value.endswith(mark) for value in cluster.values(f"{name}.out"))
+
+    with command(tmp_path, "dev", file, *options, environment=settings().as_environment()) as running:
+        running.await_text("2 workers, runs")
+        with sending(cluster, f"{name}.in") as sent:
+            wait_until(lambda: count(b"-1") > AT_ONCE, "outputs of the first code")
+            save(tmp_path / "beside.py", 'mark = b"-2"\n')  # of the same size, and often in the same second
+            wait_until(lambda: count(b"-2") > AT_ONCE, "outputs of the second")
+            save(file, GRAPH.format(name=name).replace("+ mark", '+ b"-3"'))
+            wait_until(lambda: count(b"-3") > AT_ONCE, "outputs of the third")
+        wait_until(lambda: len(cluster.values(f"{name}.out")) >= len(sent), "all outputs")
+        running.send(signal.SIGINT)
+        assert running.wait() == 0, running.text
+    records = cluster.read(f"{name}.out")
+    values = [m.value().decode() for m in records]
+    assert sorted(int(value[:-2]) for value in values) == list(range(len(sent)))
+    by_partition = [[m.value().decode()[-1] for m in records if m.partition() == p] for p in range(4)]
+    assert all(marks == sorted(marks) for marks in by_partition), "no old code runs after new code"
+    expected = [(m.partition(), m.offset(), m.value().decode()) for m in records]
+    assert sorted(shown_records(running, f"{name}.out")) == expected
+    assert running.text.count("changed: ") == 2
+
+
+def test_code_that_is_wrong_is_one_message_and_the_workers_before_it_go_on(
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    file = write_graph(tmp_path, name)
+    right = GRAPH.format(name=name)
+    with command(tmp_path, "dev", file, environment=settings().as_environment()) as running:
+        running.await_text("1 worker, runs")
+        assert f"created {name}.in, {name}.out, {name}.errors\n" in running.text
+        cluster.write(f"{name}.in", [b"bad"])
+        running.await_text(rf'\[{name}.errors\] .*"error": "builtins.KeyError".*"value": "bad"')
+        for number, (wrong, why) in enumerate(
+            (
+                (f"{right}def (\n", r"SyntaxError: invalid syntax \(graph\.py, line 11\)"),
+                (f'{right}graph.topic("__a")\n', r"graph\.py, line 11: topic name '__a' is reserved"),
+                (right.replace(f'"{name}"', '"a b"'), r"graph\.py, line 5: .*'a b'"),
+            ),
+            1,
+        ):
+            save(file, wrong)
+            running.await_text(rf"(?s)(?:ERROR.*?){{{number}}}")
+            error = re.findall(r"^.*ERROR.*$", running.text, flags=re.MULTILINE)[-1]
+            assert re.search(why, error), running.text
+            assert error.endswith("; the workers before it go on, and the next save tries again")
+            cluster.write(f"{name}.in", [b"%d" % number])
+            running.await_text(rf'\[{name}\.out\] .*"value": "{number}-1"')
+        assert "Traceback" not in running.text.split("changed: ", 1)[1]
+        save(
+            file, right.replace("+ mark", "+ mark + mark") + f'graph.sink(graph.topic("{name}.more"), id="p")(print)\n'
+        )
+        running.await_text(f"(?s)created {name}.more\n.*1 worker, runs")
+        cluster.write(f"{name}.in", [b"mended"])
+        running.await_text(rf'\[{name}\.out\] .*"value": "mended-1-1"')
+        running.send(signal.SIGINT)
+        assert running.wait() == 0, running.text
+
+
+def test_worker_that_ends_by_an_exception_is_not_restarted_until_the_next_save(
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    file = write_graph(tmp_path, name)
+    right = GRAPH.format(name=name)
+    save(file, right.replace("return", "open('/absent/file') if value == b'1' else 0\n    return"))
+    (port,) = free_ports([None])
+    http = ("--http", f"127.0.0.1:{port}")
+    with command(tmp_path, "dev", file, *http, environment=settings().as_environment()) as running:
+        running.await_text("1 worker, runs")
+        cluster.write(f"{name}.in", [b"0", b"1", b"2"], partition=0)
+        running.await_text("ERROR .*slot 0 ended by status 1, see its lines above: nothing runs, the next save")
+        assert running.text.count("[0] FileNotFoundError: [Errno 2] No such file or directory: '/absent/file'\n") == 1
+        assert cluster.values(f"{name}.out") == [b"0-1"]
+        save(file, right)
+        running.await_text(rf'\[{name}\.out\] .*"value": "2-1"')
+        assert running.text.count("1 worker, runs") == 2
+        with urlopen(f"http://127.0.0.1:{port}/livez", timeout=10) as answer:
+            assert answer.status == 200
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+    values = cluster.values(f"{name}.out")
+    assert (len(values), set(values)) == (3, {b"0-1", b"1-1", b"2-1"})
+
+
+@pytest.mark.timeout(240)
+def test_broker_of_dev_ends_with_it_and_keeps_its_data_for_the_next_one(tmp_path: Path) -> None:
+    file = write_graph(tmp_path, "own")
+    (port,) = free_ports([None])
+    environment = {"KSTREAMS_SCHEMA_DIRECTORY": str(tmp_path / "schemas")}
+    for number in (1, 2):
+        with command(tmp_path, "dev", file, "--port", port, environment=environment) as running:
+            running.await_text("1 worker, runs")
+            assert f"broker at 127.0.0.1:{port}; its data stays in {tmp_path}/.kstreams: remove that" in running.text
+            if number == 1:
+                second = kstreams("dev", file, "--port", port, environment=environment)
+                (error,) = second.error_lines
+                assert error == (
+                    f"error: SettingsError: port {port} of 127.0.0.1 is taken: choose another with --port, or use the "
+                    f"broker that listens there: --bootstrap-servers 127.0.0.1:{port}"
+                )
+            Cluster(f"127.0.0.1:{port}").write("own.in", [b"%d" % number], partition=0)
+            running.await_text(rf'\[own\.out\] .*"value": "{number}-1"')
+            written = Cluster(f"127.0.0.1:{port}").values("own.out")
+            running.send(signal.SIGINT)
+            assert running.wait() == 0, running.text
+        assert "created" in running.text if number == 1 else "created" not in running.text
+        assert free_ports([port]) == [port], "the broker has ended"
+    assert (len(written), set(written)) == (2, {b"1-1", b"2-1"})
+    assert [value for *_, value in shown_records(running, "own.out")] == ["2-1"]
+    assert (tmp_path / ".kstreams" / ".gitignore").read_text() == "*\n"
