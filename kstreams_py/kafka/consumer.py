@@ -27,6 +27,7 @@ from kstreams_py.kafka.errors import (
     JOIN_REFUSED,
     MEMBERSHIP_LOST,
     UNAUTHENTICATED,
+    UNREACHABLE,
     ClientLog,
     E,
     classify,
@@ -254,9 +255,11 @@ class KafkaConsumer:
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
         self._silence.last_error = f": {error.str()} ({error.name()})"
+        # a broker that is away is away for each client of the process: its lines are counted together
+        whose = "clients retry" if error.code() in UNREACHABLE else f"the client of {self.instance_id} retries"
         logger.info(
             "%s: %s (%s); the client retries", doing, error.str(), error.name(),
-            extra=repeated(f"failures that the client of {self.instance_id} retries", error.name()),
+            extra=repeated(f"failures that {whose}", error.name()),
         )  # fmt: skip
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:

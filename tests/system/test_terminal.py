@@ -50,10 +50,12 @@ def test_prints_of_two_workers_one_of_them_killed_are_whole_lines_with_their_slo
     cluster.create(f"{name}.in", f"{name}.out", partitions=2)
     cluster.create(f"{name}.errors")
     first, second = ([f"{part}-{p}-{i}" for p in range(2) for i in range(500)] for part in ("a", "b"))
-    cluster.write(f"{name}.in", [v.encode() for v in first if "-0-" in v], partition=0)
-    cluster.write(f"{name}.in", [v.encode() for v in first if "-1-" in v], partition=1)
     file = write_graph(tmp_path, name, prints=True)
     with command(tmp_path, "run", file, "--workers", 2, environment=environment_of(settings)) as running:
+        for slot in (0, 1):  # one that joins late would find nothing left to do
+            running.await_text(rf"(?m)^\[{slot}\] .* copy: holds \S+\[\d\]$")
+        cluster.write(f"{name}.in", [v.encode() for v in first if "-0-" in v], partition=0)
+        cluster.write(f"{name}.in", [v.encode() for v in first if "-1-" in v], partition=1)
         wait_until(lambda: len(cluster.values(f"{name}.out")) >= 1_000, "the first outputs")
         supervisor = running.process.pid
         workers = [int(path.name) for path in (tmp_path / "workers").iterdir() if int(path.name) != supervisor]

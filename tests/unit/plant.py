@@ -86,7 +86,9 @@ class Plant:
         environment = Environment(
             self.cluster, MemoryRegistry(), self.settings, self.clock, self.clock.advance, self.outputs_held
         )
-        return open_worker(self.graph, self.processor, slot, environment, Event())
+        worker = open_worker(self.graph, self.processor, slot, environment, Event())
+        worker.pace.fetch = max(100, worker.pace.fetch)  # as if its first steps had been fast
+        return worker
 
     def feed(self, topic: str, *values: str, partition: int = 0) -> None:
         for value in values:
