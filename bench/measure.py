@@ -42,6 +42,8 @@ class Entry:
     guarantee: str = "exactly_once"
     header: bool = True
     inputs: int = 1
+    concurrency: int = 1
+    order: str | None = None
 
     @property
     def id(self) -> str:
@@ -104,6 +106,8 @@ def working(
         guarantee=entry.guarantee,
         header=entry.header,
         tuned=tuned,
+        concurrency=entry.concurrency,
+        order=entry.order,
     )
     worker = start(entry.program, job)
     try:

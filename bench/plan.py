@@ -14,6 +14,7 @@ OURS, HAND, QUIX, STREAMS = "kstreams_py", "by hand", "quixstreams", "Kafka Stre
 NO_HEADER, AT_LEAST_ONCE, WITH_HEADER = f"{OURS}, no header", f"{OURS}, at least once", f"{HAND}, with header"
 
 PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS = "pass-through", "step", "batch", "1 kB", "avro", "join", "alts"
+WAIT, ONE, SEVERAL = "wait", f"{OURS}, one at a time", f"{OURS}, 64 at once"
 LATENCY, MEMORY, CHAOS = "latency", "memory", "chaos"
 
 # entries that are compared run one after the other, so that other load on the machine affects them alike
@@ -37,13 +38,18 @@ ENTRIES: Final = (
     Entry(JOIN, OURS, OURS, task="join", inputs=2),
     Entry(ALTS, OURS, OURS, task="alts", inputs=2),
     Entry(ALTS, STREAMS, STREAMS, task="alts", inputs=2),
+    Entry(WAIT, ONE, OURS, task="wait"),
+    Entry(WAIT, f"{SEVERAL}, order key", OURS, task="wait", concurrency=64, order="key"),
+    Entry(WAIT, f"{SEVERAL}, order none", OURS, task="wait", concurrency=64, order="none"),
+    Entry(WAIT, f"{SEVERAL}, in threads", OURS, task="wait in threads", concurrency=64, order="key"),
+    Entry(WAIT, f"{SEVERAL}, at least once", OURS, task="wait", concurrency=64, order="key", guarantee="at_least_once"),
 )
 
 LATENCY_ENTRIES: Final = (Entry(LATENCY, OURS, OURS), Entry(LATENCY, STREAMS, STREAMS))
 MEMORY_ENTRY: Final = Entry(MEMORY, OURS, OURS)
 CHAOS_ENTRIES: Final = tuple(Entry(CHAOS, name, name) for name in (OURS, HAND, STREAMS, QUIX))
 
-WORKLOADS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, LATENCY, MEMORY, CHAOS)
+WORKLOADS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, WAIT, LATENCY, MEMORY, CHAOS)
 
 RATE: Final = "records/s"
 
@@ -57,6 +63,9 @@ TARGETS: Final = (
     Target("exactly-once beside at-least-once", f"{PASS}: {OURS}", RATE, at_least=0.95, of=f"{PASS}: {AT_LEAST_ONCE}"),
     Target("Avro in and out", f"{AVRO}: {OURS}", RATE, at_least=0.8, of=f"{AVRO}: {WITH_HEADER}"),
     Target("Avro in and out", f"{AVRO}: {OURS}", RATE, at_least=2, of=f"{AVRO}: {QUIX}"),
+    Target("calls that overlap", f"{WAIT}: {SEVERAL}, order key", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
+    Target("calls that overlap", f"{WAIT}: {SEVERAL}, order none", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
+    Target("calls in threads", f"{WAIT}: {SEVERAL}, in threads", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
     Target("latency, median (ms)", f"{LATENCY}: {OURS}", "median ms", at_most=25),
     Target("latency, p99 (ms)", f"{LATENCY}: {OURS}", "p99 ms", at_most=80),
     Target("latency, median", f"{LATENCY}: {OURS}", "median ms", at_most=1, of=f"{LATENCY}: {STREAMS}"),

@@ -9,6 +9,9 @@ from typing import Any, Final
 
 VARIABLE: Final = "BENCH_JOB"
 COMMIT_MS: Final = 100
+WAIT_SECONDS: Final = 0.01
+"""What a call of the workloads that wait takes."""
+
 FETCH_BYTES: Final = 4 << 20
 
 ORDER: Final[dict[str, Any]] = {
@@ -29,13 +32,14 @@ ORDER: Final[dict[str, Any]] = {
 class Job:
     """The job of one process: read `inputs`, apply `workload`, write `output`, commit as `group`, until SIGTERM.
 
-    - `workload`: pass, step, batch, avro, join or alts.
+    - `workload`: pass, step, batch, avro, join, alts, wait (an async function) or wait in threads (a plain one).
     - `group`: the consumer group whose committed offsets are measured, `graph.processor` as kstreams_py names it.
     - `directory`: for state, schemas and logs.
     - `header`: send the delivery hash.
     - `slot`: the number of this worker in the group.
     - `session_ms`: the session time-out; None for each contestant's default.
     - `tuned`: set fetch sizes; False where the defaults are measured.
+    - `concurrency`, `order`: of the calls that wait.
     """
 
     bootstrap: str
@@ -49,6 +53,8 @@ class Job:
     slot: int = 0
     session_ms: int | None = None
     tuned: bool = True
+    concurrency: int = 1
+    order: str | None = None
 
     def in_slot(self, slot: int) -> Job:
         """Returns this job for another worker of the group."""

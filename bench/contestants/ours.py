@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import kstreams_py as ks
-from bench.contestants.job import ORDER, Job, priced
+from bench.contestants.job import ORDER, WAIT_SECONDS, Job, priced
 
 job = Job.from_environment()
 name, _, processor = job.group.rpartition(".")
@@ -37,6 +39,18 @@ def first(value: bytes, _: bytes) -> bytes:
     return value
 
 
+async def wait(value: bytes) -> bytes:
+    """Waits as for an answer of a service, on the event loop."""
+    await asyncio.sleep(WAIT_SECONDS)
+    return value
+
+
+def wait_in_thread(value: bytes) -> bytes:
+    """Waits as for an answer of a service, in a thread where calls overlap."""
+    time.sleep(WAIT_SECONDS)
+    return value
+
+
 def declare() -> Any:
     """Declares the processor of the job's workload."""
     match job.workload:
@@ -46,6 +60,10 @@ def declare() -> Any:
             return graph.alts(*inputs, to=output, id=processor)(same)
         case "batch":
             return graph.map(inputs[0], to=output, id=processor, batch=True)(same_batch)
+        case "wait" | "wait in threads":
+            waiting = wait if job.workload == "wait" else wait_in_thread
+            at_once: dict[str, Any] = {"concurrency": job.concurrency, "order": job.order} if job.order else {}
+            return graph.map(inputs[0], to=output, id=processor, **at_once)(waiting)
     functions: dict[str, Callable[..., Any]] = {"pass": same, "step": same_with_step, "avro": priced}
     return graph.map(inputs[0], to=output, id=processor)(functions[job.workload])
 
