@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 VARIABLE: Final = "BENCH_JOB"
@@ -61,14 +61,17 @@ class Job:
         return replace(self, slot=slot)
 
     def environment(self) -> dict[str, str]:
-        """Returns the variable that `from_environment` reads."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        """Returns the variable that `from_environment` reads, without defaults, which another checkout may not know."""
+        given = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        return {VARIABLE: json.dumps(given)}
 
     @classmethod
     def from_environment(cls) -> Job:
         """Returns the job of this process."""
-        fields = json.loads(os.environ[VARIABLE])
-        return cls(**{**fields, "inputs": tuple(fields["inputs"])})
+        given = json.loads(os.environ[VARIABLE])
+        return cls(**{**given, "inputs": tuple(given["inputs"])})
 
 
 def priced(order: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from kstreams_py.kafka.errors import (
 from kstreams_py.kafka.membership import Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.silence import Silence
 from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
-from kstreams_py.log_fields import repeated
+from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.records import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -311,9 +311,13 @@ class KafkaConsumer:
         except (ClientError, Unavailable) as error:
             logger.warning(
                 "%s: the membership is lost, and the group does not say who holds it: %s", self.instance_id, error,
-                extra=repeated(f"unanswered questions who holds the membership of {self.instance_id}", str(error)),
+                extra=away(f"membership of {self.instance_id}"),
             )  # fmt: skip
             return False
+        logger.info(
+            "%s: the group says who holds the membership", self.instance_id,
+            extra=answers(f"membership of {self.instance_id}"),
+        )  # fmt: skip
         if owner is Owner.ANOTHERS:
             raise replaced(self.instance_id, holder)
         logger.warning(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
@@ -19,10 +19,22 @@ COORDINATOR_SECONDS: Final = 300.0
 """Time-out of a request, longer than a coordinator is ever away: librdkafka ends the process at a later answer."""
 
 ASK_SECONDS: Final = 2.0
-"""Seconds without an answer until another client asks as well."""
+"""Seconds without an answer until another client asks as well; twice as long with each that waits."""
+
+ASK_SECONDS_MOST: Final = 60.0
+"""The longest of these pauses: some 10 clients of a group wait in an outage, each with 4 threads."""
 
 PAUSE_SECONDS: Final = 0.1
 """Seconds before the next request, after an answer that the coordinator has moved or is loading."""
+
+
+class _Asked(NamedTuple):
+    """A request: its group, the clock time at which it was sent, its client, and its answer."""
+
+    group: str
+    at: float
+    client: Any
+    future: Future[Any]
 
 
 class GroupReader:
@@ -42,8 +54,8 @@ class GroupReader:
             "error_cb": log.on_error,
         }
         self._log = log
-        self._asked: list[tuple[Any, Future[Any]]] = []
-        """Clients, each with its unanswered request."""
+        self._asked: list[_Asked] = []
+        """Requests without an answer, of all callers."""
         self._lock = threading.Lock()
 
     def describe(self, group: str, limit: float) -> Any:
@@ -53,14 +65,17 @@ class GroupReader:
         TimeoutError if there was no answer at all.
         """
         deadline = time.monotonic() + limit
-        waiting: set[Future[Any]] = set()
+        mine: set[Future[Any]] = set()
         try:
             while True:
-                waiting.add(self._ask(group))
-                answered, waiting = wait(
-                    waiting, max(0.0, min(ASK_SECONDS, deadline - time.monotonic())), FIRST_COMPLETED
-                )
+                if self._may_ask(group):
+                    mine.add(self._ask(group))
+                # an answer to an earlier call may be old: it shows only that asking is worth while again
+                seconds = max(0.0, min(ASK_SECONDS, deadline - time.monotonic()))
+                wait([future for _, future in self._requests(group)], seconds, FIRST_COMPLETED)
                 over = time.monotonic() + PAUSE_SECONDS >= deadline
+                answered = {future for future in mine if future.done()}
+                mine -= answered
                 for future in answered:
                     try:
                         return future.result()
@@ -71,16 +86,30 @@ class GroupReader:
                     raise TimeoutError
                 if answered:
                     time.sleep(PAUSE_SECONDS)
+                self._end_answered()
         finally:
-            with self._lock:
-                done = [each for each in self._asked if each[1].done()]
-                # `done()` is called once: a client answered between two calls would be in neither list, and end here
-                self._asked = [each for each in self._asked if each not in done]
-            end(done)
+            self._end_answered()
+
+    def _may_ask(self, group: str) -> bool:
+        """Whether the requests of a group have waited long enough for another one."""
+        sent = [at for at, _ in self._requests(group)]
+        return not sent or time.monotonic() - sent[-1] >= min(ASK_SECONDS * 2 ** (len(sent) - 1), ASK_SECONDS_MOST)
+
+    def _requests(self, group: str) -> list[tuple[float, Future[Any]]]:
+        """The requests of a group that were not ended: when each was sent, and its answer."""
+        with self._lock:
+            return [(each.at, each.future) for each in self._asked if each.group == group]
 
     def _ask(self, group: str) -> Future[Any]:
         client = new_client(ck_admin.AdminClient, self._configuration, self._log)
         future: Future[Any] = client.describe_consumer_groups([group], request_timeout=COORDINATOR_SECONDS)[group]
         with self._lock:
-            self._asked.append((client, future))
+            self._asked.append(_Asked(group, time.monotonic(), client, future))
         return future
+
+    def _end_answered(self) -> None:
+        with self._lock:
+            done = [each for each in self._asked if each.future.done()]
+            # `done()` is called once: a client answered between two calls would be in neither list, and end here
+            self._asked = [each for each in self._asked if each not in done]
+        end(done)
