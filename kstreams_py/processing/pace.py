@@ -18,8 +18,7 @@ class Pace:
 
     def __init__(self, *, whole_fetches: bool, least: int = 1) -> None:
         """`least` is how many to fetch and to take at least."""
-        # a whole fetch is committed before its steps: of a slow function, a drain would lose most of the first
-        self.fetch = max(1 if whole_fetches else 100, least)
+        self.fetch = max(100, least)
         self._whole_fetches = whole_fetches
         self._least = least
         self._waited = 0.0

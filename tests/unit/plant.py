@@ -86,9 +86,7 @@ class Plant:
         environment = Environment(
             self.cluster, MemoryRegistry(), self.settings, self.clock, self.clock.advance, self.outputs_held
         )
-        worker = open_worker(self.graph, self.processor, slot, environment, Event())
-        worker.pace.fetch = max(100, worker.pace.fetch)  # as if its first steps had been fast
-        return worker
+        return open_worker(self.graph, self.processor, slot, environment, Event())
 
     def feed(self, topic: str, *values: str, partition: int = 0) -> None:
         for value in values:

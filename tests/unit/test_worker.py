@@ -171,7 +171,6 @@ def test_pace_grows_fourfold_for_fast_functions_and_shrinks_at_once_for_slow_one
 
 def test_pace_stays_within_its_limits() -> None:
     pace, whole = Pace(whole_fetches=False), Pace(whole_fetches=True)
-    assert (pace.take, whole.take) == (100, 1), "a whole fetch is committed before its steps, however slow they are"
     for _ in range(20):
         pace.ran(pace.fetch, 0.0)
         whole.ran(1_000_000, 0.001)
