@@ -388,7 +388,7 @@ import json, os, sys
 def say(text): os.write(int(os.environ["KSTREAMS_REPORT_FD"]), text.encode())
 say('{"ready": ["orders"], "idle": "one is idle"}\\n{"posi')
 say('tions": [["priced", 0, 7]]}\\n')
-print(json.loads(sys.stdin.readline())["positions"])
+print(json.loads(sys.stdin.readline())["positions"], flush=True)
 sys.stdin.read()
 say('\\n{"error": "TopicError: gone"}\\n')
 sys.exit(2)
