@@ -89,7 +89,7 @@ class Session:
         )
         before = {each: signal.getsignal(each) for each in SIGNALS}
         for each, handler in before.items():
-            if (each, handler) != (signal.SIGHUP, signal.SIG_IGN):  # as nohup has it
+            if (each, handler) != (signal.SIGHUP, signal.SIG_IGN):  # nohup ignores it
                 signal.signal(each, lambda number, _: self._events.put(Asked(insists=number != signal.SIGHUP)))
         watching.start()
         try:

@@ -8,9 +8,11 @@ import logging
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import cache, partial
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
 from kstreams_py.graph.declarations import Processor
@@ -73,7 +75,7 @@ OpenCalls = Callable[[Processor, Callable[[int, Any], Any]], Calls]
 """Opens the calls of a processor's function; the second argument makes the result, of ticket and returned value."""
 
 
-class _Calls:
+class _Calls(ABC):
     """The calls of one function, under a lock: threads and the event loop report their ends here."""
 
     def __init__(self, processor: Processor, finish: Callable[[int, Any], Any], patience: float | None) -> None:
@@ -130,16 +132,17 @@ class _Calls:
             ticket = next(iter(self._started), None) if self._open else None
             return None if ticket is None else (self._started[ticket], partial(self._frame, ticket))
 
+    @abstractmethod
     def _wake(self) -> None:
         """Starts the calls that may start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _cancel(self) -> None:
-        """Cancels the calls that can be cancelled."""
+        """Cancels the abandoned calls that can be cancelled."""
 
+    @abstractmethod
     def _frame(self, ticket: int) -> Any:
         """The innermost frame of a call under way, if it is known."""
-        raise NotImplementedError
 
     def _next(self) -> tuple[int, Sequence[Any]] | None:
         """Starts the next call that may start, under the lock."""
@@ -223,7 +226,7 @@ class LoopCalls(_Calls):
         task = self._tasks.get(ticket)
         awaited = None if task is None else getattr(task.get_coro(), "cr_await", None)
         if awaited is None:  # it blocks the loop: it does not await
-            return _frame_of(self._thread.ident)
+            return frame_of(self._thread.ident)
         return getattr(awaited, "cr_frame", None)
 
 
@@ -250,6 +253,9 @@ class ThreadCalls(_Calls):
                 if len(self._threads) < min(self._limit, len(self._started)):
                     self._start_thread()
             self._queue.put(found)
+
+    def _cancel(self) -> None:
+        """Cancels none: Python cannot end a thread."""
 
     def _start_thread(self) -> None:
         assert self._context is not None
@@ -284,11 +290,11 @@ class ThreadCalls(_Calls):
             self._wake()
 
     def _frame(self, ticket: int) -> Any:
-        return _frame_of(self._in.get(ticket))
+        return frame_of(self._in.get(ticket))
 
 
-def _frame_of(thread: int | None) -> Any:
-    """The innermost frame of a thread, by its identity."""
+def frame_of(thread: int | None) -> FrameType | None:
+    """The innermost frame of a thread, by its identity; None if it does not run."""
     return sys._current_frames().get(thread or 0)  # noqa: SLF001, documented, for debuggers
 
 

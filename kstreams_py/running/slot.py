@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -67,7 +66,7 @@ class _Loop:
         return round(seconds, 1), _place_of(call[1] if call else self._frame) if seconds >= PLACE_AFTER else ""
 
     def _frame(self) -> FrameType | None:
-        return sys._current_frames().get(self.thread.ident or 0)  # noqa: SLF001, documented, for debuggers
+        return calls.frame_of(self.thread.ident)
 
 
 def _place_of(find_frame: Callable[[], FrameType | None]) -> str:

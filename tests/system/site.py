@@ -17,7 +17,7 @@ from tests.system.harness import wait_until
 
 
 class Found(NamedTuple):
-    """What is not well: how bad, of which kind and processor, and what is said of it."""
+    """A finding: its level, its kind, its processor or None, and its text."""
 
     level: str
     kind: str
@@ -74,7 +74,7 @@ class Site:
         return found
 
     def await_findings(self, expected: Mapping[tuple[str, str | None], str]) -> None:
-        """Waits until exactly these are found: by kind and processor, what is said, as a regular expression."""
+        """Waits until exactly these are found: by kind and processor, the text, as a regular expression."""
         seen: list[Found] = []
 
         def are_found() -> bool:
