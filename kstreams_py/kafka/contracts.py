@@ -155,12 +155,15 @@ class TopicInfo:
 class Cluster(Protocol):
     """A Kafka cluster."""
 
-    def consumer(self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False) -> Consumer:
+    def consumer(
+        self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False, pauses: bool = False
+    ) -> Consumer:
         """Makes a static member of a group.
 
         - `instance_id`: its group.instance.id.
         - `commits`: it commits offsets itself, outside of transactions.
         - `joins`: the records of its inputs wait for each other, so the client fetches fewer of them ahead.
+        - `pauses`: it often pauses partitions, and reads on from those that it resumes without a long wait.
         """
 
     def producer(self, mode: ProducerMode, transactional_id: str, batch_bytes: int | None = None) -> Producer:

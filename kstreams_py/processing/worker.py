@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 DRAIN_SHARE: Final = 0.5
 """The share of drain_timeout_ms that the last commit may take; the clients end in the rest."""
 
-IDLE_WAIT: Final = 0.25
+IDLE_WAIT: Final = 0.5
 """Seconds that an idle worker waits for a record before it looks whether it should stop."""
 
 
@@ -88,8 +88,9 @@ class Worker:
         self.counters = Counters()
         self.turned_at = environment.clock()
         committer = COMMITTERS[processor.guarantee]
+        pauses = processor.overlaps or processor.retry is not None
         self.consumer = environment.cluster.consumer(
-            self.name, self.instance_id, commits=not committer.transactional, joins=processor.joins
+            self.name, self.instance_id, commits=not committer.transactional, joins=processor.joins, pauses=pauses
         )
         self.ledger = Ledger()
         topic_ids = {topic: info.topic_id for topic, info in topics.items()}
