@@ -98,8 +98,10 @@ class Restarts:
         for _ in range(20 * len(slots) * len(world.stages)):
             if self.has_reported_loss:
                 return True
-            if not world.processes:
-                world.begin(world.random.choice(slots))
+            running = {process.slot for process in world.processes}
+            for slot in slots:
+                if slot not in running:  # it ended by another error, and its membership keeps its partitions
+                    world.begin(slot)
             if world.processes:
                 world.turn(world.random.choice(world.processes))
         return self.has_reported_loss

@@ -168,7 +168,7 @@ class WatchedWorker:
             bounds.may_repeat(self)
         elif self._undone:
             return
-        elif self.troubles or bounds.fencings[self.slot]:
+        elif self.troubles or (bounds.fencings[self.slot] and self.unsaved()):
             self._undone = True
             if self.troubles:
                 self.troubles -= 1

@@ -127,7 +127,8 @@ class World:
     def _run(self) -> None:
         try:
             for slot in range(self.random.choice((1, 1, 2))):
-                self.begin(slot)
+                if slot not in self._holders:  # a fault at the first one's start may have started it
+                    self.begin(slot)
             for _ in range(TURNS_MAX):
                 if self._settled():
                     break
