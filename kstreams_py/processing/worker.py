@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 DRAIN_SHARE: Final = 0.5
 """The share of drain_timeout_ms that the last commit may take; the clients end in the rest."""
 
-IDLE_WAIT: Final = 0.5
+IDLE_WAIT: Final = 0.25
 """Seconds that an idle worker waits for a record before it looks whether it should stop."""
 
 

@@ -161,12 +161,23 @@ def test_consumer_of_a_join_fetches_fewer_bytes_ahead(
     assert [found[name] for name in sizes] == [queued, answer, partition]
 
 
+@pytest.mark.parametrize(
+    ("options", "milliseconds"), [({}, 500), ({"joins": True}, 100), ({"pauses": True}, 100)], ids=str
+)
+def test_consumer_that_pauses_partitions_waits_less_for_a_fetch_of_idle_ones(
+    options: dict[str, bool], milliseconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "KafkaConsumer", lambda of_client, *_: of_client)
+    found: Any = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0", **options)
+    assert found["fetch.wait.max.ms"] == milliseconds
+
+
 SHARED = {
     "bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 10_000, "log_level": 6, "retry.backoff.ms": 2,
     "reconnect.backoff.max.ms": 1_000, "topic.metadata.propagation.max.ms": 3_000, "log.connection.close": True,
     "batch.size": 1_000_000, "linger.ms": 20, "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 256 << 10, "client.id": "g.p.0", "partitioner": "murmur2_random",
-    "delivery.report.only.error": True, "max.in.flight": 1,
+    "delivery.report.only.error": True, "max.in.flight": 1, "enable.metrics.push": False,
 }  # fmt: skip
 IDEMPOTENT = {"acks": -1, "enable.idempotence": True}
 UNBOUNDED = {"message.timeout.ms": 0}
