@@ -17,7 +17,8 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import Retriable
 from kstreams_py.kafka.administration import GroupAdmin, import_kafka
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.kafka.groups import OpenTransaction, Pending
+from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import TopicPartition
 from tests.system.harness import Cluster, wait_until
 

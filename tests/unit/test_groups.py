@@ -14,13 +14,13 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.groups import (
     GroupInfo,
     Member,
-    OpenTransaction,
     Pending,
     describe_slots,
     members_of,
     positions_partition,
     slot_of,
 )
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
 
