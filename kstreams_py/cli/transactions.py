@@ -134,8 +134,7 @@ def find_hanging(
     limit = None if older_than is None else _seconds(older_than)
     transactions = Transactions(_admin(bootstrap_servers, config))
     topics = set(topic or ())
-    if topics:
-        transactions.check_topics(topics)
+    transactions.count_partitions(topics)
     if graph is not None:
         loaded = load(graph)
         loaded.validate()

@@ -9,7 +9,7 @@ from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, TopicError, UserMistake
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
-from kstreams_py.kafka.transaction_admin import TransactionAdmin
+from kstreams_py.kafka.transaction_admin import Looked, TransactionAdmin
 from kstreams_py.kafka.transactions import OpenTransaction, command
 from kstreams_py.operations.hanging import NOT_SHOWN, Decision, Found, decide, headline, hold, is_found, order
 from kstreams_py.records import TopicPartition
@@ -41,8 +41,7 @@ class Transactions:
         `topics` are those that are looked at; None for all that this user may see.
         """
         limit = self._longest() if limit is None else limit
-        counts = self._admin.partitions(topics)
-        looked = self._admin.look([TopicPartition(t, number) for t, count in counts.items() for number in range(count)])
+        looked = self._look_everywhere(self._admin.partitions(topics))
         now = time.time()
         found = [
             self._examine(tp, each, transactions)
@@ -52,10 +51,12 @@ class Transactions:
         ]
         return Findings(order(found), looked.refused)
 
-    def check_topics(self, topics: Collection[str]) -> None:
-        """Raises TopicError if one of the topics does not exist."""
-        if missing := sorted(set(topics) - self._admin.partitions(topics).keys()):
+    def count_partitions(self, topics: Collection[str]) -> dict[str, int]:
+        """The number of partitions of each topic. Raises TopicError if one of them does not exist."""
+        counts = self._admin.partitions(topics)
+        if missing := sorted(set(topics) - counts.keys()):
             raise TopicError(f"topic {missing[0]!r} does not exist: correct the name or --bootstrap-servers")
+        return counts
 
     def select(self, partition: TopicPartition, start: int, verb: str) -> Found:
         """The transaction that is open on a partition from an offset on, if it can be ended by `verb`.
@@ -63,8 +64,8 @@ class Transactions:
         Raises TopicError or UserMistake if there is none, if its coordinator will end it, if it was to be ended in the
         other way, or if its producer's outputs have to be ended first. Changes nothing.
         """
-        self.check_topics([partition.topic])
-        if partition.partition >= (count := self._admin.partitions([partition.topic])[partition.topic]):
+        count = self.count_partitions([partition.topic])[partition.topic]
+        if partition.partition >= count:
             raise UserMistake(
                 f"topic {partition.topic!r} has no partition {partition.partition}: it has {count}, numbered from 0"
             )
@@ -103,6 +104,9 @@ class Transactions:
             raise BrokerUnavailable(f"{partition} cannot be looked at: {looked.refused[partition]}; {UNCHANGED}")
         return looked.found[partition]
 
+    def _look_everywhere(self, counts: Mapping[str, int]) -> Looked:
+        return self._admin.look([TopicPartition(t, number) for t, count in counts.items() for number in range(count)])
+
     def _longest(self) -> float:
         return self._admin.max_timeout() or DEFAULT_LIMIT
 
@@ -140,7 +144,7 @@ class Transactions:
         """
         counts = self._admin.partitions()
         counts.pop(POSITIONS_TOPIC, None)
-        looked = self._admin.look([TopicPartition(t, number) for t, count in counts.items() for number in range(count)])
+        looked = self._look_everywhere(counts)
         first = [
             self._examine(tp, each, opened)
             for tp, opened in sorted(looked.found.items())
