@@ -83,7 +83,7 @@ def list_transactions(
 
 @app.command("describe")
 def describe_transaction(
-    transactional_id: Annotated[str, typer.Argument(help="as `kstreams transactions list` prints it")],
+    transactional_id: Annotated[str, typer.Argument(help="an id that the command list prints")],
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
