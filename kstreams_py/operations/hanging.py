@@ -166,10 +166,11 @@ def consequences(found: Found) -> Iterator[str]:
     for group, positions in sorted(held.positions.items()):
         offsets = ", ".join(f"{tp} at {offset}" for tp, offset in sorted(positions.items()))
         yield f"it pins the positions of group {group!r}, and would commit {offsets}"
-    if found.partition.topic != POSITIONS_TOPIC:
-        yield f"{more}{_records(held.waiting)} of other, committed transactions wait behind it"
+    if found.partition.topic == POSITIONS_TOPIC:
+        return  # the offsets of each group are held by its own transactions only
+    yield f"{more}{_records(held.waiting)} of other, committed transactions wait behind it"
     if held.behind is not None:
-        yield f"readers stop again at offset {held.behind}, where another transaction is open"
+        yield f"readers of committed records stop then at offset {held.behind}, where another transaction is open"
 
 
 def _records(count: int) -> str:

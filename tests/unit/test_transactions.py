@@ -247,6 +247,8 @@ ON_OUTPUT = Found(OUT, HANGING, Held(1, {}, 1_234, None, True), Decision(True))
 ON_OFFSETS = Found(OFFSETS, HANGING, Held(2, {"shop": {IN: 5}}, 0, 300, False), Decision(None, NOT_DECIDED))
 LIVING = Found(OUT, ALIVE)
 HEAD = "producer 4 epoch 1 (shop.price.0) from offset 120"
+OWN = "2 records of its own for good"
+WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends by itself"
 
 
 @pytest.mark.parametrize(
@@ -255,34 +257,28 @@ HEAD = "producer 4 epoch 1 (shop.price.0) from offset 120"
         (
             ON_OUTPUT,
             [
-                f"out[3]: {HEAD}, 60 s old: its coordinator (CompleteCommit) will not end it: it never ends by itself",
+                f"out[3]: {HEAD}, 60 s old: {WILL_NOT_END}",
                 "  its coordinator has committed it: 1 record of its own can be read then",
                 "  1,234 records of other, committed transactions wait behind it",
                 "  kstreams transactions commit --topic out --partition 3 --start-offset 120 -b x",
             ],
         ),
         (
-            replace(ON_OUTPUT, decision=Decision(False)),
+            replace(ON_OUTPUT, held=Held(1, {}, 1_234, 300, True), decision=Decision(False)),
             [
-                f"out[3]: {HEAD}, 60 s old: its coordinator (CompleteCommit) will not end it: it never ends by itself",
+                f"out[3]: {HEAD}, 60 s old: {WILL_NOT_END}",
                 "  its coordinator did not commit it; an abort discards 1 record of its own for good",
                 "  1,234 records of other, committed transactions wait behind it",
+                "  readers of committed records stop then at offset 300, where another transaction is open",
                 "  kstreams transactions abort --topic out --partition 3 --start-offset 120 -b x",
             ],
         ),
         (
             ON_OFFSETS,
             [
-                (
-                    f"__consumer_offsets[7]: {HEAD}, 60 s old: its coordinator (CompleteCommit) will not end it: it never "
-                    "ends by itself"
-                ),
-                (
-                    "  whether it was committed is not known: its coordinator's log has no decision about this partition; "
-                    "an abort discards at least 2 records of its own for good"
-                ),
+                f"__consumer_offsets[7]: {HEAD}, 60 s old: {WILL_NOT_END}",
+                f"  whether it was committed is not known: {NOT_DECIDED}; an abort discards at least {OWN}",
                 "  it pins the positions of group 'shop', and would commit in[0] at 5",
-                "  readers stop again at offset 300, where another transaction is open",
                 "  kstreams transactions abort --topic __consumer_offsets --partition 7 --start-offset 120 -b x",
             ],
         ),
