@@ -138,7 +138,7 @@ class Transactions:
         )
 
     def _check_outputs(self, transaction: OpenTransaction) -> None:
-        """Raises UserMistake if the producer has a transaction open on another topic.
+        """Raises UserMistake if the producer has a transaction open on another topic, BrokerUnavailable if it may have.
 
         The next transaction of its transactional id would commit that (docs/exactly-once.md, 14).
         """
@@ -158,6 +158,11 @@ class Transactions:
             raise UserMistake(
                 f"producer {transaction.producer_id} has outputs open too, which its next transaction would commit: "
                 f"{UNCHANGED}; end these first:{commands}"
+            )
+        for tp, reason in looked.refused.items():
+            raise BrokerUnavailable(
+                f"{tp} cannot be looked at: {reason}; if producer {transaction.producer_id} has outputs open there, "
+                f"its next transaction would commit them: {UNCHANGED}"
             )
 
     def _examine(

@@ -351,13 +351,13 @@ class Admin:
     def __init__(self, *, unread: str = "", log: KStreamsError | None = None) -> None:
         self.opened: dict[TopicPartition, list[OpenTransaction]] = {OUT: [HANGING]}
         self.markers: list[tuple[TopicPartition, int, bool]] = []
-        self._unread, self._log = unread, log
+        self.unread, self._log = unread, log
 
     def partitions(self, topics: Any = None) -> dict[str, int]:
         return {name: 8 for name in ("out", "__consumer_offsets") if topics is None or name in topics}
 
     def look(self, partitions: list[TopicPartition]) -> Looked:
-        refused = {tp: "no leader" for tp in partitions if str(tp) == self._unread}
+        refused = {tp: "no leader" for tp in partitions if str(tp) == self.unread}
         return Looked({tp: tuple(self.opened.get(tp, ())) for tp in partitions if tp not in refused}, refused)
 
     def max_timeout(self) -> float | None:
@@ -430,6 +430,33 @@ def test_printed_command_names_the_cluster_as_it_was_named(monkeypatch: pytest.M
 def test_log_that_this_user_may_not_read_leaves_the_decision_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = run(monkeypatch, Admin(log=BrokerUnavailable("grant READ")), "abort", *PLACE, "--dry-run")
     assert "whether it was committed is not known: grant READ; an abort discards 1 record" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("unread", "error", "message"),
+    [
+        (
+            "",
+            UserMistake,
+            "producer 4 has outputs open too, which its next transaction would commit: nothing was changed",
+        ),
+        (
+            "out[3]",
+            BrokerUnavailable,
+            "out[3] cannot be looked at: no leader; if producer 4 has outputs open there, its ",
+        ),
+    ],
+)
+def test_positions_are_not_ended_before_outputs_of_their_producer(
+    unread: str, error: type[KStreamsError], message: str
+) -> None:
+    admin: Any = Admin(unread=unread)
+    admin.opened[OFFSETS] = [HANGING]
+    with pytest.raises(error) as refused:
+        Transactions(admin).select(OFFSETS, 120, "abort")
+    assert str(refused.value).startswith(message)
+    admin.opened[OUT], admin.unread = [replace(HANGING, producer_id=5)], ""
+    assert Transactions(admin).select(OFFSETS, 120, "abort").transaction == HANGING
 
 
 @pytest.mark.parametrize("change", ["ended", "next", "alive"])
