@@ -28,6 +28,7 @@ from kstreams_py.cli import (
     spark,
     streams,
     topics,
+    transactions,
 )
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError, Unavailable
 from kstreams_py.running import logs, pipe
@@ -65,6 +66,7 @@ app.command()(spark.spark_options)
 app.add_typer(topics.app, name="topics")
 app.add_typer(slots.app, name="slots")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(broker.app, name="broker")
 app.add_typer(config.app, name="config")
 app.add_typer(demo.app, name="demo")

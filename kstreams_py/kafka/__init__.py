@@ -4,6 +4,8 @@ In reading order:
 
 membership         rule     who holds a static membership
 contracts          rule     the protocols of a cluster, its consumers and its producers
+transactions       rule     open transactions, and which of them never end
+log_batches        rule     batches of a partition as they are stored, with what brokers keep in their topics
 groups             rule     consumer groups as an operator sees them
 partitioner        rule     the partition of a key, as Java's clients compute it
 errors             adapter  maps librdkafka's error codes to the exceptions of errors.py, and watches its log
@@ -14,6 +16,7 @@ group_description  adapter  describes groups, even while a coordinator moves or 
 consumer           adapter  a static member of a group
 producer           adapter  writes records, in transactions or without
 administration     adapter  requests that only kafka-python can make: static members, open transactions
+transaction_admin  adapter  requests about transactions: look, read their logs, write markers
 topic_admin        adapter  describes and changes topics, and explains failed calls
 reader             adapter  reads partitions without a group: their offsets, their records
 cluster            adapter  makes consumers and producers, and passes requests on

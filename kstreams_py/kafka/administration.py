@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError, SettingsError
-from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, Member, OpenTransaction, Pending, positions_partition
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, Member, Pending, positions_partition
+from kstreams_py.kafka.transactions import Coordinated, OpenTransaction, Writer, match
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 
@@ -79,8 +80,8 @@ def _no_counterpart(name: str) -> SettingsError:
     )
 
 
-class GroupAdmin:
-    """Makes requests about groups and transactions.
+class Requests:
+    """Makes requests with kafka-python.
 
     Each raises BrokerUnavailable if no broker answers in time or one refuses it, Fatal for other errors.
     """
@@ -91,117 +92,7 @@ class GroupAdmin:
         self._address = settings.bootstrap_servers
         self._limit = limit or settings.request_timeout_ms / 1000
 
-    def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
-        """The groups with their members; a group that does not exist is "Dead" and has none."""
-
-        def ask(client: Any) -> dict[str, GroupInfo]:
-            found = client.describe_groups(list(groups))
-            return {group: _group_info(found[group]) for group in groups}
-
-        return self._ask(f"describing groups {', '.join(map(repr, groups))}", "DESCRIBE on the groups", ask)
-
-    def members(self, group: str) -> tuple[Member, ...]:
-        """The members of one group."""
-        return self.describe([group])[group].members
-
-    def remove(self, group: str, members: Mapping[str, str]) -> dict[str, bool]:
-        """Removes static members (group.instance.id to member id), and returns whether each was there.
-
-        The coordinator removes a member only if its member id is the one that holds the instance id now. With an empty
-        member id, it removes any member that holds the instance id.
-        """
-
-        def ask(client: Any) -> dict[str, bool]:
-            from kafka import errors  # noqa: PLC0415
-            from kafka.admin import MemberToRemove  # noqa: PLC0415
-
-            asked = [
-                MemberToRemove(member_id=member_id or None, group_instance_id=instance)
-                for instance, member_id in members.items()
-            ]
-            answers = client.remove_group_members(group, asked)
-            found = {instance: answers[member_id or instance] for instance, member_id in members.items()}
-            for error in found.values():
-                if error not in (errors.NoError, errors.UnknownMemberIdError, errors.FencedInstanceIdError):
-                    raise error
-            return {instance: error is errors.NoError for instance, error in found.items()}
-
-        return self._ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
-
-    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
-        """See contracts.Cluster; if the transactions cannot be listed, `unknown` has the reason."""
-        pinned = self.unstable(group, partitions)
-        if not pinned:
-            return Pending(group, ())
-        kept_in = None
-        try:
-            kept_in = self.positions_partition(group)
-            return Pending(group, pinned, kept_in, self.open_transactions(kept_in))
-        except KStreamsError as error:
-            return Pending(group, pinned, kept_in, unknown=str(error))
-
-    def unstable(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
-        """The partitions whose offset is pending in a transaction.
-
-        confluent-kafka 2.16 is not used: its list_consumer_group_offsets ends the process (SIGSEGV) if the coordinator
-        answers with an error, which it passes to a consumer that an admin client does not have.
-        """
-
-        def ask(client: Any) -> tuple[TopicPartition, ...]:
-            from kafka import errors  # noqa: PLC0415
-            from kafka.protocol.consumer import OffsetFetchRequest  # noqa: PLC0415
-
-            of_group = OffsetFetchRequest.OffsetFetchRequestGroup
-            numbers: dict[str, list[int]] = {}
-            for topic, number in sorted(partitions):
-                numbers.setdefault(topic, []).append(number)
-            topics = [of_group.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in numbers.items()]
-            request = OffsetFetchRequest(
-                groups=[of_group(group_id=group, topics=topics)], require_stable=True, min_version=8, max_version=8
-            )
-
-            async def send() -> Any:
-                return await client._manager.send(request, node_id=await client._find_coordinator_id(group))
-
-            (answer,) = client._manager.run(send).groups
-            found = {
-                TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions
-            }
-            for code in (answer.error_code, *found.values()):
-                if code not in (errors.NoError.errno, errors.UnstableOffsetCommitError.errno):
-                    raise errors.for_code(code)(f"offsets of group {group!r}")
-            return tuple(tp for tp, code in sorted(found.items()) if code == errors.UnstableOffsetCommitError.errno)
-
-        return self._ask(f"reading the offsets of group {group!r}", "DESCRIBE on the group and its topics", ask)
-
-    def positions_partition(self, group: str) -> TopicPartition:
-        """The partition that keeps the committed offsets of a group."""
-
-        def ask(client: Any) -> TopicPartition:
-            (topic,) = client.describe_topics([POSITIONS_TOPIC])
-            return TopicPartition(POSITIONS_TOPIC, positions_partition(group, len(topic["partitions"])))
-
-        return self._ask(f"looking {POSITIONS_TOPIC} up", f"DESCRIBE on topic {POSITIONS_TOPIC}", ask)
-
-    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
-        """The transactions that are open on a partition according to its leader, in order of their producer ids."""
-
-        def ask(client: Any) -> tuple[OpenTransaction, ...]:
-            before = _producers(client, partition)
-            known = _coordinated(client, {producer_id for producer_id, _, _ in before})
-            # a transaction that ends between the two requests is unknown to its coordinator, and does not hang
-            still = _producers(client, partition)
-            return tuple(
-                _open_transaction(producer, partition, known.get(producer.producer_id, ("", None)))
-                for which, producer in sorted(still.items())
-                if which in before
-            )
-
-        return self._ask(
-            f"listing the transactions that are open on {partition}", f"READ on topic {partition.topic}", ask
-        )
-
-    def _ask(self, doing: str, needs: str, call: Callable[[Any], T]) -> T:
+    def ask(self, doing: str, needs: str, call: Callable[[Any], T]) -> T:
         """Makes a request in a thread of its own, which is left behind if it exceeds the limit; returns the answer.
 
         - `doing`: describes the request in messages.
@@ -267,6 +158,115 @@ class GroupAdmin:
         )
 
 
+class GroupAdmin(Requests):
+    """Makes requests about groups, and about the transactions that hold their offsets."""
+
+    def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
+        """The groups with their members; a group that does not exist is "Dead" and has none."""
+
+        def ask(client: Any) -> dict[str, GroupInfo]:
+            found = client.describe_groups(list(groups))
+            return {group: _group_info(found[group]) for group in groups}
+
+        return self.ask(f"describing groups {', '.join(map(repr, groups))}", "DESCRIBE on the groups", ask)
+
+    def members(self, group: str) -> tuple[Member, ...]:
+        """The members of one group."""
+        return self.describe([group])[group].members
+
+    def remove(self, group: str, members: Mapping[str, str]) -> dict[str, bool]:
+        """Removes static members (group.instance.id to member id), and returns whether each was there.
+
+        The coordinator removes a member only if its member id is the one that holds the instance id now. With an empty
+        member id, it removes any member that holds the instance id.
+        """
+
+        def ask(client: Any) -> dict[str, bool]:
+            from kafka import errors  # noqa: PLC0415
+            from kafka.admin import MemberToRemove  # noqa: PLC0415
+
+            asked = [
+                MemberToRemove(member_id=member_id or None, group_instance_id=instance)
+                for instance, member_id in members.items()
+            ]
+            answers = client.remove_group_members(group, asked)
+            found = {instance: answers[member_id or instance] for instance, member_id in members.items()}
+            for error in found.values():
+                if error not in (errors.NoError, errors.UnknownMemberIdError, errors.FencedInstanceIdError):
+                    raise error
+            return {instance: error is errors.NoError for instance, error in found.items()}
+
+        return self.ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        """See contracts.Cluster; if the transactions cannot be listed, `unknown` has the reason."""
+        pinned = self.unstable(group, partitions)
+        if not pinned:
+            return Pending(group, ())
+        kept_in = None
+        try:
+            kept_in = self.positions_partition(group)
+            return Pending(group, pinned, kept_in, self.open_transactions(kept_in))
+        except KStreamsError as error:
+            return Pending(group, pinned, kept_in, unknown=str(error))
+
+    def unstable(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
+        """The partitions whose offset is pending in a transaction.
+
+        confluent-kafka 2.16 is not used: its list_consumer_group_offsets ends the process (SIGSEGV) if the coordinator
+        answers with an error, which it passes to a consumer that an admin client does not have.
+        """
+
+        def ask(client: Any) -> tuple[TopicPartition, ...]:
+            from kafka import errors  # noqa: PLC0415
+            from kafka.protocol.consumer import OffsetFetchRequest  # noqa: PLC0415
+
+            of_group = OffsetFetchRequest.OffsetFetchRequestGroup
+            numbers: dict[str, list[int]] = {}
+            for topic, number in sorted(partitions):
+                numbers.setdefault(topic, []).append(number)
+            topics = [of_group.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in numbers.items()]
+            request = OffsetFetchRequest(
+                groups=[of_group(group_id=group, topics=topics)], require_stable=True, min_version=8, max_version=8
+            )
+
+            async def send() -> Any:
+                return await client._manager.send(request, node_id=await client._find_coordinator_id(group))
+
+            (answer,) = client._manager.run(send).groups
+            found = {
+                TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions
+            }
+            for code in (answer.error_code, *found.values()):
+                if code not in (errors.NoError.errno, errors.UnstableOffsetCommitError.errno):
+                    raise errors.for_code(code)(f"offsets of group {group!r}")
+            return tuple(tp for tp, code in sorted(found.items()) if code == errors.UnstableOffsetCommitError.errno)
+
+        return self.ask(f"reading the offsets of group {group!r}", "DESCRIBE on the group and its topics", ask)
+
+    def positions_partition(self, group: str) -> TopicPartition:
+        """The partition that keeps the committed offsets of a group."""
+
+        def ask(client: Any) -> TopicPartition:
+            (topic,) = client.describe_topics([POSITIONS_TOPIC])
+            return TopicPartition(POSITIONS_TOPIC, positions_partition(group, len(topic["partitions"])))
+
+        return self.ask(f"looking {POSITIONS_TOPIC} up", f"DESCRIBE on topic {POSITIONS_TOPIC}", ask)
+
+    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
+        """The transactions that are open on a partition according to its leader, in order of their producer ids."""
+
+        def ask(client: Any) -> tuple[OpenTransaction, ...]:
+            found, refused = look_at(client, [partition])
+            if refused:
+                raise refused[partition]
+            return found[partition]
+
+        return self.ask(
+            f"listing the transactions that are open on {partition}", f"READ on topic {partition.topic}", ask
+        )
+
+
 def _group_info(found: Mapping[str, Any]) -> GroupInfo:
     """Maps a group as kafka-python describes it. Raises kafka-python's error if it could not describe the group."""
     from kafka import errors  # noqa: PLC0415
@@ -297,49 +297,116 @@ def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
     return tuple(sorted(TopicPartition(each["topic"], number) for each in assigned for number in each["partitions"]))
 
 
-def _producers(client: Any, partition: TopicPartition) -> dict[tuple[int, int, int], Any]:
-    """The producers that have a transaction open on a partition, by producer id, epoch and first offset."""
-    (state,) = client.describe_producers([partition]).values()
-    return {
-        (p.producer_id, p.producer_epoch, p.current_transaction_start_offset): p
-        for p in state.active_producers
-        if p.current_transaction_start_offset >= 0
-    }
+def look_at(
+    client: Any, partitions: Collection[TopicPartition]
+) -> tuple[dict[TopicPartition, tuple[OpenTransaction, ...]], dict[TopicPartition, Exception]]:
+    """The open transactions of each partition, and kafka-python's error for each that cannot be looked at."""
+    leaders, refused = _leaders(client, partitions)
+    before = _writers(client, leaders, refused)
+    if not any(before.values()):
+        return dict.fromkeys(before, ()), refused
+    known = _coordinated(client, {writer.producer_id for writers in before.values() for writer in writers})
+    after = _writers(client, {tp: leader for tp, leader in leaders.items() if before.get(tp)}, refused)
+    return {tp: match(tp, writers, known, after.get(tp, ())) for tp, writers in before.items()}, refused
 
 
-def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, tuple[str, Any]]:
-    """The transactional id of each producer id, and its newest transaction according to its coordinator.
-
-    Coordinators leave out the ids on which this user lacks DESCRIBE, as if they did not know them.
-    """
+def _leaders(
+    client: Any, partitions: Collection[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Exception]]:
+    """The leader of each partition, and the error for each that has none."""
     from kafka import errors  # noqa: PLC0415
 
-    found: dict[int, tuple[str, Any]] = {}
-    if producer_ids:
-        for listed in client.list_transactions(producer_id_filters=sorted(producer_ids)).values():
-            for each in listed:
-                try:
-                    described = client.describe_transactions([each.transactional_id])[each.transactional_id]
-                except errors.TransactionalIdNotFoundError:
+    described = client._manager.run(client._get_cluster_metadata, sorted({tp.topic for tp in partitions}))
+    leaders: dict[TopicPartition, int] = {}
+    refused: dict[TopicPartition, Exception] = {}
+    reasons = {topic["name"]: topic["error_code"] for topic in described["topics"]}
+    for topic in described["topics"]:
+        for each in topic["partitions"]:
+            leaders[TopicPartition(topic["name"], each["partition_index"])] = each["leader_id"]
+    for tp in partitions:
+        if leaders.get(tp, -1) < 0:
+            code = (
+                reasons.get(tp.topic)
+                or (errors.LeaderNotAvailableError if tp in leaders else errors.UnknownTopicOrPartitionError).errno
+            )
+            refused[tp] = errors.for_code(code)(str(tp))
+    return {tp: leaders[tp] for tp in partitions if tp not in refused}, refused
+
+
+def _writers(
+    client: Any, leaders: Mapping[TopicPartition, int], refused: dict[TopicPartition, Exception]
+) -> dict[TopicPartition, tuple[Writer, ...]]:
+    """The producers that have a transaction open on each partition; adds to `refused` what its leader refuses."""
+    from kafka import errors  # noqa: PLC0415
+    from kafka.protocol.admin.transactions import DescribeProducersRequest  # noqa: PLC0415
+
+    by_leader: dict[int, dict[str, list[int]]] = {}
+    for tp, leader in leaders.items():
+        by_leader.setdefault(leader, {}).setdefault(tp.topic, []).append(tp.partition)
+    found: dict[TopicPartition, tuple[Writer, ...]] = {}
+    for leader, topics in by_leader.items():
+        asked = [DescribeProducersRequest.TopicRequest(name=t, partition_indexes=n) for t, n in topics.items()]
+        for topic in client._manager.run(client._manager.send, DescribeProducersRequest(topics=asked), leader).topics:
+            for each in topic.partitions:
+                tp = TopicPartition(topic.name, each.partition_index)
+                if each.error_code:
+                    refused[tp] = errors.for_code(each.error_code)(str(tp))
                     continue
-                found[each.producer_id] = each.transactional_id, described
+                found[tp] = tuple(
+                    Writer(
+                        p.producer_id,
+                        p.producer_epoch,
+                        p.coordinator_epoch,
+                        p.current_txn_start_offset,
+                        p.last_timestamp / 1000,
+                    )
+                    for p in each.active_producers
+                    if p.current_txn_start_offset >= 0
+                )
     return found
 
 
-def _open_transaction(producer: Any, partition: TopicPartition, known: tuple[str, Any]) -> OpenTransaction:
-    """A producer's open transaction; it hangs if a coordinator knows its id and will not end it on this partition."""
-    transactional_id, described = known
-    ends = None
-    if described is not None:
-        ends = tuple(partition) in set(map(tuple, described.topic_partitions))
-        if ends and described.state.value == "Ongoing":
-            ends = described.producer_epoch == producer.producer_epoch
-    return OpenTransaction(
-        producer_id=producer.producer_id,
-        epoch=producer.producer_epoch,
-        coordinator_epoch=producer.coordinator_epoch,
-        start=producer.current_transaction_start_offset,
-        written_at=producer.last_timestamp / 1000,
-        transactional_id=transactional_id,
-        hangs=None if ends is None else not ends,
-    )
+def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, Coordinated]:
+    """The newest transaction of each producer id according to its coordinator.
+
+    Coordinators leave out the ids on which this user lacks DESCRIBE, as if they did not know them.
+    """
+    found: dict[int, Coordinated] = {}
+    if producer_ids:
+        listed = client.list_transactions(producer_id_filters=sorted(producer_ids))
+        for coordinator, each in listed.items():
+            found |= {
+                known.producer_id: known
+                for known in describe_transactions(client, coordinator, [t.transactional_id for t in each])
+            }
+    return found
+
+
+def describe_transactions(client: Any, coordinator: int, ids: Collection[str]) -> tuple[Coordinated, ...]:
+    """The newest transactions of transactional ids according to this broker, without ids that it does not know."""
+    from kafka import errors  # noqa: PLC0415
+    from kafka.protocol.admin.transactions import DescribeTransactionsRequest  # noqa: PLC0415
+
+    if not ids:
+        return ()
+    request = DescribeTransactionsRequest(transactional_ids=sorted(ids))
+    found = []
+    for each in client._manager.run(client._manager.send, request, coordinator).transaction_states:
+        if each.error_code == errors.TransactionalIdNotFoundError.errno:
+            continue
+        if each.error_code:
+            raise errors.for_code(each.error_code)(f"transactional id {each.transactional_id!r}")
+        started = each.transaction_start_time_ms
+        found.append(
+            Coordinated(
+                transactional_id=each.transactional_id,
+                state=each.transaction_state,
+                producer_id=each.producer_id,
+                epoch=each.producer_epoch,
+                coordinator=coordinator,
+                timeout=each.transaction_timeout_ms / 1000,
+                started_at=started / 1000 if started >= 0 else None,
+                partitions=frozenset(TopicPartition(t.topic, number) for t in each.topics for number in t.partitions),
+            )
+        )
+    return tuple(found)

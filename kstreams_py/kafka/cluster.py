@@ -16,11 +16,12 @@ from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
 from kstreams_py.kafka.errors import ClientLog, warn_if_untested
 from kstreams_py.kafka.group_description import GroupReader
-from kstreams_py.kafka.groups import OpenTransaction, Pending
+from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.kafka.reader import Reader
 from kstreams_py.kafka.topic_admin import TopicAdmin
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.settings import Settings
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kstreams_py.kafka.groups import OpenTransaction, Pending
+from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Membership
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kstreams_py.errors import SettingsError
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import TopicPartition
 
 
@@ -80,33 +81,6 @@ POSITIONS_TOPIC: Final = "__consumer_offsets"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction that is open on a partition.
-
-    - `coordinator_epoch`: that of the producer's last marker on the partition; -1 for none.
-    - `start`: the offset of its first record.
-    - `written_at`: the time of its last record, in seconds since 1970.
-    - `transactional_id`: "" if no coordinator names it.
-    - `hangs`: whether its coordinator will not end it, so that it never ends by itself; None if none is shown to this
-      user. Kafka leaves out transactional ids on which the user lacks DESCRIBE, without an error.
-    """
-
-    producer_id: int
-    epoch: int
-    coordinator_epoch: int
-    start: int
-    written_at: float
-    transactional_id: str
-    hangs: bool | None
-
-    def describe(self, now: float) -> str:
-        """This transaction in one line; `now` is in seconds since 1970."""
-        name = f" ({self.transactional_id})" if self.transactional_id else ""
-        age, ends = max(0.0, now - self.written_at), _ENDS[self.hangs]
-        return f"producer {self.producer_id} epoch {self.epoch}{name} from offset {self.start}, {age:.0f} s old: {ends}"
-
-
-@dataclass(frozen=True, slots=True)
 class Pending:
     """The partitions whose offsets are pending in a transaction.
 
@@ -137,20 +111,13 @@ class Pending:
         return f"{pinned}; open on {self.kept_in}: {found}; {remedy}"
 
 
-_ENDS: Final[Mapping[bool | None, str]] = {
-    True: "no coordinator knows of it: it never ends by itself",
-    False: "its coordinator will end it",
-    None: "no coordinator shows it to this user: it hangs, or DESCRIBE on its transactional id is missing",
-}
-"""Whether a transaction ends, by `hangs`."""
-
 _REMEDY: Final = (
-    "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
-    f"outputs first and {POSITIONS_TOPIC} last: docs/exactly-once.md, 'Positions that a transaction pins'"
+    "stop the workers of this graph, then run `kstreams transactions find-hanging`: it prints the commands that end "
+    f"each that hangs, outputs first and {POSITIONS_TOPIC} last"
 )
 _UNSURE: Final = (
-    "grant this user DESCRIBE on transactional ids to see which of them hang, and end none before: "
-    "docs/exactly-once.md, 'Positions that a transaction pins'"
+    "grant this user DESCRIBE on transactional ids to see which of them hang (`kstreams transactions find-hanging`), "
+    "and end none before"
 )
 
 

@@ -1,18 +1,20 @@
-"""Tools for topics: records, sent and printed; dead letters, listed, shown, replayed.
+"""Tools for topics: records, sent and printed; dead letters, listed, shown, replayed; transactions, found and ended.
 
 In reading order:
 
-letters       rule  a dead letter as it is read back, which ones are chosen, and their counts
-marks         rule  the records that mark dead letters as replayed
-described     acts  dead letters as text and as JSON
-lines         acts  a record as a line of JSON, and a line of JSON as a record
-pages         acts  reads the records between two offsets page by page, so that memory is bounded
-named_topic   acts  the topic that a command names
-sending       acts  sends records to a topic, and says which were sent
-uncommitted   acts  reads records whatever became of their transactions, and tells what did
-tailing       acts  reads the records of a topic, and follows them
-reading       acts  reads the dead letters of a graph, and their marks
-steps         acts  runs the step of a dead letter through its processor, without writing
-transactions  acts  one replay at a time: outputs and marks in one transaction
-replay        acts  replays the dead letters that are chosen
+letters              rule  a dead letter as it is read back, which ones are chosen, and their counts
+marks                rule  the records that mark dead letters as replayed
+described            acts  dead letters as text and as JSON
+lines                acts  a record as a line of JSON, and a line of JSON as a record
+pages                acts  reads the records between two offsets page by page, so that memory is bounded
+named_topic          acts  the topic that a command names
+sending              acts  sends records to a topic, and says which were sent
+uncommitted          acts  reads records whatever became of their transactions, and tells what did
+tailing              acts  reads the records of a topic, and follows them
+reading              acts  reads the dead letters of a graph, and their marks
+steps                acts  runs the step of a dead letter through its processor, without writing
+replay_transactions  acts  one replay at a time: outputs and marks in one transaction
+replay               acts  replays the dead letters that are chosen
+hanging              rule  what an open transaction holds back, and what its coordinator decided about it
+ending               acts  finds open transactions that hang, and ends them
 """

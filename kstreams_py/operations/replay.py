@@ -46,8 +46,8 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter, Place, Selection
 from kstreams_py.operations.reading import LetterReader
+from kstreams_py.operations.replay_transactions import Done, Transactions
 from kstreams_py.operations.steps import Steps
-from kstreams_py.operations.transactions import Done, Transactions
 from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.outputs import are_many, value_bytes

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.kafka.transactions import command
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
@@ -118,7 +119,10 @@ class HiddenRecords:
         except Exception as error:  # of a client's mistake too: the thread that asks must go on
             return f"a transaction from offset {stable}, which cannot be looked up: {error}"
         ended = f"a transaction from offset {stable}, which has just ended"
-        return ended if first is None else first.describe(self._wall())
+        if first is None:
+            return ended
+        found = first.describe(self._wall())
+        return f"{found}: `{command('abort', tp, first.start)}`" if first.hangs else found
 
     def of(self, partitions: Iterable[TopicPartition]) -> Hidden:
         """What is hidden of these partitions: the longest time, and the text of that one."""

@@ -21,8 +21,8 @@ from kstreams_py.errors import (
     Unavailable,
 )
 from kstreams_py.kafka.contracts import Consumer, Output, ProducerMode
-from kstreams_py.kafka.groups import OpenTransaction
 from kstreams_py.kafka.membership import Membership, Owner, replaced
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_broker import Broker, Content, GroupMetadata, Heard, Stamp

@@ -23,7 +23,8 @@ from itertools import islice
 from random import Random
 
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
-from kstreams_py.kafka.groups import POSITIONS_TOPIC, OpenTransaction, Pending, positions_partition
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.faults import Faults

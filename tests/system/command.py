@@ -38,12 +38,15 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**ours, **environment}
 
 
-def kstreams(*arguments: object, environment: Mapping[str, str], cwd: Path | None = None) -> Finished:
-    """Runs the command to its end."""
+def kstreams(
+    *arguments: object, environment: Mapping[str, str], cwd: Path | None = None, typed: str | None = None
+) -> Finished:
+    """Runs the command to its end; `typed` is its standard input, None for that of the test."""
     done = subprocess.run(
         [sys.executable, "-m", "kstreams_py", *map(str, arguments)],
         env=clean_environment(environment),
         cwd=cwd,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=WAIT,

@@ -26,6 +26,7 @@ from kstreams_py.operations.letters import Selection
 from kstreams_py.operations.replay import replay
 from kstreams_py.processing.environment import Environment
 from tests.system.command import kstreams
+from tests.system.hanging import Work, leave_hanging
 from tests.system.harness import Cluster, RunningSlot, broker_with_password, running, wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -73,7 +74,11 @@ class BrokerWithRights:
 def broker_with_rights() -> Iterator[BrokerWithRights]:
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     with broker_with_password(
-        "alice", PASSWORD, authorizer_class_name=authorizer, super_users="User:ANONYMOUS"
+        "alice",
+        PASSWORD,
+        authorizer_class_name=authorizer,
+        super_users="User:ANONYMOUS",
+        transaction_partition_verification_enable="false",  # so that a test can leave a hanging transaction
     ) as found:
         yield BrokerWithRights(*found)
 
@@ -234,6 +239,12 @@ def test_worker_and_replay_need_no_right_to_create_topics_that_the_command_has_c
             cluster.close()
 
 
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The variables of a process with these settings, those of the clients among them."""
+    clients = {f"KSTREAMS_KAFKA__{k.upper().replace('.', '_')}": v for k, v in settings.kafka.items()}
+    return {**settings.as_environment(), **clients}
+
+
 def test_command_that_lacks_a_right_ends_with_status_3_and_one_message(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
@@ -244,10 +255,7 @@ def test_command_that_lacks_a_right_ends_with_status_3_and_one_message(
         f"graph = ks.Graph({name!r})\n"
         f"graph.map(graph.topic({app.source!r}), to=graph.topic({app.target!r}), id='step')(lambda value: value)\n"
     )
-    environment = {
-        **app.settings.as_environment(),
-        **{f"KSTREAMS_KAFKA__{k.upper().replace('.', '_')}": v for k, v in app.settings.kafka.items()},
-    }
+    environment = as_environment(app.settings)
     with broker_with_rights.denied(ResourceType.TOPIC, app.target, AclOperation.WRITE):
         done = kstreams("run", f"{file}:graph", "--slot", 0, environment=environment)
     assert done.status == 3, done.err
@@ -297,3 +305,46 @@ def test_replay_that_lacks_a_right_names_it_and_writes_nothing(
     finally:
         cluster.close()
     assert app.cluster.values(app.target) == [b"0", b"1", b"2"]
+
+
+def test_hanging_transaction_is_not_ended_without_the_rights_and_each_is_named(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str
+) -> None:
+    app = MapApp(broker_with_rights, name, settings, "exactly_once")
+    app.check_works()  # the broker has its own topics
+    work, environment = Work(app.cluster, f"{name}.hanging"), as_environment(app.settings)
+    leave_hanging(app.cluster.bootstrap_servers, work, b"hanging", 1)
+    place = ("--topic", work.target, "--partition", 0, "--start-offset", 0)
+    brokers = (ResourceType.BROKER, "kafka-cluster")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        ended = kstreams("transactions", *arguments, environment=environment)
+        return ended.status, ended.out, ended.err
+
+    with broker_with_rights.denied(TOPIC, work.target, AclOperation.READ):
+        status, out, err = run("find-hanging", "--topic", work.target, "--topic", app.target)
+        assert (status, out) == (3, "")
+        assert f"not looked at: {work.target}[0]: the broker does not allow it: grant this user READ on topic" in err
+        assert run("abort", *place, "--yes")[0] == 3
+    with broker_with_rights.denied(TRANSACTIONAL_ID, work.id, AclOperation.DESCRIBE):
+        assert run("find-hanging", "--topic", work.target) == (0, "no transaction hangs\n", "")
+        status, out, err = run("find-hanging", "--topic", work.target, "--older-than", "0s")
+        assert (status, "no coordinator shows it to this user" in out, err) == (1, True, "")
+        status, out, err = run("abort", *place, "--yes")
+        assert (status, out, "its producer may be alive: nothing was changed; grant this user DESCRIBE" in err) == (
+            2,
+            "",
+            True,
+        )
+    with broker_with_rights.denied(TOPIC, "__transaction_state", AclOperation.READ):
+        status, out, err = run("abort", *place, "--dry-run")
+        assert (status, "READ on topic __transaction_state" in out, err) == (0, True, "")
+    with (
+        broker_with_rights.denied(*brokers, AclOperation.ALTER),
+        broker_with_rights.denied(*brokers, AclOperation.CLUSTER_ACTION),
+    ):
+        status, out, err = run("abort", *place, "--yes")
+        assert (status, "grant this user ALTER on the cluster" in err) == (3, True)
+    assert app.cluster.values(work.target, "read_uncommitted") == [b"hanging"]
+    status, out, err = run("abort", *place, "--yes")
+    assert (status, out.splitlines()[-1], err) == (0, f"aborted on {work.target}[0]", "")

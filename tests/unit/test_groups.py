@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.kafka.administration import GroupAdmin, connection, import_kafka
+from kstreams_py.kafka.administration import connection
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.groups import (
     GroupInfo,
     Member,
-    OpenTransaction,
     Pending,
     describe_slots,
     members_of,
     positions_partition,
     slot_of,
 )
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
 
@@ -198,18 +197,19 @@ def test_committed_offsets_of_a_group_are_in_the_partition_of_javas_hash(
 
 
 ZERO, TWO, OFFSETS = TopicPartition("in", 0), TopicPartition("in", 2), TopicPartition("__consumer_offsets", 7)
-HANGING = OpenTransaction(4, 1, 0, 121, 1_000.0, "shop.price.0", hangs=True)
+HANGING = OpenTransaction(4, 1, 0, 121, 1_000.0, "shop.price.0", hangs=True, state="Empty")
 ONGOING = OpenTransaction(5, 0, -1, 130, 1_050.4, "", hangs=False)
 UNSHOWN = OpenTransaction(6, 0, -1, 140, 1_050.4, "", hangs=None)
 PINNED_REMEDY = (
-    "stop the workers of this graph, then end each that hangs in every partition where its producer has one open, "
-    "outputs first and __consumer_offsets last: docs/exactly-once.md, 'Positions that a transaction pins'"
+    "stop the workers of this graph, then run `kstreams transactions find-hanging`: it prints the commands that end "
+    "each that hangs, outputs first and __consumer_offsets last"
 )
 PINNED = "group 'shop.price': the offsets of in[0], in[2] are pending in a transaction"
 
 
 HANGING_TEXT = (
-    "producer 4 epoch 1 (shop.price.0) from offset 121, 60 s old: no coordinator knows of it: it never ends by itself"
+    "producer 4 epoch 1 (shop.price.0) from offset 121, 60 s old: its coordinator (Empty) will not end it: it "
+    "never ends by itself"
 )
 ONGOING_TEXT = "producer 5 epoch 0 from offset 130, 10 s old: its coordinator will end it"
 UNSHOWN_TEXT = (
@@ -217,8 +217,8 @@ UNSHOWN_TEXT = (
     "transactional id is missing"
 )
 UNSURE = (
-    "grant this user DESCRIBE on transactional ids to see which of them hang, and end none before: "
-    "docs/exactly-once.md, 'Positions that a transaction pins'"
+    "grant this user DESCRIBE on transactional ids to see which of them hang (`kstreams transactions find-hanging`), "
+    "and end none before"
 )
 
 
@@ -248,66 +248,3 @@ UNSURE = (
 )
 def test_pending_offsets_are_described_with_the_remedy(pending: Pending, text: str) -> None:
     assert pending.describe(1_060.0) == text
-
-
-class Brokers:
-    """kafka-python's answers about one partition; transaction 1 ends and 7 begins between the two requests."""
-
-    def __init__(self) -> None:
-        self._requests = 0
-
-    def describe_producers(self, partitions: list[TopicPartition]) -> dict[TopicPartition, object]:
-        self._requests += 1
-        open_now = (2, 3, 4, 5, 6, 7) if self._requests > 1 else (1, 2, 3, 4, 5, 6)
-        producers = [
-            SimpleNamespace(
-                producer_id=number,
-                producer_epoch=3,
-                coordinator_epoch=0,
-                current_transaction_start_offset=10 * number if number in open_now else -1,
-                last_timestamp=5_000,
-            )
-            for number in (7, 6, 5, 4, 3, 2, 1, 0)
-        ]
-        return {partitions[0]: SimpleNamespace(active_producers=producers)}
-
-    def list_transactions(self, producer_id_filters: list[int]) -> dict[int, list[SimpleNamespace]]:
-        assert producer_id_filters == [1, 2, 3, 4, 5, 6]
-        named = [SimpleNamespace(producer_id=number, transactional_id=f"id-{number}") for number in (1, 2, 3, 4, 5)]
-        return {0: named[:2], 1: named[2:]}
-
-    def describe_transactions(self, ids: list[str]) -> dict[str, object]:
-        state, epoch, partitions = {
-            "id-1": ("Empty", 3, ()),
-            "id-2": ("Ongoing", 3, (OFFSETS,)),
-            "id-3": ("Ongoing", 4, (OFFSETS,)),
-            "id-4": ("PrepareCommit", 4, (OFFSETS,)),
-            "id-5": ("Ongoing", 3, (ZERO,)),
-        }[ids[0]]
-        return {
-            ids[0]: SimpleNamespace(
-                state=SimpleNamespace(value=state), producer_epoch=epoch, topic_partitions=set(map(tuple, partitions))
-            )
-        }
-
-
-def test_transaction_hangs_if_its_coordinator_is_known_and_will_not_end_it_on_this_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Epoch 3 of each: 2 is ongoing, the id of 3 has a newer epoch, 4 ends, 5 is on another partition.
-
-    6 is not listed: it hangs, or the user lacks DESCRIBE on its id.
-    """
-    import_kafka()
-    brokers = Brokers()
-    monkeypatch.setattr(GroupAdmin, "_ask", lambda _, __, ___, call: call(brokers))
-    assert GroupAdmin(Settings()).open_transactions(OFFSETS) == tuple(
-        OpenTransaction(number, 3, 0, 10 * number, 5.0, name, hangs=hangs)
-        for number, name, hangs in (
-            (2, "id-2", False),
-            (3, "id-3", True),
-            (4, "id-4", False),
-            (5, "id-5", True),
-            (6, "", None),
-        )
-    )

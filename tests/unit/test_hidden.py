@@ -10,7 +10,7 @@ import pytest
 from kstreams_py.errors import BrokerUnavailable, Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Producer
-from kstreams_py.kafka.groups import OpenTransaction
+from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.log_fields import FOLD
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition

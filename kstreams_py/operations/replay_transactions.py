@@ -173,7 +173,8 @@ class Transactions:
             if self._environment.clock() > deadline:
                 raise BrokerUnavailable(
                     f"{tp}: what was just committed cannot be read: a transaction hangs there and hides which letters "
-                    "are replayed: end it (kafka-transactions.sh find-hanging, abort), then start again"
+                    f"are replayed: `kstreams transactions find-hanging --topic {tp.topic}` prints the command that "
+                    "ends it; then start again"
                 )
             self._environment.sleep(0.01)
         self.marks = self._reader.marks()

@@ -1,0 +1,269 @@
+"""`kstreams transactions`: lists and describes transactions, finds those that hang, and ends them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kstreams_py.cli.options import UNITS, Bootstrap, Config
+from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, did_you_mean
+from kstreams_py.graph.loading import load
+from kstreams_py.kafka.transaction_admin import TransactionAdmin
+from kstreams_py.kafka.transactions import STATES, Coordinated
+from kstreams_py.operations.ending import UNCHANGED, Transactions
+from kstreams_py.operations.hanging import as_fields, consequences, describe, headline, topics_of
+from kstreams_py.records import TopicPartition
+from kstreams_py.settings import Settings
+
+app = typer.Typer(
+    help="Transactions: list and describe them, find those that hang, and end them.", no_args_is_help=True
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
+OnTopic = Annotated[str, typer.Option("--topic", help="the topic, as find-hanging prints it")]
+OnPartition = Annotated[int, typer.Option("--partition", help="the partition", min=0)]
+StartOffset = Annotated[
+    int, typer.Option("--start-offset", help="the offset of the transaction's first record on the partition", min=0)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would change, and change nothing")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+
+
+@app.command("list")
+def list_transactions(
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help=f"only in this state: {', '.join(STATES)}; can be repeated")
+    ] = None,
+    producer_id: Annotated[
+        list[int] | None, typer.Option("--producer-id", help="only of this producer id; can be repeated")
+    ] = None,
+    contains: Annotated[str, typer.Option("--contains", help="only transactional ids that contain this text")] = "",
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print each transactional id on which this user has DESCRIBE: its state, producer id and coordinator."""
+    for name in set(state or ()) - {*STATES}:
+        raise SettingsError(f"--state {name!r}: {did_you_mean(name, STATES) or 'it is one of ' + ', '.join(STATES)}")
+    found = [
+        each
+        for each in _admin(bootstrap_servers, config).listed(state or (), producer_id or ())
+        if contains in each.transactional_id
+    ]
+    width = max((len(each.transactional_id) for each in found), default=0)
+    for each in found:
+        if as_json:
+            print(
+                json.dumps(
+                    {
+                        "transactional_id": each.transactional_id,
+                        "state": each.state,
+                        "producer_id": each.producer_id,
+                        "coordinator": each.coordinator,
+                    }
+                )
+            )
+        else:
+            print(
+                f"{each.transactional_id:{width}}  {each.state:<14}  producer {each.producer_id}, "
+                f"coordinator {each.coordinator}"
+            )
+    if not found and not as_json:
+        print("no transactional ids")
+
+
+@app.command("describe")
+def describe_transaction(
+    transactional_id: Annotated[str, typer.Argument(help="an id that the command list prints")],
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print the newest transaction of a transactional id: state, epoch, time-out, start and partitions."""
+    found = _admin(bootstrap_servers, config).described(transactional_id)
+    if found is None:
+        raise UserMistake(
+            f"its coordinator does not know transactional id {transactional_id!r}: `kstreams transactions list` prints "
+            "those that are known"
+        )
+    if as_json:
+        print(json.dumps(_fields(found)))
+    else:
+        print("\n".join(_rows(found, time.time())))
+
+
+@app.command("find-hanging")
+def find_hanging(
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="only on this topic; can be repeated")] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            "--graph",
+            help="only on the topics of this graph (module:name or file): inputs, outputs, dead letters, __ks.*, and "
+            "__consumer_offsets",
+        ),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            help="also those that are open for longer, such as 90s or 15m, even if they end by themselves; by default "
+            "transaction.max.timeout.ms of the brokers, or 15m",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Find transactions that never end by themselves, or are open for too long; exit status 0 for none, 1 for some.
+
+    All topics are looked at, with __consumer_offsets, where such a transaction pins the positions of groups. Prints for
+    each what it holds back, and the command that ends it, in the order in which they must be ended; stop the workers
+    of its transactional id before. Needs DESCRIBE on transactional ids and READ on the topics and __transaction_state.
+    Exit status 3 if a topic could not be looked at and nothing was found.
+    """
+    limit = None if older_than is None else _seconds(older_than)
+    transactions = Transactions(_admin(bootstrap_servers, config))
+    topics = set(topic or ())
+    transactions.count_partitions(topics)
+    if graph is not None:
+        loaded = load(graph)
+        loaded.validate()
+        topics |= topics_of(loaded)
+    findings, now = transactions.find(topics or None, limit), time.time()
+    options = _options(bootstrap_servers, config)
+    for each in findings.found:
+        print(json.dumps(as_fields(each, now, options)) if as_json else describe(each, now, options))
+    for partition, reason in findings.refused.items():
+        print(f"not looked at: {partition}: {reason}", file=sys.stderr)
+    if findings.found:
+        raise typer.Exit(1)
+    if findings.refused:
+        raise BrokerUnavailable(
+            f"{len(findings.refused)} partitions could not be looked at: see above; on the others, no transaction hangs"
+        )
+    if not as_json:
+        print("no transaction hangs")
+
+
+@app.command()
+def abort(
+    topic: OnTopic,
+    partition: OnPartition,
+    start_offset: StartOffset,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Abort a hanging transaction on one partition: its records there are discarded, what waits behind it is visible.
+
+    Prints what becomes visible and what vanishes, and asks first; exit status 1 if the answer is no. Refuses a
+    transaction that ends by itself, and one that its coordinator has committed. Needs ALTER on the cluster.
+    """
+    place = TopicPartition(topic, partition)
+    _end("abort", place, start_offset, (dry_run, yes, as_json), _admin(bootstrap_servers, config))
+
+
+@app.command()
+def commit(
+    topic: OnTopic,
+    partition: OnPartition,
+    start_offset: StartOffset,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Complete on one partition a transaction that its coordinator has committed, and that hangs there.
+
+    Prints what becomes visible, and asks first; exit status 1 if the answer is no. Refuses every other transaction.
+    Needs ALTER on the cluster.
+    """
+    place = TopicPartition(topic, partition)
+    _end("commit", place, start_offset, (dry_run, yes, as_json), _admin(bootstrap_servers, config))
+
+
+def _end(
+    verb: str, place: TopicPartition, start: int, options: tuple[bool, bool, bool], admin: TransactionAdmin
+) -> None:
+    dry_run, yes, as_json = options
+    if as_json and not (dry_run or yes):
+        raise SettingsError("--json does not ask: add --yes or --dry-run")
+    transactions = Transactions(admin)
+    found = transactions.select(place, start, verb)
+    now = time.time()
+    if not as_json:
+        print("\n".join([headline(found, now), *(f"  {line}" for line in consequences(found))]))
+    if not dry_run:
+        if not yes and not _is_confirmed(verb):
+            print(UNCHANGED)
+            raise typer.Exit(1)
+        transactions.end(found, verb)
+    if as_json:
+        print(json.dumps(as_fields(found, now) | {"ended": None if dry_run else verb}))
+    else:
+        ended = "aborted" if verb == "abort" else "committed"
+        print(f"would be {ended}; {UNCHANGED}" if dry_run else f"{ended} on {place}")
+
+
+def _is_confirmed(verb: str) -> bool:
+    try:
+        return typer.confirm(f"{verb} it?")
+    except typer.Abort:  # standard input has ended, or Ctrl-C
+        print()
+        return False
+
+
+def _admin(bootstrap_servers: str | None, config: Path | None) -> TransactionAdmin:
+    return TransactionAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
+
+
+def _options(bootstrap_servers: str | None, config: Path | None) -> str:
+    """The options of a printed command that name the cluster, as they were given to this one."""
+    options = {"--bootstrap-servers": bootstrap_servers, "--config": config}
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
+
+
+def _seconds(text: str) -> float:
+    """The seconds of `--older-than`. Raises SettingsError."""
+    if found := re.fullmatch(r"(\d+)([smhd])", text):
+        return int(found[1]) * UNITS[found[2]]
+    raise SettingsError(f"--older-than {text!r}: write a number with s, m, h or d, such as 15m")
+
+
+def _fields(found: Coordinated) -> dict[str, Any]:
+    return {
+        "transactional_id": found.transactional_id,
+        "state": found.state,
+        "producer_id": found.producer_id,
+        "producer_epoch": found.epoch,
+        "coordinator": found.coordinator,
+        "timeout_seconds": found.timeout,
+        "started_at": None if found.started_at is None else _time(found.started_at),
+        "partitions": [{"topic": tp.topic, "partition": tp.partition} for tp in sorted(found.partitions)],
+    }
+
+
+def _rows(found: Coordinated, now: float) -> Iterator[str]:
+    yield f"{found.transactional_id}: {found.state}, coordinator {found.coordinator}"
+    yield f"  producer    {found.producer_id} epoch {found.epoch}"
+    yield f"  time-out    {found.timeout:g} s"
+    if found.started_at is not None:
+        yield f"  started     {_time(found.started_at)}, {max(0, now - found.started_at):.0f} s ago"
+    yield f"  partitions  {', '.join(map(str, sorted(found.partitions))) or 'none'}"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,156 @@
+"""Open transactions, as the leaders of their partitions and their coordinators see them: which of them never end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kstreams_py.records import TopicPartition
+
+ONGOING: Final = "Ongoing"
+
+STATES: Final = (
+    "Empty",
+    ONGOING,
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "PrepareEpochFence",
+    "Dead",
+)
+"""Kafka's names of the states of a transactional id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A transactional id in the list of a coordinator; `coordinator` is the number of that broker."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinated:
+    """The newest transaction of a transactional id, as its coordinator describes it.
+
+    - `coordinator`: the number of that broker.
+    - `timeout`: in seconds, after which the coordinator aborts it.
+    - `started_at`: in seconds since 1970; None if there was none since the producer started.
+    - `partitions`: those that it will end; none once it counts the transaction as complete.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    epoch: int
+    coordinator: int
+    timeout: float
+    started_at: float | None
+    partitions: frozenset[TopicPartition]
+
+    def will_end(self, partition: TopicPartition, epoch: int) -> bool:
+        """Whether the coordinator will end what a producer of this epoch has open on a partition.
+
+        A coordinator that prepares an end may have raised the epoch already.
+        """
+        return partition in self.partitions and (self.state != ONGOING or self.epoch == epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A producer that has a transaction open on a partition, as the leader describes it; see OpenTransaction."""
+
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    start: int
+    written_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open on a partition.
+
+    - `coordinator_epoch`: that of the producer's last marker on the partition; -1 for none.
+    - `start`: the offset of its first record.
+    - `written_at`: the time of its last record, in seconds since 1970; the producer may have set it.
+    - `transactional_id`: "" if no coordinator names it.
+    - `hangs`: whether its coordinator will not end it, so that it never ends by itself; None if none is shown to this
+      user. Kafka leaves out transactional ids on which the user lacks DESCRIBE, without an error.
+    - `state`: of its transactional id at the coordinator; "" if no coordinator names it.
+    - `started_at`: when it began, in seconds since 1970; None unless its coordinator will end it.
+    """
+
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    start: int
+    written_at: float
+    transactional_id: str
+    hangs: bool | None
+    state: str = ""
+    started_at: float | None = None
+
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """Tells it from other transactions of the partition: producer id, epoch and first offset."""
+        return self.producer_id, self.epoch, self.start
+
+    def age(self, now: float) -> float:
+        """Seconds since it began; since its last record if the begin is not known. `now` is in seconds since 1970."""
+        return max(0.0, now - (self.written_at if self.started_at is None else self.started_at))
+
+    def describe(self, now: float) -> str:
+        """This transaction in one line; `now` is in seconds since 1970."""
+        name = f" ({self.transactional_id})" if self.transactional_id else ""
+        producer = f"producer {self.producer_id} epoch {self.epoch}{name}"
+        return f"{producer} from offset {self.start}, {self.age(now):.0f} s old: {self.describe_end()}"
+
+    def describe_end(self) -> str:
+        """Whether it ends by itself."""
+        if self.hangs is None:
+            return "no coordinator shows it to this user: it hangs, or DESCRIBE on its transactional id is missing"
+        if self.hangs:
+            return f"its coordinator ({self.state}) will not end it: it never ends by itself"
+        return "its coordinator will end it"
+
+
+def command(verb: str, partition: TopicPartition, start: int) -> str:
+    """The command that ends a transaction on a partition; `verb` is abort or commit."""
+    topic, number = partition
+    return f"kstreams transactions {verb} --topic {topic} --partition {number} --start-offset {start}"
+
+
+def match(
+    partition: TopicPartition,
+    before: Collection[Writer],
+    known: Mapping[int, Coordinated],
+    after: Collection[Writer],
+) -> tuple[OpenTransaction, ...]:
+    """The transactions open on a partition, in order of their producer ids; `known` is by producer id.
+
+    The coordinators were asked between two looks at the partition: a transaction that ends in between is complete for
+    its coordinator, and does not hang.
+    """
+    still = {(each.producer_id, each.epoch, each.start) for each in after}
+    found = sorted((w for w in before if (w.producer_id, w.epoch, w.start) in still), key=lambda w: w.producer_id)
+    return tuple(_open_transaction(partition, writer, known.get(writer.producer_id)) for writer in found)
+
+
+def _open_transaction(partition: TopicPartition, writer: Writer, known: Coordinated | None) -> OpenTransaction:
+    ends = None if known is None else known.will_end(partition, writer.epoch)
+    return OpenTransaction(
+        producer_id=writer.producer_id,
+        epoch=writer.epoch,
+        coordinator_epoch=writer.coordinator_epoch,
+        start=writer.start,
+        written_at=writer.written_at,
+        transactional_id="" if known is None else known.transactional_id,
+        hangs=None if ends is None else not ends,
+        state="" if known is None else known.state,
+        started_at=known.started_at if known is not None and ends else None,
+    )

@@ -1,0 +1,209 @@
+"""What an open transaction holds back, what its coordinator decided about it, and what follows from both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.groups import POSITIONS_TOPIC
+from kstreams_py.kafka.log_batches import Log, Prepared, committed_offsets
+from kstreams_py.kafka.transactions import OpenTransaction, command
+from kstreams_py.records import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a transaction holds back on its partition.
+
+    - `records`: how many it has written there.
+    - `positions`: the committed offsets among them, by group, if the partition is one of POSITIONS_TOPIC.
+    - `waiting`: how many records of others, which are committed, can be read once it has ended.
+    - `behind`: the offset of the next open transaction, where readers of committed records stop then; None for none.
+    - `is_complete`: False if the partition was not read to its end: there are more records.
+    """
+
+    records: int
+    positions: Mapping[str, Mapping[TopicPartition, int]]
+    waiting: int
+    behind: int | None
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a transaction was committed; None if that is not known, for the reason `why`."""
+
+    is_committed: bool | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A transaction that is open on a partition; `held` and `decision` are not known of one that ends by itself."""
+
+    partition: TopicPartition
+    transaction: OpenTransaction
+    held: Held | None = None
+    decision: Decision = field(default=Decision(None))
+
+    @property
+    def verb(self) -> str:
+        """The command that ends it."""
+        return "commit" if self.decision.is_committed else "abort"
+
+
+NOT_DECIDED: Final = "its coordinator's log has no decision about this partition"
+NOT_READ: Final = "the log of its coordinator was not read to its end in time"
+NOT_SHOWN: Final = "no coordinator shows its transactional id"
+
+
+def is_found(transaction: OpenTransaction, limit: float, now: float) -> bool:
+    """Whether a transaction is to be reported: it hangs, or is older than `limit`. Both are in seconds."""
+    return transaction.hangs is True or transaction.age(now) >= limit
+
+
+def topics_of(graph: Graph) -> set[str]:
+    """All topics that the workers and the replays of a graph write to or read, with that of its groups' offsets."""
+    journals = {journal for processor in graph.processors if (journal := graph.journal(processor)) is not None}
+    return {*graph.topics, *journals, graph.beginnings, graph.replayed, POSITIONS_TOPIC}
+
+
+def order(found: Iterable[Found]) -> list[Found]:
+    """In the order in which they must be ended: outputs before committed offsets.
+
+    Once its offsets can be read, a worker goes on, and its next transaction commits what hangs of the one before.
+    """
+    return sorted(found, key=lambda f: (f.partition.topic == POSITIONS_TOPIC, f.partition, f.transaction.start))
+
+
+def decide(
+    decisions: Sequence[Prepared], is_complete: bool, partition: TopicPartition, transaction: OpenTransaction
+) -> Decision:
+    """What the coordinator decided about a transaction on a partition: its last decision that names both.
+
+    A later transaction of the producer with this partition would have ended it. An earlier one was decided before its
+    last record was written.
+    """
+    of_both = [
+        each for each in decisions if each.producer_id == transaction.producer_id and partition in each.partitions
+    ]
+    if of_both and of_both[-1].updated_at >= transaction.written_at:
+        return Decision(of_both[-1].commits)
+    return Decision(None, NOT_DECIDED if is_complete else NOT_READ)
+
+
+def hold(log: Log, transaction: OpenTransaction, others: Collection[OpenTransaction]) -> Held:
+    """What a transaction holds back, by the log of its partition from its first record on.
+
+    `others` are the other transactions that are open there.
+    """
+    own = [b for b in log.batches if b.producer_id == transaction.producer_id and b.commits is None]
+    stop = min((other.start for other in others), default=None)
+    return Held(
+        records=sum(batch.size for batch in own),
+        positions=committed_offsets(own),
+        waiting=_count_committed(log, transaction.producer_id, stop),
+        behind=stop,
+        is_complete=log.is_complete,
+    )
+
+
+def _count_committed(log: Log, but_of: int, stop: int | None) -> int:
+    """How many records before the offset `stop` are committed, without those of one producer."""
+    committed, undecided = 0, dict[int, int]()
+    for batch in log.batches:
+        if batch.producer_id == but_of and batch.is_transactional:
+            continue
+        if batch.commits is not None:
+            decided = undecided.pop(batch.producer_id, 0)
+            committed += decided if batch.commits else 0
+        elif stop is None or batch.first < stop:
+            if batch.is_transactional:
+                undecided[batch.producer_id] = undecided.get(batch.producer_id, 0) + batch.size
+            else:
+                committed += batch.size
+    return committed
+
+
+# As text and as JSON.
+
+
+def describe(found: Found, now: float, options: str = "") -> str:
+    """A transaction, what it holds back, and the command that ends it; `now` is in seconds since 1970.
+
+    `options` are those of the command that name the cluster.
+    """
+    return "\n".join([headline(found, now), *(f"  {line}" for line in _lines(found, options))])
+
+
+def headline(found: Found, now: float) -> str:
+    """A transaction in one line, with its partition."""
+    return f"{found.partition}: {found.transaction.describe(now)}"
+
+
+def _lines(found: Found, options: str) -> Iterator[str]:
+    yield from consequences(found)
+    if found.transaction.hangs is False:
+        yield "do not end it: start its producer again, which ends it, or wait for the time-out of the transaction"
+    else:
+        yield command(found.verb, found.partition, found.transaction.start) + options
+
+
+def consequences(found: Found) -> Iterator[str]:
+    """What becomes visible and what vanishes if it is ended as its `verb` says."""
+    if (held := found.held) is None:
+        return
+    more = "" if held.is_complete else "at least "
+    if found.decision.is_committed:
+        yield f"its coordinator has committed it: {more}{_records(held.records)} of its own can be read then"
+    else:
+        known = "its coordinator did not commit it"
+        if found.decision.is_committed is None:
+            known = f"whether it was committed is not known: {found.decision.why}"
+        yield f"{known}; an abort discards {more}{_records(held.records)} of its own for good"
+    for group, positions in sorted(held.positions.items()):
+        offsets = ", ".join(f"{tp} at {offset}" for tp, offset in sorted(positions.items()))
+        yield f"it pins the positions of group {group!r}, and would commit {offsets}"
+    if found.partition.topic == POSITIONS_TOPIC:
+        return  # the offsets of each group are held by its own transactions only
+    yield f"{more}{_records(held.waiting)} of other, committed transactions wait behind it"
+    if held.behind is not None:
+        yield f"readers of committed records stop then at offset {held.behind}, where another transaction is open"
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count:,} records"
+
+
+def as_fields(found: Found, now: float, options: str = "") -> dict[str, Any]:
+    """A transaction as a JSON object; `now` is in seconds since 1970."""
+    transaction, held = found.transaction, found.held
+    fields: dict[str, Any] = {
+        "topic": found.partition.topic,
+        "partition": found.partition.partition,
+        "start_offset": transaction.start,
+        "transactional_id": transaction.transactional_id or None,
+        "state": transaction.state or None,
+        "producer_id": transaction.producer_id,
+        "producer_epoch": transaction.epoch,
+        "seconds": round(transaction.age(now), 1),
+        "hangs": transaction.hangs,
+        "committed": found.decision.is_committed,
+    }
+    if held is not None:
+        fields["records"] = held.records
+        fields["waiting"] = held.waiting
+        fields["readers_stop_at"] = held.behind
+        fields["complete"] = held.is_complete
+        fields["positions"] = {
+            group: [
+                {"topic": tp.topic, "partition": tp.partition, "offset": offset}
+                for tp, offset in sorted(positions.items())
+            ]
+            for group, positions in sorted(held.positions.items())
+        }
+    if transaction.hangs is not False:
+        fields["command"] = command(found.verb, found.partition, transaction.start) + options
+    return fields

@@ -1,0 +1,302 @@
+"""`kstreams transactions` on a real broker: what hangs is found, named, and ended; what lives is left alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py import Settings
+from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.embedded.jars import kafka_classpath
+from kstreams_py.embedded.java import find_java
+from kstreams_py.errors import Retriable
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.records import TopicPartition
+from tests.system.command import Finished, kstreams
+from tests.system.hanging import TIMEOUT_MS, Work, admin, leave_hanging, write_behind_the_coordinator
+from tests.system.harness import Cluster, running, wait_until
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    """A broker that accepts records of transactions that their coordinator does not know."""
+    unverified = {"transaction.partition.verification.enable": "false"}
+    with EmbeddedKafka(kafka_classpath(), find_java(), settings=unverified) as kafka:
+        cluster = Cluster(kafka.bootstrap_servers)
+        cluster.create("first")
+        # the broker creates its own topics
+        cluster.transaction("first", [("first", b"")])
+        cluster.set_committed("first", {("first", 0): 0})
+        yield kafka.bootstrap_servers
+
+
+class Operator:
+    """Runs `kstreams transactions` on the broker."""
+
+    def __init__(self, servers: str, **environment: str) -> None:
+        self.servers = servers
+        self._environment = environment
+
+    def run(self, *arguments: object, typed: str = "") -> Finished:
+        environment = {"KSTREAMS_BOOTSTRAP_SERVERS": self.servers, **self._environment}
+        return kstreams("transactions", *arguments, environment=environment, typed=typed)
+
+    def refused(self, *arguments: object) -> str:
+        """The one message of a command that is a user's mistake."""
+        ended = self.run(*arguments)
+        assert (ended.status, ended.out, len(ended.error_lines)) == (2, "", 1), ended
+        return ended.err.removeprefix("error: ").strip()
+
+    def found(self, *arguments: object) -> list[dict[str, Any]]:
+        """What find-hanging finds, without its ages."""
+        ended = self.run("find-hanging", "--json", *arguments)
+        rows = [json.loads(line) for line in ended.out.splitlines()]
+        assert (ended.status, ended.err) == (1 if rows else 0, ""), ended
+        for row in rows:
+            assert row.pop("seconds") >= 0
+        return rows
+
+
+@pytest.fixture
+def operator(servers: str) -> Operator:
+    return Operator(servers)
+
+
+@pytest.fixture
+def cluster(servers: str) -> Cluster:
+    return Cluster(servers)
+
+
+def place(partition: TopicPartition, start: int) -> tuple[object, ...]:
+    """The arguments that name a transaction on a partition."""
+    return "--topic", partition.topic, "--partition", partition.partition, "--start-offset", start
+
+
+def write_graph(directory: Path, name: str) -> tuple[Path, ks.Graph]:
+    """A graph that copies NAME.in to NAME.out by the processor `copy`: as a file, and itself."""
+    file = directory / "app.py"
+    file.write_text(
+        "import kstreams_py as ks\n"
+        f"graph = ks.Graph({name!r})\n"
+        f"graph.map(graph.topic('{name}.in'), to=graph.topic('{name}.out'), id='copy')(lambda value: value)\n",
+        encoding="utf-8",
+    )
+    graph = ks.Graph(name)
+    graph.map(graph.topic(f"{name}.in"), to=graph.topic(f"{name}.out"), id="copy")(lambda value: value)
+    return file, graph
+
+
+def test_hanging_transaction_is_found_on_outputs_and_positions_and_a_worker_goes_on_after_two_aborts(
+    servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    work = Work(cluster, name, group=f"{name}.copy")
+    cluster.write(work.source, [b"0", b"1"])
+    leave_hanging(servers, work, b"hanging", 1)
+    cluster.write(work.target, [b"a", b"b"])
+    cluster.transaction(f"{name}.other", [(work.target, b"c")])
+    cluster.transaction(f"{name}.other", [(work.target, b"aborted")], commit=False)
+    settings = Settings(bootstrap_servers=servers, request_timeout_ms=1_000)
+    kafka = KafkaCluster(settings)
+    output, kept_in = (
+        TopicPartition(work.target, 0),
+        GroupAdmin(Settings(bootstrap_servers=servers)).positions_partition(work.group),
+    )
+    file, graph = write_graph(tmp_path, name)
+
+    def read() -> tuple[object, ...]:
+        return cluster.values(work.target), operator.found("--graph", file)
+
+    (first, second) = operator.found("--graph", file)
+    (producer, epoch, start) = (second[each] for each in ("producer_id", "producer_epoch", "start_offset"))
+    common = {
+        "transactional_id": work.id,
+        "state": "Empty",
+        "producer_id": producer,
+        "producer_epoch": epoch,
+        "hangs": True,
+        "committed": None,
+        "records": 1,
+        "readers_stop_at": None,
+        "complete": True,
+    }
+    abort = "kstreams transactions abort --topic"
+    assert first == common | {
+        "topic": work.target,
+        "partition": 0,
+        "start_offset": 0,
+        "waiting": 3,
+        "positions": {},
+        "command": f"{abort} {work.target} --partition 0 --start-offset 0",
+    }
+    assert second == common | {
+        "topic": "__consumer_offsets",
+        "partition": kept_in.partition,
+        "start_offset": start,
+        "waiting": 0,
+        "positions": {work.group: [{"topic": work.source, "partition": 0, "offset": 1}]},
+        "command": f"{abort} __consumer_offsets --partition {kept_in.partition} --start-offset {start}",
+    }
+    everywhere = operator.run("find-hanging", "-b", servers)
+    assert everywhere.status == 1
+    assert f"\n  {first['command']} --bootstrap-servers {servers}\n" in everywhere.out
+    with pytest.raises(Retriable):
+        work.committed(kafka)
+    before = read()
+    assert before == ([], [first, second])
+
+    assert operator.refused("abort", *place(kept_in, start)) == (
+        f"UserMistake: producer {producer} has outputs open too, which its next transaction would commit: nothing was "
+        f"changed; end these first:\n  {first['command']}"
+    )
+    shown = operator.run("abort", *place(output, 0), "--dry-run")
+    assert (shown.status, shown.err, shown.out.splitlines()[1:]) == (
+        0,
+        "",
+        [
+            (
+                "  whether it was committed is not known: its coordinator's log has no decision about this partition; "
+                "an abort discards 1 record of its own for good"
+            ),
+            "  3 records of other, committed transactions wait behind it",
+            "would be aborted; nothing was changed",
+        ],
+    )
+    for typed in ("n\n", ""):
+        declined = operator.run("abort", *place(output, 0), typed=typed)
+        assert (declined.status, declined.out.endswith("nothing was changed\n")) == (1, True)
+    assert read() == before
+
+    accepted = operator.run("abort", *place(output, 0), typed="y\n")
+    assert (accepted.status, accepted.out.splitlines()[-1]) == (0, f"abort it? [y/N]: aborted on {output}")
+    assert read() == ([b"a", b"b", b"c"], [second])
+    ended = operator.run("abort", *place(kept_in, start), "--yes", "--json")
+    assert (ended.status, json.loads(ended.out)["ended"], operator.found("--graph", file)) == (0, "abort", [])
+    assert work.committed(kafka) is None
+    with running(graph, Settings(bootstrap_servers=servers, schema_directory=tmp_path)):
+        cluster.await_committed(work.group, work.source, {0: 2})
+    assert cluster.values(work.target) == [b"a", b"b", b"c", b"0", b"1"]
+
+
+def test_transaction_of_a_living_producer_is_found_only_when_older_and_is_not_ended(
+    operator: Operator, cluster: Cluster, name: str
+) -> None:
+    work = Work(cluster, name)
+    producer = work.producer()
+    work.begin(producer, b"alive", 1)
+    of_topic = ("find-hanging", "--topic", work.target)
+    young = operator.run(*of_topic, "--older-than", "1h")
+    assert (young.status, young.out, young.err) == (0, "no transaction hangs\n", "")
+    assert operator.run(*of_topic).status == 0
+    old = operator.run(*of_topic, "--older-than", "0s")
+    assert old.status == 1
+    headline, advice = old.out.splitlines()
+    assert headline.startswith(f"{work.target}[0]: producer ")
+    assert f" ({work.id}) from offset 0, " in headline
+    assert headline.endswith(" s old: its coordinator will end it")
+    assert advice.startswith("  do not end it: ")
+    for verb in ("abort", "commit"):
+        refusal = operator.refused(verb, *place(TopicPartition(work.target, 0), 0), "--yes")
+        assert refusal.endswith(
+            "its coordinator will end it: nothing was changed; start its producer again, which ends it, or wait for "
+            "its time-out"
+        )
+    producer.commit_transaction(30)
+    wait_until(lambda: operator.run(*of_topic, "--older-than", "0s").status == 0, "nothing is open")
+    assert cluster.values(work.target) == [b"alive"]
+
+
+@pytest.mark.parametrize("decided", ["commit", "abort"])
+def test_transaction_whose_marker_was_skipped_is_ended_as_its_coordinator_decided(
+    servers: str, operator: Operator, cluster: Cluster, name: str, decided: str
+) -> None:
+    """Its coordinator calls it complete, and it is open on the partition: what a broker that was killed leaves."""
+    work, began = Work(cluster, name), int(time.time() * 1000)
+    other = "abort" if decided == "commit" else "commit"
+    output = TopicPartition(work.target, 0)
+    producer = work.producer()
+    work.begin(producer, b"first", 1)
+    (opened,) = GroupAdmin(Settings(bootstrap_servers=servers)).open_transactions(output)
+    if decided == "commit":
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+    with admin(servers) as client:
+        write_behind_the_coordinator(
+            client, work, b"skipped", opened.producer_id, opened.epoch, sequence=1, time_ms=began
+        )
+    (found,) = operator.found("--topic", work.target)
+    state = "CompleteCommit" if decided == "commit" else "CompleteAbort"
+    assert (found["state"], found["hangs"], found["committed"]) == (state, True, decided == "commit")
+    assert found["command"].startswith(f"kstreams transactions {decided} --topic {work.target} --partition 0 ")
+    start = found["start_offset"]
+    refusal = operator.refused(other, *place(output, start), "--yes")
+    assert f"`{found['command']}`" in refusal
+    assert operator.run(decided, *place(output, start), "--yes").status == 0
+    assert operator.found("--topic", work.target) == []
+    assert cluster.values(work.target) == ([b"first", b"skipped"] if decided == "commit" else [])
+
+
+def test_transactions_are_listed_and_described(operator: Operator, cluster: Cluster, name: str) -> None:
+    work = Work(cluster, name)
+    producer = work.producer()
+    work.begin(producer, b"open", 1)
+    cluster.transaction(f"{name}.other", [(work.target, b"1")])
+    wait_until(lambda: "CompleteCommit" in operator.run("describe", f"{name}.other").out, "the other is complete")
+    rows = [json.loads(line) for line in operator.run("list", "--contains", name, "--json").out.splitlines()]
+    ids = [row["producer_id"] for row in rows]
+    assert rows == [
+        {"transactional_id": work.id, "state": "Ongoing", "producer_id": ids[0], "coordinator": 0},
+        {"transactional_id": f"{name}.other", "state": "CompleteCommit", "producer_id": ids[1], "coordinator": 0},
+    ]
+    filtered = operator.run("list", "--state", "Ongoing", "--producer-id", ids[0], "--producer-id", ids[1])
+    assert filtered.out == f"{work.id}  Ongoing         producer {ids[0]}, coordinator 0\n"
+    kept_in = GroupAdmin(Settings(bootstrap_servers=operator.servers)).positions_partition(work.group)
+    described = json.loads(operator.run("describe", work.id, "--json").out)
+    assert described.pop("started_at").endswith("+00:00")
+    assert described == {
+        "transactional_id": work.id,
+        "state": "Ongoing",
+        "producer_id": ids[0],
+        "producer_epoch": 0,
+        "coordinator": 0,
+        "timeout_seconds": TIMEOUT_MS / 1000,
+        "partitions": [
+            {"topic": "__consumer_offsets", "partition": kept_in.partition},
+            {"topic": work.target, "partition": 0},
+        ],
+    }
+    text = operator.run("describe", work.id).out.splitlines()
+    assert text[:3] == [
+        f"{work.id}: Ongoing, coordinator 0", f"  producer    {ids[0]} epoch 0", "  time-out    60 s",
+    ]  # fmt: skip
+    assert text[4] == f"  partitions  {kept_in}, {work.target}[0]"
+    producer.abort_transaction(30)
+
+
+def test_mistakes_of_an_operator_are_one_message_each(operator: Operator, cluster: Cluster, name: str) -> None:
+    cluster.create(name)
+    cluster.partitions(name)
+    missing = f"TopicError: topic '{name}.none' does not exist: correct the name or --bootstrap-servers"
+    assert operator.refused("find-hanging", "--topic", f"{name}.none") == missing
+    assert operator.refused("abort", *place(TopicPartition(f"{name}.none", 0), 0)) == missing
+    assert operator.refused("abort", *place(TopicPartition(name, 3), 0)) == (
+        f"UserMistake: topic {name!r} has no partition 3: it has 1, numbered from 0"
+    )
+    assert operator.refused("abort", *place(TopicPartition(name, 0), 7), "--yes") == (
+        f"UserMistake: no transaction is open on {name}[0] from offset 7 (open from: none): nothing was changed; it "
+        "may have ended since: see `kstreams transactions find-hanging`"
+    )
+    assert operator.refused("describe", f"{name}.id") == (
+        f"UserMistake: its coordinator does not know transactional id '{name}.id': `kstreams transactions list` prints "
+        "those that are known"
+    )
+    away = Operator("127.0.0.1:1", KSTREAMS_REQUEST_TIMEOUT_MS="1000").run("find-hanging", "--topic", name)
+    assert (away.status, away.out, len(away.error_lines)) == (3, "", 1)
+    assert "no broker at 127.0.0.1:1 answers" in away.err
