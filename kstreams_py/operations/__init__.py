@@ -15,6 +15,7 @@ reading              acts  reads the dead letters of a graph, and their marks
 steps                acts  runs the step of a dead letter through its processor, without writing
 replay_transactions  acts  one replay at a time: outputs and marks in one transaction
 replay               acts  replays the dead letters that are chosen
+auditing             rule  compares the outputs of a processor with its inputs by delivery hash
 hanging              rule  what an open transaction holds back, and what its coordinator decided about it
 ending               acts  finds open transactions that hang, and ends them
 """
