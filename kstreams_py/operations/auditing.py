@@ -11,7 +11,7 @@ or is in another partition, counts as one of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -30,7 +30,7 @@ class Finding(StrEnum):
     DUPLICATED = "duplicated"
     """A second output of a step that could write only one there."""
     FOREIGN = "foreign"
-    """An output that no step of the processor can have written."""
+    """An output that no step of the processor can have written, nor one of the graph's others."""
     EARLY = "early"
     """An output of an input at or above the committed position."""
     DISORDERED = "out of order"
@@ -68,13 +68,17 @@ class InputRange:
 class Audit:
     """The audit of one processor: takes its inputs, then its output topics, then its dead letters."""
 
-    def __init__(self, ranges: Mapping[bytes, InputRange], *, many: bool) -> None:
+    def __init__(
+        self, ranges: Mapping[bytes, InputRange], others: Collection[bytes] = frozenset(), *, many: bool
+    ) -> None:
         """Creates an audit without records.
 
         - `ranges`: by the first 8 bytes of the delivery hashes of a task's steps (`hash_prefix`).
+        - `others`: such bytes of the graph's other processors that write to the same topics: their outputs are ignored.
         - `many`: a step may write several records to one topic.
         """
         self._ranges = ranges
+        self._others = frozenset(others)
         self._many = many
         self._by_partition = {each.partition: each for each in ranges.values()}
         self.counts: Counter[Finding] = Counter()
@@ -107,7 +111,8 @@ class Audit:
         """
         found = None if digest is None or len(digest) != 16 else self._ranges.get(digest[:8])
         if digest is None or found is None:
-            yield self._count(Finding.FOREIGN, place, None)
+            if digest is None or len(digest) != 16 or digest[:8] not in self._others:
+                yield self._count(Finding.FOREIGN, place, None)
             return
         offset = int.from_bytes(digest[8:], "big")
         cause = (found.partition, offset)

@@ -81,6 +81,13 @@ def test_an_output_without_a_hash_of_this_processor_is_foreign(digest: bytes | N
     assert read(audit(), (OUT, [0, digest])) == [Found(Finding.FOREIGN, (OUT, 1), None)]
 
 
+def test_an_output_of_another_processor_of_the_graph_is_ignored() -> None:
+    other = hash_prefix("app.other", "in", "id-1", 0)
+    judge = Audit({PREFIX: InputRange(IN, 0, 6)}, {other}, many=False)
+
+    assert read(judge, (OUT, [other + pack_offset(0), other])) == [Found(Finding.FOREIGN, (OUT, 1), None)]
+
+
 def test_an_output_of_an_offset_without_a_committed_input_is_foreign() -> None:
     assert read(audit(inputs=[0, 2]), (OUT, [0, 1])) == [Found(Finding.FOREIGN, (OUT, 1), (IN, 1))]
 
@@ -101,13 +108,13 @@ def test_outputs_of_deleted_inputs_and_of_later_ones_are_not_judged() -> None:
 
 
 def test_inputs_below_the_position_without_output_and_outputs_from_it_on_are_found() -> None:
-    judge = audit(start=1, inputs=[1, 2, 3, 4])
+    judge = audit(start=1, inputs=[1, 2, 3, 4, 5])
 
-    assert read(judge, (OUT, [2, 4])) == []
+    assert read(judge, (OUT, [2, 5])) == []
     assert list(judge.compare({IN: 4}, {IN: 4})) == [
         Found(Finding.UNANSWERED, None, (IN, 1)),
         Found(Finding.UNANSWERED, None, (IN, 3)),
-        Found(Finding.EARLY, None, (IN, 4)),
+        Found(Finding.EARLY, None, (IN, 5)),
     ]
     assert judge.counts == {Finding.UNANSWERED: 2, Finding.EARLY: 1}
 
