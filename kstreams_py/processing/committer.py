@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -27,6 +27,7 @@ from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.dead_letters import format_error
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
@@ -44,8 +45,10 @@ class Context:
     """What a guarantee works with: the parts of one worker.
 
     - `transactional_id`: of the producer; it names the worker in the log, too.
+    - `name`: the processor's with that of its graph.
+    - `topic_ids`: the broker's id of each input.
     - `replacement`: makes the dead letter of a refused output.
-    - `journal`: where the choices of an alts are saved; None if they need not be.
+    - `journal`: where the choices of an alts are saved, or deliveries recorded; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
     - `tracing`: makes spans of commits; None for none.
     """
@@ -57,7 +60,9 @@ class Context:
     transactional_id: str
     counters: Counters
     replacement: Replacement
-    journal: ChoicesJournal | None = None
+    name: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    journal: ChoicesJournal | DeliveryJournal | None = None
     batch_bytes: int | None = None
     tracing: Tracing | None = None
 
@@ -94,7 +99,6 @@ class Committer(ABC):
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self._ledger = context.ledger
-        self._journal = context.journal
         self._consumer = context.consumer
         self._processor = processor
         self._settings = environment.settings
@@ -150,6 +154,10 @@ class Committer(ABC):
             raise Abortable("partitions were revoked in mid-transaction")
 
     # Without errors.
+
+    def start(self) -> None:
+        """Makes the first producer, which fences the one before: no committed offset may be read earlier."""
+        self.session.start()
 
     @abstractmethod
     def prepare(self, intake: Intake) -> None:
