@@ -97,7 +97,7 @@ class Journaled(ExactlyOnce):
             self._deliveries.choices |= left
         if chosen := self._unrecorded(intake):
             records = [choices_record(self._deliveries.topic, n, each) for n, each in chosen.items()]
-            self._transact(self._offsets_of(chosen), records)
+            self._transact(self._committed(chosen), records)
             self._deliveries.choices |= chosen
 
     def write(self, plan: Plan) -> None:
@@ -111,8 +111,8 @@ class Journaled(ExactlyOnce):
     def _commit(self) -> None:
         if not self._parts:  # only past transaction markers
             # a snapshot in force stands at the committed offsets, or its task could not be recovered
-            in_force, uncommitted = self._deliveries.snapshots, self._ledger.uncommitted
-            if positions := {tp: at for tp, at in uncommitted.items() if tp.partition not in in_force}:
+            numbers = {tp.partition for tp in self._ledger.cursors} - self._deliveries.snapshots.keys()
+            if positions := self._uncommitted(numbers):
                 self._transact(positions, [])
                 self._ledger.commit(positions)
             return
@@ -122,7 +122,7 @@ class Journaled(ExactlyOnce):
             self._call(lambda producer: producer.flush())
         self._record_attempts(writing)
         if writing:
-            positions = self._ledger.uncommitted
+            positions = self._uncommitted(writing)
             self._call(lambda producer: producer.send_offsets(positions, self._consumer))
             self._call(lambda producer: producer.commit_transaction())
             self._ledger.commit(positions)
@@ -132,10 +132,8 @@ class Journaled(ExactlyOnce):
         """Makes the attempts durable; deliveries that write nothing are committed by them."""
         records = [attempt_record(self._deliveries.topic, part.partition, self._describe(part)) for part in self._parts]
         silent = {part.partition for part in self._parts} - set(writing)
-        cursors = self._ledger.cursors
-        stays = {tp: cursor.committed for tp, cursor in cursors.items() if tp.partition in writing}
-        moves = {tp: at for tp, at in self._ledger.uncommitted.items() if tp.partition in silent}
-        self._transact(stays | moves, records)
+        moves = self._uncommitted(silent)
+        self._transact(self._committed(writing) | moves, records)
         self._ledger.commit(moves)
         self._deliveries.deliver(silent)
 
@@ -202,6 +200,12 @@ class Journaled(ExactlyOnce):
             for tp, cursor in sorted(self._ledger.cursors.items())
             if tp.partition == number
         )
+
+    def _committed(self, numbers: Collection[int]) -> Positions:
+        return {tp: cursor.committed for tp, cursor in self._ledger.cursors.items() if tp.partition in numbers}
+
+    def _uncommitted(self, numbers: Collection[int]) -> Positions:
+        return {tp: at for tp, at in self._ledger.uncommitted.items() if tp.partition in numbers}
 
     def _offsets_of(self, numbers: Collection[int]) -> Positions:
         return {tp: cursor.next for tp, cursor in self._ledger.cursors.items() if tp.partition in numbers}
