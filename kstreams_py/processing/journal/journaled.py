@@ -16,7 +16,7 @@ tasks no more, and a new holder waits until they are decided before it reads the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from kstreams_py.errors import ClientError
@@ -95,7 +95,7 @@ class Journaled(ExactlyOnce):
             self._ledger.commit(self._offsets_of(new))
             self._deliveries.snapshots |= new
             self._deliveries.choices |= left
-        if chosen := self._unrecorded(intake):
+        if chosen := self._unrecorded(intake.choices, numbers):
             records = [choices_record(self._deliveries.topic, n, each) for n, each in chosen.items()]
             self._transact(self._committed(chosen), records)
             self._deliveries.choices |= chosen
@@ -122,6 +122,8 @@ class Journaled(ExactlyOnce):
             self._call(lambda producer: producer.flush())
         self._record_attempts(writing)
         if writing:
+            # a late copy of the attempt's offsets, which are those before the delivery, would set the group back
+            self._recorder.renew_if_tainted()
             positions = self._uncommitted(writing)
             self._call(lambda producer: producer.send_offsets(positions, self._consumer))
             self._call(lambda producer: producer.commit_transaction())
@@ -177,18 +179,17 @@ class Journaled(ExactlyOnce):
         super()._forget()
         self._parts, self._places = [], {}
 
-    def _unrecorded(self, intake: Intake) -> dict[int, Choices]:
-        """The choices of an alts that are not recorded for the snapshot in force."""
-        return {
-            number: chosen
-            for number, chosen in intake.choices.items()
-            if self._left_of(number).runs[: len(chosen.runs)] != chosen.runs
-        }
+    def _unrecorded(self, choices: Mapping[int, Choices], numbers: Collection[int]) -> dict[int, Choices]:
+        """The choices of an alts that are not recorded for the snapshots in force."""
+        left = {n: self._undelivered(n, chosen) for n, chosen in choices.items() if n in numbers}
+        return {n: chosen for n, chosen in left.items() if self._left_of(n).runs[: len(chosen.runs)] != chosen.runs}
 
     def _left_of(self, number: int) -> Choices:
         """What is left of the choices that were recorded last."""
-        at = {tp.topic: offset for tp, offset in self._offsets_of([number]).items()}
-        return self._deliveries.choices.get(number, Choices()).after(at)
+        return self._undelivered(number, self._deliveries.choices.get(number, Choices()))
+
+    def _undelivered(self, number: int, choices: Choices) -> Choices:
+        return choices.after({tp.topic: offset for tp, offset in self._offsets_of([number]).items()})
 
     def _take_snapshot(self, number: int) -> Snapshot:
         return Snapshot(self._name, number, self._inputs(number))
