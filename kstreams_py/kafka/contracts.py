@@ -143,9 +143,9 @@ class Producer(Protocol):
 Report = Callable[[Any, Message], None]
 """Called with an error, or None, and with the record, which has its partition and offset."""
 
-Output = tuple[str, bytes | None, bytes | None, int, None, Report | None, int, Headers | None]
-"""Topic, value, key, partition (-1: by key), an unused callback, the callback of the delivery (of a producer that
-reports), timestamp (0: now), headers: the client's order."""
+Output = tuple[str, bytes | None, bytes | None, int, Report | None, None, int, Headers | None]
+"""Topic, value, key, partition (-1: by key), callback of the delivery (of a producer that reports), its unused alias,
+timestamp (0: now), headers: the client's order."""
 
 
 @dataclass(frozen=True, slots=True)

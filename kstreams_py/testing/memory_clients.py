@@ -200,7 +200,7 @@ class MemoryProducer:
         try:
             for output in outputs:
                 self._await_space()
-                topic, value, key, number, _, report, timestamp, headers = output
+                topic, value, key, number, report, _, timestamp, headers = output
                 done += 1
                 content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
                 content.check_size(topic, CLIENT_MESSAGE_MAX, [output])

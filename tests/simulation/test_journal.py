@@ -18,7 +18,7 @@ def test_journal_random_faults_delivers_once(first: int) -> None:
     run_journaled_block(first, BLOCK)
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS)
+@pytest.mark.parametrize("attempt", [1, *(pytest.param(each, marks=pytest.mark.long) for each in ATTEMPTS[1:])])
 @pytest.mark.parametrize("kind", Kind)
 def test_journal_fault_at_every_point_delivers_once(kind: Kind, attempt: int) -> None:
     assert crash_everywhere(kind, EO, attempt, batch=1 if attempt == 2 else 2) > 50

@@ -80,8 +80,8 @@ class DeliveryJournal:
                 recovery = recover(unit, committed[number], self._topic_ids, found)
             except (Damaged, Undecidable) as error:
                 raise RecoveryUndecidable(
-                    f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, with "
-                    f"`kstreams recover reset`, then start again"
+                    f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
+                    "reset the committed offsets and delete the records of this journal, then start again"
                 ) from None
             logger.info("%s: partition %d: recovery %s", self._processor, number, recovery.branch)
             if recovery.snapshot is not None:

@@ -158,7 +158,7 @@ class Journaled(ExactlyOnce):
             topic, value, key, partition, _, _, timestamp, headers = outputs[at]
             digest = dict(headers or ())[HASH_HEADER] or b""
             located = partial(self._locate, number, digest)
-            outputs[at] = (topic, value, key, partition, None, located, timestamp, headers)
+            outputs[at] = (topic, value, key, partition, located, None, timestamp, headers)
 
     def _locate(self, number: int, digest: bytes, error: object, message: Message) -> None:
         if error is None:
