@@ -39,7 +39,7 @@ class ChoicesJournal:
         if partition in self._newest:
             return self._newest[partition]
         m = self._cluster.newest(TopicPartition(self._topic, partition))
-        if m is not None and dict(m.headers() or ()).get("ks-type") != _TYPE:
+        if m is not None and dict(m.headers() or ()).get("ks-type", _TYPE) != _TYPE:
             return Choices()  # of a delivery that was journaled: its hash names what it has read
         try:
             return Choices() if m is None else Choices.decode(m.value() or b"")

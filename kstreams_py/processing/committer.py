@@ -107,7 +107,8 @@ class Committer(ABC):
         self._clock = environment.clock
         self._sleep = environment.sleep
         self._outputs: list[Output] = []
-        self._steps = 0
+        self.uncommitted_steps = 0
+        """How many steps are processed and not committed."""
         self._written = 0
         self._tracing = context.tracing
         self._since: float | None = None
@@ -137,13 +138,8 @@ class Committer(ABC):
         """The uncommitted steps are old enough or many enough for a commit."""
         return self._since is not None and (
             self._clock() - self._since >= self._settings.commit_interval_ms / 1000
-            or self._steps >= self._settings.commit_records
+            or self.uncommitted_steps >= self._settings.commit_records
         )
-
-    @property
-    def uncommitted_steps(self) -> int:
-        """How many steps are processed and not committed."""
-        return self._steps
 
     def check(self) -> None:
         """Raises Abortable if partitions of the open transaction were revoked, or the error of a callback."""
@@ -189,7 +185,7 @@ class Committer(ABC):
             )  # fmt: skip
         if self._since is None:
             self._since = self._clock()
-        self._steps += plan.steps
+        self.uncommitted_steps += plan.steps
         self._outputs += plan.outputs
         self._written += len(plan.outputs)
         size = estimate(value_bytes, plan.outputs)
@@ -204,7 +200,8 @@ class Committer(ABC):
         self.check()
         if self.busy or self._ledger.uncommitted:
             started = self._clock()
-            with nullcontext() if self._tracing is None else self._tracing.commit(self._steps, self._written):
+            steps, outputs = self.uncommitted_steps, self._written
+            with nullcontext() if self._tracing is None else self._tracing.commit(steps, outputs):
                 self._commit()
             self._counters.committed(self._clock() - started)
             self.attempts.committed()
@@ -287,7 +284,7 @@ class Committer(ABC):
     def _forget(self) -> None:
         """Forgets the uncommitted steps: they are committed, or will be run again."""
         self._outputs = []
-        self._steps = self._written = 0
+        self.uncommitted_steps = self._written = 0
         self._since = None
         if self._tracing is not None:
             self._tracing.forget()
@@ -306,5 +303,5 @@ class Committer(ABC):
 
     def _raise_unless_replaceable(self, error: ClientError) -> None:
         """Raises the reason of a refused output that belongs to no step, or that no dead letter can replace."""
-        if isinstance(error, Refused) and (not self._steps or self._processor.errors is None):
+        if isinstance(error, Refused) and (not self.uncommitted_steps or self._processor.errors is None):
             raise error.mistake

@@ -108,8 +108,9 @@ class Runner:
             if plan.again is not None:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
-                prepared = not self._by_task  # a journal has a snapshot of what is left only once this is committed
-                self._tasks.rest = Intake(left, plan.intake.choices, prepared=prepared, saved=plan.intake.saved)
+                # a journal has a snapshot of what is left only once this is committed
+                choices = plan.intake.choices if self._by_task else {}
+                self._tasks.rest = Intake(left, choices, prepared=not self._by_task, saved=plan.intake.saved)
 
     def _run_together(self, intake: Intake) -> Plan:
         plan = Plan(intake=intake)

@@ -190,7 +190,7 @@ class Session:
         if reason:
             self._counters.renewed(reason)
         while True:
-            self.drop()
+            self._drop()
             try:
                 self._attempts.next_producer()
             except Fatal:
@@ -215,9 +215,9 @@ class Session:
                 self._abort()
             except KStreamsError as error:  # the error that ends the worker is raised already
                 logger.warning("%s: its transaction is left to its time-out: %s", self._id, error)
-        self.drop()
+        self._drop()
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Drops the producer at once."""
         if self._producer is not None:
             self._producer.drop()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 from kstreams_py.errors import (
     ClientError,
@@ -27,20 +27,18 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committed import CommittedOffsets
 from kstreams_py.processing.committer import Context
-from kstreams_py.processing.committers import committer_of
+from kstreams_py.processing.committers import committer_of, open_journal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.growth import Growth
-from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.pace import Pace
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
-from kstreams_py.processing.sizes import batch_bytes
+from kstreams_py.processing.sizes import batch_bytes, fetched_bytes
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.processing.waits import Waits
@@ -106,7 +104,7 @@ class Worker:
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
-        self._journal = _open_journal(journal, processor, environment, topic_ids)
+        self._journal = open_journal(journal, processor, environment, topic_ids)
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
@@ -371,7 +369,7 @@ class Worker:
         self.committer.check()  # `consume` may have revoked partitions: abort if so
         if self._must_rewind:
             return
-        self.counters.bytes_in += estimate(_fetched_bytes, records)
+        self.counters.bytes_in += estimate(fetched_bytes, records)
         self.tasks.add(records)
         if self.committer.must_repeat_commit or self.consumer.tainted:
             self._run_saved()
@@ -648,18 +646,3 @@ class Worker:
         if self.overlapping is not None:
             self.overlapping.abandon()
         self.tasks.clear()
-
-
-def _open_journal(
-    topic: str | None, processor: Processor, environment: Environment, topic_ids: Mapping[str, str]
-) -> ChoicesJournal | DeliveryJournal | None:
-    if topic is None:
-        return None
-    if processor.journal is None:
-        return ChoicesJournal(topic, environment.cluster)
-    inputs = {each.name: topic_ids[each.name] for each in processor.inputs}
-    return DeliveryJournal(topic, processor.id, environment.cluster, environment.cluster, inputs)
-
-
-def _fetched_bytes(records: Sequence[Any]) -> int:
-    return sum(map(len, records))  # the length of a client's record is that of its value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Final, TypeVar, Union
@@ -26,6 +25,7 @@ from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_broker import Broker, Content, GroupMetadata, Heard, Stamp, StoredMessage
+from kstreams_py.testing.request_faults import Fault, Outage
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
 """The largest record that the client accepts, in bytes, whatever its topic accepts (message.max.bytes)."""
@@ -34,33 +34,6 @@ SENDS_MAX: Final = 3
 """How often a batch is sent in a row before its producer reports that there is no answer."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault of one request.
-
-    - `error`: raised in the caller; None for an answer as usual.
-    - `applied`: whether the request is carried out or lost.
-    - `late`: seconds after which the request reaches the broker (once more); None if it does not. Its client is then
-      tainted, except a producer whose caller gets OutcomeUnknown.
-    """
-
-    error: BaseException | None = None
-    applied: bool = True
-    late: float | None = None
-
-    def __post_init__(self) -> None:
-        assert self.applied or self.error is not None, "a lost request has no answer: give an error"
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """Requests of these names get no answer `until` a time; `applied` returns for each whether it is carried out."""
-
-    until: float
-    requests: frozenset[str]
-    applied: Callable[[], bool]
 
 
 Client = Union["MemoryProducer", "MemoryConsumer", None]

@@ -17,7 +17,8 @@ from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import HASH_HEADER, Step, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
-from kstreams_py.testing.memory_clients import Fault, MemoryProducer
+from kstreams_py.testing.memory_clients import MemoryProducer
+from kstreams_py.testing.request_faults import Fault
 
 TURNS_MAX: Final = 200
 

@@ -16,7 +16,6 @@ from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import WINDOW, DeliveryJournal
 from kstreams_py.processing.journal.records import (
     Attempt,
-    Damaged,
     Place,
     RecordType,
     Snapshot,
@@ -26,7 +25,7 @@ from kstreams_py.processing.journal.records import (
     newest_unit,
     snapshot_record,
 )
-from kstreams_py.processing.journal.recovery import Found, Recovery, Undecidable, recover
+from kstreams_py.processing.journal.recovery import Found, Recovery, recover
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import MemoryCluster
 
@@ -150,7 +149,7 @@ def test_hash_of_a_snapshot_differs_by_processor_partition_and_each_input() -> N
     ],
 )
 def test_damaged_journal_is_named_with_the_offset_and_the_reason(records: Sequence[Output], message: str) -> None:
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(RecoveryUndecidable) as raised:
         newest_unit(stored(*records), 0)
     assert str(raised.value) == message
 
@@ -161,13 +160,13 @@ def test_record_that_is_cut_off_or_tampered_with_is_damaged_or_another(name: str
     before = [] if name == "snapshot" else [RECORDS["snapshot"]]
     whole = newest_unit(stored(*before, RECORDS[name]), 0)
     for cut in range(len(data)):
-        with pytest.raises(Damaged):
+        with pytest.raises(RecoveryUndecidable):
             newest_unit(stored(*before, of_type(kind.decode(), data[:cut])), 0)
     for at in range(len(data)):
         flipped = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
         try:
             assert newest_unit(stored(*before, of_type(kind.decode(), flipped)), 0) != whole
-        except Damaged:
+        except RecoveryUndecidable:
             continue
 
 
@@ -250,7 +249,7 @@ CONTRADICTIONS: list[tuple[Unit, Mapping[str, int], Mapping[str, str], Mapping[P
 def test_recovery_never_guesses_where_the_evidence_contradicts_itself(
     unit: Unit, committed: Mapping[str, int], ids: Mapping[str, str], found: Mapping[Place, Found], message: str
 ) -> None:
-    with pytest.raises(Undecidable) as raised:
+    with pytest.raises(RecoveryUndecidable) as raised:
         recover(unit, committed, ids, found)
     assert str(raised.value) == message
 

@@ -11,7 +11,6 @@ from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
-    Damaged,
     Place,
     RecordType,
     Snapshot,
@@ -19,7 +18,7 @@ from kstreams_py.processing.journal.records import (
     newest_unit,
     type_of,
 )
-from kstreams_py.processing.journal.recovery import Found, Undecidable, recover
+from kstreams_py.processing.journal.recovery import Found, recover
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class DeliveryJournal:
                 unit = newest_unit(tail, number)
                 found = self._read_back(unit)
                 recovery = recover(unit, committed[number], self._topic_ids, found)
-            except (Damaged, Undecidable) as error:
+            except RecoveryUndecidable as error:
                 raise RecoveryUndecidable(
                     f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
                     "reset the committed offsets and delete the records of this journal, then start again"

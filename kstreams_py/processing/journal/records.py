@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
+from kstreams_py.errors import RecoveryUndecidable
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.choices import Choices, Start
@@ -95,10 +96,6 @@ class Unit:
     attempt: Attempt | None = None
 
 
-class Damaged(Exception):
-    """The records of a journal form no unit."""
-
-
 def snapshot_record(topic: str, snapshot: Snapshot) -> Output:
     inputs = [at._asdict() for at in snapshot.inputs]
     return _record(topic, snapshot.partition, RecordType.SNAPSHOT, {"processor": snapshot.processor, "inputs": inputs})
@@ -122,7 +119,7 @@ def attempt_record(topic: str, partition: int, attempt: Attempt) -> Output:
 def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
     """The unit of the newest snapshot among the records of a task, which are in the order of their offsets.
 
-    None if there are none. Raises Damaged if there is no snapshot before the others, or a record cannot be read.
+    None if there are none. Raises RecoveryUndecidable for a record that has no snapshot before it or cannot be read.
     """
     unit: Unit | None = None
     for m in messages:
@@ -142,7 +139,7 @@ def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
             else:
                 unit = Unit(unit.snapshot, unit.choices, _decode_attempt(RecordType(kind), data, unit.snapshot))
         except (ValueError, EOFError, IndexError, KeyError, TypeError) as error:
-            raise Damaged(f"offset {m.offset()}: {error}") from None
+            raise RecoveryUndecidable(f"offset {m.offset()}: {error}") from None
     return unit
 
 

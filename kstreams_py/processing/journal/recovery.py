@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kstreams_py.errors import RecoveryUndecidable
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import Attempt, Place, RecordType, Snapshot, Unit
 
@@ -24,10 +25,6 @@ class Found(StrEnum):
     SAME = "is there"
     OTHER = "is not there"
     DELETED = "is below the first offset of its partition"
-
-
-class Undecidable(Exception):
-    """The journal, the outputs and the committed offsets do not tell where a task goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Recovery:
 def recover(
     unit: Unit | None, committed: Mapping[str, int], topic_ids: Mapping[str, str], found: Mapping[Place, Found]
 ) -> Recovery:
-    """Decides where a task goes on. Raises Undecidable.
+    """Decides where a task goes on. Raises RecoveryUndecidable.
 
     - `unit`: the newest one of its journal.
     - `committed`: the committed offset of each of its inputs.
@@ -59,7 +56,7 @@ def recover(
     if unit.attempt is None:
         branch = "1b" if unit.choices is None else "1c"
         if not _stands_at(unit.snapshot.offsets, committed):
-            raise Undecidable(
+            raise RecoveryUndecidable(
                 f"the newest record is a snapshot at {_show(unit.snapshot.offsets)}, and the committed offsets are "
                 f"{_show(committed)}"
             )
@@ -82,7 +79,7 @@ def _is_committed(
     if stayed and attempt.outputs and outputs <= {Found.OTHER, Found.DELETED}:
         return False
     places = "; ".join(f"{place} {found[place]}" for place in attempt.outputs) or "it writes no output"
-    raise Undecidable(
+    raise RecoveryUndecidable(
         f"the newest record is an {attempt.type} from {_show(snapshot.offsets)} to {_show(attempt.offsets)}, the "
         f"committed offsets are {_show(committed)}, and of its outputs: {places}"
     )
@@ -93,15 +90,17 @@ def _stands_at(offsets: Mapping[str, int], committed: Mapping[str, int]) -> bool
 
 
 def _again(unit: Unit, branch: str, topic_ids: Mapping[str, str]) -> Recovery:
-    """The delivery is made again. Raises Undecidable if its inputs are others now."""
+    """The delivery is made again. Raises RecoveryUndecidable if its inputs are others now."""
     had = {at.topic: at.topic_id for at in unit.snapshot.inputs}
     if had.keys() != topic_ids.keys():
-        raise Undecidable(
+        raise RecoveryUndecidable(
             f"a delivery of {_names(had)} was not committed, and the processor reads {_names(topic_ids)} now: start it "
             "once with the inputs that it had"
         )
     if remade := [topic for topic, known in had.items() if known and topic_ids[topic] not in ("", known)]:
-        raise Undecidable(f"a delivery was not committed, and {_names(remade)} was deleted and created again since")
+        raise RecoveryUndecidable(
+            f"a delivery was not committed, and {_names(remade)} was deleted and created again since"
+        )
     return Recovery(branch, unit.snapshot, unit.choices)
 
 
