@@ -17,6 +17,7 @@
     │   └── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
     ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
     ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
+    │   └── RecoveryUndecidable      a journal contradicts what was committed: decide, then reset
     ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
     │   ├── Retriable                call again
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
@@ -118,6 +119,10 @@ class InputLost(KStreamsError):
     """Records were deleted before they were read, or the group's committed offset was; nothing is skipped silently."""
 
     exit_status = 5
+
+
+class RecoveryUndecidable(InputLost):
+    """A journal is damaged, or contradicts the outputs or the committed offsets; the message has all offsets."""
 
 
 class ClientError(KStreamsError):

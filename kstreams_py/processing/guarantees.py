@@ -24,6 +24,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
+from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer, Context
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
@@ -44,6 +45,10 @@ class ExactlyOnce(Committer):
     """Outputs and offsets in one transaction: both are committed, or neither is."""
 
     transactional = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._journal = context.journal if isinstance(context.journal, ChoicesJournal) else None
 
     def prepare(self, intake: Intake) -> None:
         if self._journal is not None and intake.choices:

@@ -34,7 +34,7 @@ import kstreams_py as ks
 graph = ks.Graph({name!r}, errors="{name}.errors")
 place = Path({place!r})
 
-@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
+@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"), persistence={persistence})
 def copy(value):
     if value == b"wait":
         (place / "waiting").touch()
@@ -47,13 +47,16 @@ def copy(value):
 class App:
     """A copying graph whose function waits at the value `wait` until the gate is open; its topics and workers."""
 
-    def __init__(self, directory: Path, name: str, settings: Settings, partitions: int) -> None:
+    def __init__(
+        self, directory: Path, name: str, settings: Settings, partitions: int, persistence: str = "'transaction'"
+    ) -> None:
+        """`persistence` is that of the processor, as Python source."""
         self.recorder = Recorder(settings.bootstrap_servers)
         self.source, self.target, self.group = f"{name}.in", f"{name}.out", f"{name}.copy"
         self.recorder.cluster.create(self.source, self.target, partitions=partitions)
         self.recorder.cluster.create(f"{name}.errors")
         self.file = directory / "faulty_graph.py"
-        self.file.write_text(GRAPH.format(name=name, place=str(directory)))
+        self.file.write_text(GRAPH.format(name=name, place=str(directory), persistence=persistence))
         self.waiting, self.gate = directory / "waiting", directory / "open"
         self._environment = settings.as_environment()
         self._started: list[WorkerProcess] = []
@@ -107,12 +110,14 @@ MakeApp = Callable[..., App]
 
 
 @contextmanager
-def app_factory(directory: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
+def app_factory(
+    directory: Path, name: str, settings: Callable[..., Settings], persistence: str = "'transaction'"
+) -> Iterator[MakeApp]:
     """A factory of apps; kills their workers at the end of the block."""
     apps: list[App] = []
 
     def make(partitions: int = 1, **changed: Any) -> App:
-        apps.append(App(directory, name, settings(**changed), partitions))
+        apps.append(App(directory, name, settings(**changed), partitions, persistence))
         return apps[-1]
 
     yield make
