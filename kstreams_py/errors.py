@@ -232,7 +232,12 @@ EXIT_STATUSES: Final = (
         3, "an external system does not answer", True, f"restart after {RESTART_SECONDS} s, for as long as it is away"
     ),
     ExitStatus(4, "another worker holds the slot", False, "leave the slot to it: restarted, the two end each other"),
-    ExitStatus(5, "input or committed offsets were deleted", False, "decide what is lost, reset, then start again"),
+    ExitStatus(
+        5,
+        "input or committed offsets were deleted, or a journal contradicts them",
+        False,
+        "decide what is lost, reset, then start again",
+    ),
     ExitStatus(
         130,
         "ended at once by a second signal, or before it began",

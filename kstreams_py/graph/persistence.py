@@ -15,8 +15,8 @@ BATCH_MAX: Final = 10_000
 class Journal:
     """Deliveries of an `exactly_once` processor go through a journal: `persistence=Journal()`, or "journal".
 
-    Before a task reads, its journal has the offsets at which it stands; before an output transaction is committed, the
-    journal has the places of its outputs. A start that follows a crash reads the outputs back at these places.
+    Before its function is called, the journal has the offsets at which a task stands; before an output transaction is
+    committed, the journal has the places of its outputs. A start that follows a crash reads the outputs back there.
 
     - `batch`: how many input sets of a task are delivered together at most. With 1 each is recorded and committed by
       itself.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -46,7 +46,6 @@ class Context:
 
     - `transactional_id`: of the producer; it names the worker in the log, too.
     - `name`: the processor's with that of its graph.
-    - `topic_ids`: the broker's id of each input.
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: where the choices of an alts are saved, or deliveries recorded; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
@@ -61,7 +60,6 @@ class Context:
     counters: Counters
     replacement: Replacement
     name: str = ""
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
     journal: ChoicesJournal | DeliveryJournal | None = None
     batch_bytes: int | None = None
     tracing: Tracing | None = None

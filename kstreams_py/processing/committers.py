@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer
 from kstreams_py.processing.environment import Environment
@@ -19,12 +20,11 @@ def committer_of(processor: Processor) -> type[Committer]:
 
 
 def open_journal(
-    topic: str | None, processor: Processor, environment: Environment, topic_ids: Mapping[str, str]
+    topic: str | None, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
 ) -> ChoicesJournal | DeliveryJournal | None:
     """The journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it."""
     if topic is None:
         return None
     if processor.journal is None:
         return ChoicesJournal(topic, environment.cluster)
-    inputs = {each.name: topic_ids[each.name] for each in processor.inputs}
-    return DeliveryJournal(topic, processor.id, environment.cluster, environment.cluster, inputs)
+    return DeliveryJournal(topic, processor, environment.cluster, environment.cluster, topics)

@@ -104,11 +104,11 @@ class Worker:
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
-        self._journal = open_journal(journal, processor, environment, topic_ids)
+        self._journal = open_journal(journal, processor, environment, topics)
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
-        self.committer = committer(self._context(environment, topic_ids, limit, tracing))
+        self.committer = committer(self._context(environment, limit, tracing))
         self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries
@@ -122,9 +122,7 @@ class Worker:
         self._stopping = stopping
         self._reset()
 
-    def _context(
-        self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
-    ) -> Context:
+    def _context(self, environment: Environment, batch_bytes: int | None, tracing: Tracing | None) -> Context:
         """What the guarantee works with."""
         return Context(
             self.processor,
@@ -135,7 +133,6 @@ class Worker:
             self.counters,
             self.runner.replacement,
             self.name,
-            topic_ids,
             self._journal,
             batch_bytes,
             tracing,

@@ -305,7 +305,9 @@ class MemoryProducer:
         for _ in range(SENDS_MAX):
             try:
                 self._enlist(tp)
-                self._report(tp, batch, self._network.transport("produce", produce, self))
+                first = self._network.transport("produce", produce, self)
+                if self._reports:
+                    self._report(tp, batch, first)
                 self._sequences[tp] = sequence + len(batch)
                 return True
             except Retriable as error:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kstreams_py.errors import RecoveryUndecidable, Retriable
-from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
@@ -38,23 +39,30 @@ class DeliveryJournal:
     """
 
     def __init__(
-        self, topic: str, processor: str, cluster: Cluster, outputs: Cluster, topic_ids: Mapping[str, str]
+        self,
+        topic: str,
+        processor: Processor,
+        cluster: Cluster,
+        outputs: Cluster,
+        topics: Mapping[str, TopicInfo],
     ) -> None:
         """Makes no request.
 
-        - `processor`: its id, for the log and for errors.
+        - `topic`: the journal.
         - `cluster`: has the journal; `outputs` has the outputs.
-        - `topic_ids`: those of the processor's inputs.
+        - `topics`: the processor's inputs and outputs.
         """
         self.topic = topic
         self.snapshots: dict[int, Snapshot] = {}
         """The snapshot in force, by partition number."""
         self.choices: dict[int, Choices] = {}
         """The choices that were recorded last, by partition number; a part of them may be delivered."""
-        self._processor = processor
+        self._processor = processor.id
         self._cluster = cluster
         self._outputs = outputs
-        self._topic_ids = topic_ids
+        self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
+        """The broker's id of each input."""
+        self._compacted = {name for name, info in topics.items() if "compact" in info.settings["cleanup.policy"]}
         self._delivered = 0
 
     def recover(self, positions: Positions) -> dict[int, Choices]:
@@ -76,7 +84,7 @@ class DeliveryJournal:
             try:
                 unit = newest_unit(tail, number)
                 found = self._read_back(unit)
-                recovery = recover(unit, committed[number], self._topic_ids, found)
+                recovery = recover(unit, committed[number], self.topic_ids, found)
             except RecoveryUndecidable as error:
                 raise RecoveryUndecidable(
                     f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
@@ -143,7 +151,7 @@ class DeliveryJournal:
             return Found.OTHER
         messages = self._outputs.read(tp, place.offset, 1)
         if not messages or messages[0].offset() != place.offset:
-            return Found.OTHER
+            return Found.DELETED if place.topic in self._compacted else Found.OTHER
         return Found.SAME if dict(messages[0].headers() or ()).get(HASH_HEADER) == place.delivery_hash else Found.OTHER
 
     def _truncate(self, journals: Sequence[TopicPartition]) -> None:

@@ -50,7 +50,6 @@ class Journaled(ExactlyOnce):
         super().__init__(context)
         assert isinstance(context.journal, DeliveryJournal)
         self._deliveries = context.journal
-        self._topic_ids = context.topic_ids
         self._name = context.name
         self._recorder = Session(
             self.producer_mode(context.processor.durability),
@@ -197,7 +196,7 @@ class Journaled(ExactlyOnce):
     def _inputs(self, number: int) -> tuple[Start, ...]:
         """Where the inputs of a task stand."""
         return tuple(
-            Start(tp.topic, self._topic_ids[tp.topic], cursor.next)
+            Start(tp.topic, self._deliveries.topic_ids[tp.topic], cursor.next)
             for tp, cursor in sorted(self._ledger.cursors.items())
             if tp.partition == number
         )

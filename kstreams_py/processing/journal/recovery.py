@@ -24,7 +24,7 @@ class Found(StrEnum):
 
     SAME = "is there"
     OTHER = "is not there"
-    DELETED = "is below the first offset of its partition"
+    DELETED = "may be deleted: it is below the first offset of its partition, or its topic is compacted"
 
 
 @dataclass(frozen=True, slots=True)
