@@ -8,13 +8,11 @@ from typing import Final
 from kstreams_py.errors import TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.journal.records import CHOICES_ALONE, choices_record, type_of
 from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_TRUNCATED_EVERY: Final = 1_000
 """Transactions with choices between two deletions of all but the newest records."""
-
-
-_TYPE: Final = b"alts-choices"
 
 
 class ChoicesJournal:
@@ -39,7 +37,7 @@ class ChoicesJournal:
         if partition in self._newest:
             return self._newest[partition]
         m = self._cluster.newest(TopicPartition(self._topic, partition))
-        if m is not None and dict(m.headers() or ()).get("ks-type", _TYPE) != _TYPE:
+        if m is not None and type_of(m) not in ("", CHOICES_ALONE):
             return Choices()  # of a delivery that was journaled: its hash names what it has read
         try:
             return Choices() if m is None else Choices.decode(m.value() or b"")
@@ -51,10 +49,7 @@ class ChoicesJournal:
 
     def records(self, choices: Mapping[int, Choices]) -> list[Output]:
         """A record for each task, to be committed before the functions run."""
-        return [
-            (self._topic, each.encode(), None, partition, None, None, 0, [("ks-type", _TYPE)])
-            for partition, each in choices.items()
-        ]
+        return [choices_record(self._topic, partition, each, CHOICES_ALONE) for partition, each in choices.items()]
 
     def saved(self, choices: Mapping[int, Choices]) -> None:
         """Keeps choices that are committed; every JOURNAL_TRUNCATED_EVERY times, deletes the records before them."""

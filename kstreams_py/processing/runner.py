@@ -87,7 +87,7 @@ class Runner:
 
     def _run_by_task(self, steps: Sequence[Any]) -> Plan:
         """Task by task, so that it is known which outputs are whose."""
-        whole = Plan()
+        whole, size = Plan(), 0
         for partition, group in groupby(steps, partition_of):
             of_task = list(group)
             plan = self._run_steps(Intake(of_task))
@@ -96,7 +96,8 @@ class Runner:
                 digest = self._tasks.delivery_hash(last if self._joins else (last,))
                 plan.parts.append(Part(partition, plan.steps, len(plan.outputs), plan.dead_letters, digest))
             whole.add(plan)
-            if plan.steps < len(of_task) or are_many(whole.outputs, value_bytes(whole.outputs)):
+            size += value_bytes(plan.outputs)
+            if plan.steps < len(of_task) or are_many(whole.outputs, size):
                 break
         return whole
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import kstreams_py as ks
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.topics import create_own_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import HASH_HEADER, Step, TopicPartition
@@ -19,15 +20,12 @@ from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from kstreams_py.testing.memory_clients import MemoryProducer
 from kstreams_py.testing.request_faults import Fault
+from tests.simulation.strikes import Crash
 
 TURNS_MAX: Final = 200
 
 KINDS: Final = ("map", "join", "fork", "join-fork", "alts", "alts-fork", "sink", "alts-sink")
 """The kinds of processors; the sink joins two inputs."""
-
-
-class Crash(BaseException):
-    """Raised where the process dies."""
 
 
 @dataclass(frozen=True)
@@ -256,4 +254,4 @@ class Grid:
         if self.case.journal is None:
             return 0
         records = self.cluster.records("__ks.g.p.journal")
-        return sum(dict(m.headers() or ()).get("ks-type") == kind.encode() for m in records)
+        return sum(type_of(m) == kind for m in records)

@@ -137,9 +137,7 @@ class WatchedWorker:
         self.producer = producer
         producer.flush = self._acknowledged(producer.flush)  # type: ignore[method-assign]
         producer.commit_transaction = self._acknowledged(producer.commit_transaction)  # type: ignore[method-assign]
-        producer.abort_transaction = self._undone_by(producer.abort_transaction)  # type: ignore[method-assign]
-        producer.drop = self._undone_by(producer.drop)  # type: ignore[method-assign]
-        return producer
+        return self._watch_undoing(producer)
 
     def watch_recorder(self, recorder: MemoryProducer) -> MemoryProducer:
         self.recorder = recorder
@@ -150,9 +148,12 @@ class WatchedWorker:
             self._undone = False
 
         recorder.commit_transaction = commit_transaction  # type: ignore[method-assign]
-        recorder.abort_transaction = self._undone_by(recorder.abort_transaction)  # type: ignore[method-assign]
-        recorder.drop = self._undone_by(recorder.drop)  # type: ignore[method-assign]
-        return recorder
+        return self._watch_undoing(recorder)
+
+    def _watch_undoing(self, producer: MemoryProducer) -> MemoryProducer:
+        producer.abort_transaction = self._undone_by(producer.abort_transaction)  # type: ignore[method-assign]
+        producer.drop = self._undone_by(producer.drop)  # type: ignore[method-assign]
+        return producer
 
     def _acknowledged(self, call: Callable[[], None]) -> Callable[[], None]:
         """Wraps a call after which the outputs written before it are acknowledged."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import operator
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from kstreams_py import embedded, testing
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.processing.journal.records import RecordType
 from kstreams_py.testing import History, Kind, MemoryCluster, TestDriver
+from tests.unit.users_tests import run_tests
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
@@ -23,20 +22,6 @@ EXAMPLES = ROOT / "examples"
 def named_blocks(text: str) -> dict[str, str]:
     """The Python blocks of a document by their file names."""
     return dict(re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", text, flags=re.DOTALL))
-
-
-def run_tests(directory: Path, *arguments: str) -> int:
-    """Runs pytest with warnings as errors (collecting TestDriver would be one); returns how many passed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
-    return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
 def test_code_blocks_of_the_document_are_the_example_files() -> None:

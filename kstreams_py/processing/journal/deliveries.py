@@ -76,7 +76,7 @@ class DeliveryJournal:
         for tp, offset in positions.items():
             committed.setdefault(tp.partition, {})[tp.topic] = offset
         journals = [TopicPartition(self.topic, number) for number in sorted(committed)]
-        starts, ends = self._bounds(self._cluster, journals)
+        starts, ends = self._bounds(journals)
         choices = {}
         for journal in journals:
             number = journal.partition
@@ -112,11 +112,11 @@ class DeliveryJournal:
         self.snapshots.clear()
         self.choices.clear()
 
-    def _bounds(self, cluster: Cluster, partitions: Collection[TopicPartition]) -> tuple[Positions, Positions]:
-        """The first and the end offsets of partitions. Raises Retriable if a transaction is open in one."""
-        starts, ends = cluster.starts(partitions), cluster.ends(partitions)
-        written = cluster.ends(partitions, committed=False)
-        if hidden := [tp for tp in partitions if ends[tp] < written[tp]]:
+    def _bounds(self, journals: Collection[TopicPartition]) -> tuple[Positions, Positions]:
+        """The first and the end offsets of journals. Raises Retriable if a transaction is open on one."""
+        starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
+        written = self._cluster.ends(journals, committed=False)
+        if hidden := [tp for tp in journals if ends[tp] < written[tp]]:
             raise Retriable(f"a transaction is open on journal {', '.join(map(str, hidden))}")
         return starts, ends
 

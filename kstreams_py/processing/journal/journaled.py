@@ -16,12 +16,12 @@ tasks no more, and a new holder waits until they are decided before it reads the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
-from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
+from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.committer import Context
 from kstreams_py.processing.guarantees import ExactlyOnce
@@ -90,8 +90,9 @@ class Journaled(ExactlyOnce):
             left = {n: self._left_of(n) for n in new if n in self._deliveries.choices}
             # not after the snapshot: steps of them may have run, and a crash in between would lose their order
             records += [choices_record(self._deliveries.topic, n, each) for n, each in left.items() if each.runs]
-            self._transact(self._offsets_of(new), records)
-            self._ledger.commit(self._offsets_of(new))
+            positions = self._offsets_of(new)
+            self._transact(positions, records)
+            self._ledger.commit(positions)
             self._deliveries.snapshots |= new
             self._deliveries.choices |= left
         if chosen := self._unrecorded(intake.choices, numbers):
@@ -209,19 +210,3 @@ class Journaled(ExactlyOnce):
 
     def _offsets_of(self, numbers: Collection[int]) -> Positions:
         return {tp: cursor.next for tp, cursor in self._ledger.cursors.items() if tp.partition in numbers}
-
-    def _transact(self, positions: Positions, records: list[Output]) -> None:
-        """Commits offsets and records in a transaction of the journal's producer."""
-        self._recorder.open()
-        if positions:
-            self._record(lambda producer: producer.send_offsets(positions, self._consumer))
-        self._record(lambda producer: producer.write(records))
-        self._record(lambda producer: producer.commit_transaction())
-        self._recorder.mark_ready()
-
-    def _record(self, call: Callable[[Producer], object]) -> None:
-        try:
-            self._recorder.call(call)
-        except ClientError as error:
-            self._recorder.fail(error)
-            raise

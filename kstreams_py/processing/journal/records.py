@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from io import BytesIO
 from typing import Any, Final, NamedTuple
 
-from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro import parse_schema, schemaless_reader
 
 from kstreams_py.errors import RecoveryUndecidable
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.choices import Choices, Start
+from kstreams_py.processing.choices import Choices, Start, encode_versioned
 from kstreams_py.processing.hashes import snapshot_hash
 from kstreams_py.records import Message
 
@@ -98,11 +98,13 @@ class Unit:
 
 def snapshot_record(topic: str, snapshot: Snapshot) -> Output:
     inputs = [at._asdict() for at in snapshot.inputs]
-    return _record(topic, snapshot.partition, RecordType.SNAPSHOT, {"processor": snapshot.processor, "inputs": inputs})
+    content = {"processor": snapshot.processor, "inputs": inputs}
+    return _record(topic, snapshot.partition, RecordType.SNAPSHOT, encode_versioned(_VERSION, _SNAPSHOT, content))
 
 
-def choices_record(topic: str, partition: int, choices: Choices) -> Output:
-    return (topic, choices.encode(), None, partition, None, None, 0, [(TYPE_HEADER, RecordType.CHOICES.encode())])
+def choices_record(topic: str, partition: int, choices: Choices, kind: str = RecordType.CHOICES) -> Output:
+    """`kind` is CHOICES_ALONE where there is no snapshot before them."""
+    return _record(topic, partition, kind, choices.encode())
 
 
 def attempt_record(topic: str, partition: int, attempt: Attempt) -> Output:
@@ -113,7 +115,7 @@ def attempt_record(topic: str, partition: int, attempt: Attempt) -> Output:
         "inputs": [at._asdict() for at in attempt.inputs],
         "outputs": [place._asdict() for place in attempt.outputs],
     }
-    return _record(topic, partition, attempt.type, content)
+    return _record(topic, partition, attempt.type, encode_versioned(_VERSION, _ATTEMPT, content))
 
 
 def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
@@ -148,11 +150,8 @@ def type_of(m: Message) -> str:
     return (dict(m.headers() or ()).get(TYPE_HEADER) or b"").decode(errors="replace")
 
 
-def _record(topic: str, partition: int, kind: RecordType, content: Mapping[str, Any]) -> Output:
-    buffer = BytesIO(_VERSION)
-    buffer.seek(0, 2)
-    schemaless_writer(buffer, _SNAPSHOT if kind is RecordType.SNAPSHOT else _ATTEMPT, content)
-    return (topic, buffer.getvalue(), None, partition, None, None, 0, [(TYPE_HEADER, kind.encode())])
+def _record(topic: str, partition: int, kind: str, value: bytes) -> Output:
+    return (topic, value, None, partition, None, None, 0, [(TYPE_HEADER, kind.encode())])
 
 
 def _decode_snapshot(data: bytes, partition: int) -> Snapshot:
