@@ -23,6 +23,7 @@ from kstreams_py.cli import (
     jars,
     new,
     records,
+    recover,
     run,
     slots,
     spark,
@@ -67,6 +68,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(slots.app, name="slots")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
+app.add_typer(recover.app, name="recover")
 app.add_typer(broker.app, name="broker")
 app.add_typer(config.app, name="config")
 app.add_typer(demo.app, name="demo")
