@@ -84,8 +84,8 @@ class Beginning:
             raise InputLost(
                 f"{self._processor}: {', '.join(map(str, lost))} was read before, and its committed offset no longer "
                 f"exists: Kafka keeps the offsets of a stopped group for offsets.retention.minutes "
-                f"({'not known' if minutes is None else minutes}): set them on purpose (kafka-consumer-groups "
-                "--reset-offsets, once the group has no members: `kstreams slots release`), then start again"
+                f"({'not known' if minutes is None else minutes}): decide where it goes "
+                "on, and set it once the group has no members (`kstreams recover reset`), then start again"
             )
         named = {tp: at for tp in partitions if (at := self._starts.get(self._named(tp))) is not None}
         new = set(partitions) - named.keys()
