@@ -19,6 +19,7 @@ from kstreams_py.cli import (
     demo,
     deploy,
     dev,
+    doctor,
     graph,
     jars,
     new,
@@ -62,6 +63,7 @@ app.command()(records.tail)
 app.command()(deploy.k8s)
 app.command()(deploy.systemd)
 app.command()(graph.graph)
+app.command()(doctor.doctor)
 app.command()(jars.jars)
 app.command()(spark.spark_options)
 app.add_typer(topics.app, name="topics")

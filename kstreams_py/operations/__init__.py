@@ -19,4 +19,6 @@ hanging              rule  what an open transaction holds back, and what its coo
 ending               acts  finds open transactions that hang, and ends them
 positions            rule  positions of processors: what moves where, and the file that keeps them
 moving               acts  reads positions, and sets them in one transaction
+diagnosis            rule  what holds a reader back or endangers a promise
+examining            acts  collects the facts of a diagnosis
 """
