@@ -137,8 +137,8 @@ REPLICATED: Mapping[str, tuple[ClusterDescription, str]] = {
     "offsets": (
         ClusterDescription({0: BROKER, 1: BROKER | {"offsets.retention.minutes": "90"}}, {}),
         (
-            "warning: brokers: offsets.retention.minutes is 90: a graph that is stopped for longer than 90 minutes loses "
-            "its positions\n  offsets.retention.minutes=10080 or more on all brokers"
+            "warning: brokers: offsets.retention.minutes is 90: a graph that is stopped for longer than 90 minutes "
+            "loses its positions\n  offsets.retention.minutes=10080 or more on all brokers"
         ),
     ),
 }
