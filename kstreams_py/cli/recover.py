@@ -80,7 +80,7 @@ def export(target: Target, bootstrap_servers: Bootstrap = None, config: Config =
 @app.command()
 def restore(
     target: Target,
-    file: Annotated[Path, typer.Argument(help="a file of `kstreams recover export`")],
+    file: Annotated[Path, typer.Argument(help="a file that recover export has written")],
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,

@@ -203,14 +203,14 @@ class GraphPositions:
     def _read(self, processor: Processor, topics: Mapping[str, TopicInfo]) -> Positions:
         """The committed offsets of a processor. Raises UserMistake while a transaction holds one of them."""
         group, partitions = self._group(processor), partitions_of(processor, topics)
+        # a client would ask for them until its limit
+        if (pending := self._cluster.pending(group, partitions)).partitions:
+            raise UserMistake(f"{pending.describe(time.time())}: {UNCHANGED}")
+        found: list[Positions] = []
         with self._opened(processor) as consumer:
-            found: list[Positions] = []
             try:
                 self._attempts.call(lambda: found.append(consumer.committed(partitions)))
             except Retriable as error:
-                pending = self._cluster.pending(group, partitions)
-                if pending.partitions:
-                    raise UserMistake(f"{pending.describe(time.time())}: {UNCHANGED}") from None
                 raise BrokerUnavailable(f"the positions of {processor.id!r} cannot be read: {error}") from None
         return found[-1]
 

@@ -96,7 +96,7 @@ def test_each_fault_that_is_made_is_found(careless: Cluster, name: str, tmp_path
 
     wait_until(has_joined, "the foreign member has joined")
     try:
-        found = findings(here, KSTREAMS_TRANSACTION_TIMEOUT_MS="70000")
+        found = findings(here, KSTREAMS_TRANSACTION_TIMEOUT_MS="70000", KSTREAMS_SESSION_TIMEOUT_MS="80000")
     finally:
         member.close()
     stopped = ("stopped", here.group)
@@ -151,6 +151,12 @@ def test_hanging_transaction_is_found_with_the_command_that_ends_it(
     assert command.startswith(f"transactions abort --topic {kept_in.topic} --partition {kept_in.partition} ")
     for each in (row["subject"], "never ends by itself"):
         assert each in row["meaning"]
+    # positions that it pins are not moved
+    for verb in (("reset", "work", "--to-beginning", "--yes"), ("export",)):
+        message = here.refused(verb[0], *verb[1:])
+        assert "the offsets of" in message
+        assert "are pending in a transaction" in message
+        assert message.endswith("nothing was changed")
 
 
 def test_what_this_user_may_not_see_is_a_note_and_the_rest_is_seen(name: str, tmp_path: Path) -> None:
