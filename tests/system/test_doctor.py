@@ -141,6 +141,7 @@ def test_hanging_transaction_is_found_with_the_command_that_ends_it(
 ) -> None:
     here = Site(careless, name, tmp_path, MAP, "in")
     work = Work(careless, f"{name}.other", group=here.group)
+    work.source = here.topic("in")
     careless.transaction("first", [(work.target, b"")])  # the broker creates its own topics
     careless.set_committed(here.group, {(here.topic("in"), 0): 0})
     leave_hanging(careless.bootstrap_servers, work, b"hanging", 1)
@@ -153,10 +154,10 @@ def test_hanging_transaction_is_found_with_the_command_that_ends_it(
         assert each in row["meaning"]
     # positions that it pins are not moved
     for verb in (("reset", "work", "--to-beginning", "--yes"), ("export",)):
-        message = here.refused(verb[0], *verb[1:])
-        assert "the offsets of" in message
-        assert "are pending in a transaction" in message
-        assert message.endswith("nothing was changed")
+        ended = here.recover(*verb)
+        assert (ended.status, ended.out, len(ended.error_lines)) == (2, "", 1), ended
+        assert f"the offsets of {here.topic('in')}[0] are pending in a transaction" in ended.err
+        assert ended.err.endswith("nothing was changed\n")
 
 
 def test_what_this_user_may_not_see_is_a_note_and_the_rest_is_seen(name: str, tmp_path: Path) -> None:
