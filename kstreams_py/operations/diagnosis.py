@@ -165,7 +165,7 @@ def _of_settings(topic: TopicDescription, brokers: int) -> Iterator[Finding]:
             "replication",
             topic.name,
             f"it has one replica in a cluster of {brokers} brokers: its broker's disk holds the only copy",
-            "kafka-reassign-partitions.sh with 3 replicas, or replication=3 of a topic that is made anew",
+            "kafka-reassign-partitions.sh with 3 replicas, or replication=3 of a topic that is created again",
         )
     if topic.settings.get("unclean.leader.election.enable") == "true":
         yield Finding(

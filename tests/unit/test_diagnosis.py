@@ -154,7 +154,7 @@ def test_one_replica_on_several_brokers_is_found_for_each_topic() -> None:
     (first, *others) = shown(Facts(cluster(brokers=3), now=100))
     assert first == (
         f"warning: {A}: it has one replica in a cluster of 3 brokers: its broker's disk holds the only copy\n"
-        "  kafka-reassign-partitions.sh with 3 replicas, or replication=3 of a topic that is made anew"
+        "  kafka-reassign-partitions.sh with 3 replicas, or replication=3 of a topic that is created again"
     )
     assert len(others) == 2
 
