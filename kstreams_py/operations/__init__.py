@@ -1,4 +1,4 @@
-"""Tools for topics: records, sent and printed; dead letters, listed, shown, replayed; transactions, found and ended.
+"""Tools for topics: records sent, printed; dead letters shown, replayed; transactions found, ended; positions moved.
 
 In reading order:
 
@@ -17,4 +17,8 @@ replay_transactions  acts  one replay at a time: outputs and marks in one transa
 replay               acts  replays the dead letters that are chosen
 hanging              rule  what an open transaction holds back, and what its coordinator decided about it
 ending               acts  finds open transactions that hang, and ends them
+positions            rule  positions of processors: what moves where, and the file that keeps them
+moving               acts  reads positions, and sets them in one transaction
+diagnosis            rule  what holds a reader back or endangers a promise
+examining            acts  collects the facts of a diagnosis
 """

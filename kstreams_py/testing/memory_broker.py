@@ -215,8 +215,8 @@ class Partition:
         if not self.start <= position <= self.end:
             raise InputLost(
                 f"{self.name}: position {position} is not in the log, which holds {self.start} to {self.end}: records "
-                "were deleted before they were read; set the group's offset on purpose (kafka-consumer-groups "
-                "--reset-offsets)"
+                "were deleted before they were read; set the group's offset on purpose (`kstreams recover "
+                "reset`)"
             )
 
 

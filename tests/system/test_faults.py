@@ -19,7 +19,7 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.testing import Expected
-from tests.system.command import RunningCommand, command, list_children
+from tests.system.command import RunningCommand, command, kstreams, list_children
 from tests.system.harness import FORGETFUL, WorkerProcess, list_transactional_ids, wait_until
 from tests.system.recorder import Record, Recorder
 
@@ -77,6 +77,12 @@ class App:
         for worker in workers:
             self.send(worker, signal.SIGTERM)
         assert [worker.wait() for worker in workers] == [0] * len(workers), [worker.text for worker in workers]
+
+    def operate(self, *arguments: object) -> str:
+        """Runs a command of `kstreams` to its successful end; returns what it prints."""
+        ended = kstreams(*arguments, environment=self._environment)
+        assert ended.status == 0, ended
+        return ended.out
 
     def supervised(self) -> AbstractContextManager[RunningCommand]:
         """Runs slot 0 under a supervisor, which restarts it when it ends."""

@@ -275,7 +275,7 @@ def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: 
 
 # A journal that contradicts what was committed.
 
-REMEDY = "decide where it goes on, reset the committed offsets and delete the records of this journal, then start again"
+REMEDY = "decide where it goes on, and set it (`kstreams recover reset`), then start again"
 
 
 def test_journal_with_a_foreign_record_ends_the_worker_with_the_reason_and_nothing_is_lost(
@@ -290,8 +290,15 @@ def test_journal_with_a_foreign_record_ends_the_worker_with_the_reason_and_nothi
     assert refused.wait() == 5, refused.text
     assert f"copy: partition 0: journal {journal}[0]: offset " in refused.text
     assert f"its type is '': {REMEDY}" in refused.text
-    cluster.delete_records(journal)
-    app.drain(app.start(0))
+    graph = f"{app.file}:graph"
+    app.operate("slots", "release", graph, 0)
+    end = cluster.committed(app.group, app.source)[0]
+    assert app.operate("recover", "reset", graph, "copy", "--to-offset", f"{app.source}:0:{end}", "--yes") == (
+        f"copy: {app.source}[0]: {end} -> {end}, its journal begins there\nset\n"
+    )
+    worker = app.start(0)
+    app.drain(worker)
+    assert "copy: partition 0: recovery 1b" in worker.text
     app.verify()
 
 
@@ -299,20 +306,23 @@ def test_committed_offsets_that_were_set_back_below_a_snapshot_end_the_worker(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:
     app = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000)
-    app.write(5, 0, b"wait")
+    app.write(5, 0)
+    app.drain(app.start(0))
+    app.write(1, 0, b"wait")
     killed = app.start(0)
     wait_until(app.waiting.exists, "the function waits")
     app.send(killed, signal.SIGKILL)
     killed.wait()
     app.gate.touch()
+    begun = units_of(cluster, f"__ks.{name}.copy.journal")[-1][1].snapshot.offsets[app.source]
     cluster.set_committed(app.group, {(app.source, 0): 3})
     refused = app.start(0)
     assert refused.wait() == 5, refused.text
     assert (
-        f"copy: partition 0: journal __ks.{name}.copy.journal[0]: the newest record is a snapshot at {name}.in@5, "
-        f"and the committed offsets are {name}.in@3: {REMEDY}"
+        f"copy: partition 0: journal __ks.{name}.copy.journal[0]: the newest record is a snapshot at "
+        f"{name}.in@{begun}, and the committed offsets are {name}.in@3: {REMEDY}"
     ) in refused.text
-    cluster.set_committed(app.group, {(app.source, 0): 5})
+    cluster.set_committed(app.group, {(app.source, 0): begun})
     worker = app.start(0)
     app.drain(worker)
     assert "copy: partition 0: recovery 1b" in worker.text

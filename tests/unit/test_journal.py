@@ -414,8 +414,8 @@ def test_contradiction_names_processor_partition_journal_and_remedy(
     with pytest.raises(RecoveryUndecidable) as raised:
         bench.journal.recover(READS)
     assert str(raised.value) == (
-        f"p: partition 0: journal {JOURNAL}[0]: {reason}: decide where it goes on, reset the committed offsets and "
-        "delete the records of this journal, then start again"
+        f"p: partition 0: journal {JOURNAL}[0]: {reason}: decide where it goes on, and set it (`kstreams "
+        "recover reset`), then start again"
     )
     assert raised.value.exit_status == 5
 

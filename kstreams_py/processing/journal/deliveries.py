@@ -88,7 +88,7 @@ class DeliveryJournal:
             except RecoveryUndecidable as error:
                 raise RecoveryUndecidable(
                     f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
-                    "reset the committed offsets and delete the records of this journal, then start again"
+                    "and set it (`kstreams recover reset`), then start again"
                 ) from None
             logger.info("%s: partition %d: recovery %s", self._processor, number, recovery.branch)
             if recovery.snapshot is not None:
