@@ -23,6 +23,7 @@ from kstreams_py.errors import (
     NotAuthorized,
     RecordRefused,
     RecordTooLarge,
+    RecoveryUndecidable,
     Replaced,
     SchemaError,
     SettingsError,
@@ -38,6 +39,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
@@ -59,6 +61,7 @@ __all__ = [
     "Guarantee",
     "HistoryError",
     "InputLost",
+    "Journal",
     "Json",
     "KStreamsError",
     "MissingSoftware",
@@ -66,6 +69,7 @@ __all__ = [
     "Out",
     "RecordRefused",
     "RecordTooLarge",
+    "RecoveryUndecidable",
     "Replaced",
     "Retry",
     "Running",

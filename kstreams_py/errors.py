@@ -17,6 +17,7 @@
     │   └── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
     ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
     ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
+    │   └── RecoveryUndecidable      a journal contradicts what was committed: decide, then reset
     ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
     │   ├── Retriable                call again
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
@@ -118,6 +119,10 @@ class InputLost(KStreamsError):
     """Records were deleted before they were read, or the group's committed offset was; nothing is skipped silently."""
 
     exit_status = 5
+
+
+class RecoveryUndecidable(InputLost):
+    """A journal is damaged, or contradicts the outputs or the committed offsets; the message has all offsets."""
 
 
 class ClientError(KStreamsError):
@@ -227,7 +232,12 @@ EXIT_STATUSES: Final = (
         3, "an external system does not answer", True, f"restart after {RESTART_SECONDS} s, for as long as it is away"
     ),
     ExitStatus(4, "another worker holds the slot", False, "leave the slot to it: restarted, the two end each other"),
-    ExitStatus(5, "input or committed offsets were deleted", False, "decide what is lost, reset, then start again"),
+    ExitStatus(
+        5,
+        "input or committed offsets were deleted, or a journal contradicts them",
+        False,
+        "decide what is lost, reset, then start again",
+    ),
     ExitStatus(
         130,
         "ended at once by a second signal, or before it began",

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kstreams_py"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "schemas" not in path.parts)
 PACKAGES = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+NESTED = sorted(path.parent for path in PACKAGE.glob("*/*/__init__.py"))
 
 LAYERS = (
     {"__main__"},
@@ -115,7 +116,7 @@ def path_of(path: Path) -> str:
 def marks() -> dict[str, str]:
     """The mark of each module in the docstring of its package, by the module's path."""
     found = {}
-    for package in [PACKAGE, *PACKAGES]:
+    for package in [PACKAGE, *PACKAGES, *NESTED]:
         text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
         for name, mark in re.findall(r"^(\w+) +(rule|acts|adapter) +\S", text, flags=re.MULTILINE):
             found[path_of(package / f"{name}.py")] = mark

@@ -14,6 +14,8 @@ topics        adapter  kstreams topics create, check
 slots         adapter  kstreams slots list, release
 dead_letters  adapter  kstreams dead-letters list, show, replay
 transactions  adapter  kstreams transactions list, describe, find-hanging, abort, commit
+recover       adapter  kstreams recover reset, export, restore
+doctor        adapter  kstreams doctor
 graph         adapter  kstreams graph
 broker        adapter  kstreams broker start, stop, status
 config        adapter  kstreams config show

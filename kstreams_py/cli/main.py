@@ -19,10 +19,12 @@ from kstreams_py.cli import (
     demo,
     deploy,
     dev,
+    doctor,
     graph,
     jars,
     new,
     records,
+    recover,
     run,
     slots,
     spark,
@@ -61,12 +63,14 @@ app.command()(records.tail)
 app.command()(deploy.k8s)
 app.command()(deploy.systemd)
 app.command()(graph.graph)
+app.command()(doctor.doctor)
 app.command()(jars.jars)
 app.command()(spark.spark_options)
 app.add_typer(topics.app, name="topics")
 app.add_typer(slots.app, name="slots")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
+app.add_typer(recover.app, name="recover")
 app.add_typer(broker.app, name="broker")
 app.add_typer(config.app, name="config")
 app.add_typer(demo.app, name="demo")

@@ -51,7 +51,12 @@ CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create miss
 
 
 def parse_since(text: str | None, now: float) -> int | None:
-    """Milliseconds since 1970 of `--since`; `now` is in seconds. Raises SettingsError."""
+    """Milliseconds since 1970 of `--since`; see parse_time()."""
+    return parse_time("--since", text, now)
+
+
+def parse_time(option: str, text: str | None, now: float) -> int | None:
+    """Milliseconds since 1970 of the value of an option; `now` is in seconds. Raises SettingsError."""
     if text is None:
         return None
     if found := re.fullmatch(r"(\d+)([smhd])", text):
@@ -60,7 +65,7 @@ def parse_since(text: str | None, now: float) -> int | None:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise SettingsError(
-            f"--since {text!r}: write a number with s, m, h or d, such as 1h, or a time such as 2026-05-01T12:00"
+            f"{option} {text!r}: write a number with s, m, h or d, such as 1h, or a time such as 2026-05-01T12:00"
         ) from None
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.declarations import RESERVED, Classes, Options, Order, Processor, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 
 Choice = TypeVar("Choice", Guarantee, Durability, Order)
@@ -82,6 +83,41 @@ def check_retry(what: str, retry: object) -> Retry | None:
     if retry is not None and not isinstance(retry, Retry):
         raise GraphError(f"{what}: retry is {retry!r}: give Retry(...), or None for no retries")
     return retry
+
+
+def choose_journal(what: str, persistence: object) -> Journal | None:
+    """The journal of the option `persistence`; None for "transaction"."""
+    if isinstance(persistence, Journal):
+        return persistence
+    if persistence == "journal":
+        return Journal()
+    if persistence != "transaction":
+        raise GraphError(
+            f"{what}: persistence {persistence!r} is not known: choose 'transaction', 'journal' or Journal(batch=...)"
+        )
+    return None
+
+
+def check_journal(processor: Processor) -> None:
+    """Refuses a journal where it could not tell whether a delivery was committed."""
+    what = f"processor {processor.id!r} has a journal"
+    if processor.journal is None:
+        return
+    if processor.guarantee is not Guarantee.EXACTLY_ONCE:
+        raise GraphError(
+            f"{what} and is {processor.guarantee}, which commits outputs and offsets apart: give it "
+            "persistence='transaction', or guarantee exactly_once"
+        )
+    if processor.overlaps:
+        raise GraphError(
+            f"{what} and calls that overlap, which end in another order than they are recorded: give it "
+            "persistence='transaction', or a plain function without concurrency"
+        )
+    if processor.outputs and not processor.hash_header:
+        raise GraphError(
+            f"{what} and outputs without the delivery hash, by which they are recognized: leave hash_header out, "
+            "or give it persistence='transaction'"
+        )
 
 
 def check_concurrency(processor: Processor, order: str | None) -> None:

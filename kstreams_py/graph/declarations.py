@@ -14,6 +14,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.formats.serdes import Serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 
 K = TypeVar("K", default=Any)
@@ -106,6 +107,7 @@ class Processor:
     - `asynchronous`: the function is a coroutine function, or an asynchronous generator.
     - `concurrency`: how many calls may be under way at once.
     - `order`: which of these calls wait for one another.
+    - `journal`: how deliveries are recorded in a journal; None where the transaction is enough.
     """
 
     id: str
@@ -125,6 +127,7 @@ class Processor:
     asynchronous: bool = False
     concurrency: int = 1
     order: Order = Order.PARTITION
+    journal: Journal | None = None
 
     @property
     def overlaps(self) -> bool:
@@ -145,7 +148,8 @@ class OptionsOfAll(TypedDict, total=False):
     """The options of a processor: `id` is by default the name of the function, most others are those of the graph.
 
     The graph has none for `concurrency`, how many calls may be under way at once (1 by default, also of an async
-    function), and for `order`, which of them wait for one another.
+    function), for `order`, which of them wait for one another, and for `persistence`: "transaction" (the default), or
+    "journal" or a Journal, to record each delivery in a topic of its own.
     """
 
     id: str
@@ -155,6 +159,7 @@ class OptionsOfAll(TypedDict, total=False):
     stop_on: Classes
     hash_header: bool
     retry: Retry | None
+    persistence: Journal | str
     concurrency: int
     order: Order | str
 

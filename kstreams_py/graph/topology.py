@@ -20,10 +20,12 @@ from kstreams_py.graph.checks import (
     check_dead_letters,
     check_ends,
     check_graph_name,
+    check_journal,
     check_retry,
     check_topic,
     check_topic_name,
     choose,
+    choose_journal,
     list_exceptions,
     name_processor,
 )
@@ -231,8 +233,10 @@ class Graph:
                 asynchronous=is_asynchronous(function),
                 concurrency=chosen.get("concurrency", 1),
                 order=choose(what, Order, "order", chosen.get("order", Order.PARTITION)),
+                journal=choose_journal(what, chosen.get("persistence", "transaction")),
             )
             check_concurrency(processor, chosen.get("order"))
+            check_journal(processor)
             self._add(what, processor)
             return function
 
@@ -295,8 +299,11 @@ class Graph:
         return f"{RESERVED}ks.{self.name}.replayed"
 
     def journal(self, processor: Processor) -> str | None:
-        """The topic where an alts saves its choices before its functions run; None if the processor needs none."""
-        if processor.kind.is_alts and RULES[processor.guarantee].journals_choices:
+        """The topic where a processor records its deliveries, or an alts its choices, before its functions run.
+
+        None if the processor needs none.
+        """
+        if processor.journal is not None or (processor.kind.is_alts and RULES[processor.guarantee].journals_choices):
             return f"{RESERVED}ks.{self.name}.{processor.id}.journal"
         return None
 
@@ -362,6 +369,7 @@ class Graph:
             words += [name for name in ("asynchronous", "batch", "generator", "wants_step") if getattr(processor, name)]
             if processor.concurrency > 1:
                 words.append(f"{processor.concurrency} calls at once, in order by {processor.order}")
+            words += [] if processor.journal is None else [f"deliveries of {processor.journal.batch} journaled"]
             words += [] if processor.hash_header else ["no hash header"]
             rows = {
                 "reads": ", ".join(map(str, processor.inputs)),

@@ -7,6 +7,7 @@ contracts          rule     the protocols of a cluster, its consumers and its pr
 transactions       rule     open transactions, and which of them never end
 log_batches        rule     batches of a partition as they are stored, with what brokers keep in their topics
 groups             rule     consumer groups as an operator sees them
+described_cluster  rule     a cluster as its brokers describe it
 partitioner        rule     the partition of a key, as Java's clients compute it
 errors             adapter  maps librdkafka's error codes to the exceptions of errors.py, and watches its log
 clients            adapter  makes clients, and ends them
@@ -17,6 +18,7 @@ consumer           adapter  a static member of a group
 producer           adapter  writes records, in transactions or without
 administration     adapter  requests that only kafka-python can make: static members, open transactions
 transaction_admin  adapter  requests about transactions: look, read their logs, write markers
+cluster_admin      adapter  requests that describe a cluster as a whole
 topic_admin        adapter  describes and changes topics, and explains failed calls
 reader             adapter  reads partitions without a group: their offsets, their records
 cluster            adapter  makes consumers and producers, and passes requests on

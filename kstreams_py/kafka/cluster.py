@@ -196,7 +196,7 @@ class KafkaCluster:
             **self._common,
             "client.id": transactional_id,
             "partitioner": "murmur2_random",
-            "delivery.report.only.error": True,
+            "delivery.report.only.error": not mode.reports,
             "acks": mode.acks,
             "enable.idempotence": mode.idempotent,
             # librdkafka #4953: a batch that is refused because the one before it was makes an idempotent producer begin

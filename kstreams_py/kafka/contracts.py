@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Membership
@@ -94,11 +94,13 @@ class ProducerMode:
     - `acks`: -1 (all in-sync replicas), 1 (the leader) or 0 (no acknowledgement). With -1 the producer is idempotent:
       the broker recognizes a repeated record by its sequence number, and drops it.
     - `may_repeat`: a record may be written again though it may have arrived.
+    - `reports`: outputs that ask for it are told where they are written.
     """
 
     transactional: bool
     acks: int
     may_repeat: bool
+    reports: bool = False
 
     @property
     def idempotent(self) -> bool:
@@ -138,8 +140,12 @@ class Producer(Protocol):
         """Ends the client at once: nothing is flushed, committed or aborted."""
 
 
-Output = tuple[str, bytes | None, bytes | None, int, None, None, int, Headers | None]
-"""Topic, value, key, partition (-1: by key), two unused callbacks, timestamp (0: now), headers: the client's order."""
+Report = Callable[[Any, Message], None]
+"""Called with an error, or None, and with the record, which has its partition and offset."""
+
+Output = tuple[str, bytes | None, bytes | None, int, Report | None, None, int, Headers | None]
+"""Topic, value, key, partition (-1: by key), callback of the delivery (of a producer that reports), its unused alias,
+timestamp (0: now), headers: the client's order."""
 
 
 @dataclass(frozen=True, slots=True)

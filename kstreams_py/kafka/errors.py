@@ -196,10 +196,15 @@ class ClientLog(logging.Handler):
             self.error = error
 
 
+def client_version() -> str:
+    """The version of librdkafka."""
+    return str(ck.libversion()[0])
+
+
 @cache
 def warn_if_untested() -> None:
     """Logs a warning, once in a process, if the version of librdkafka is not among TESTED_CLIENTS."""
-    version = ck.libversion()[0]
+    version = client_version()
     if version not in TESTED_CLIENTS:
         logger.warning(
             "librdkafka %s is not among the versions tested with kstreams_py (%s): late requests are recognized by the "

@@ -1,4 +1,4 @@
-"""Tools for topics: records, sent and printed; dead letters, listed, shown, replayed; transactions, found and ended.
+"""Tools for topics: records sent, printed; dead letters shown, replayed; transactions found, ended; positions moved.
 
 In reading order:
 
@@ -18,4 +18,8 @@ replay               acts  replays the dead letters that are chosen
 auditing             rule  compares the outputs of a processor with its inputs by delivery hash
 hanging              rule  what an open transaction holds back, and what its coordinator decided about it
 ending               acts  finds open transactions that hang, and ends them
+positions            rule  positions of processors: what moves where, and the file that keeps them
+moving               acts  reads positions, and sets them in one transaction
+diagnosis            rule  what holds a reader back or endangers a promise
+examining            acts  collects the facts of a diagnosis
 """

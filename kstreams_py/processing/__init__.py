@@ -36,4 +36,5 @@ refused_outputs  rule     outputs that came back, of steps that are not run agai
 otel             adapter  spans of steps and commits, by OpenTelemetry
 choices          rule     which input each coming step of an alts reads
 choices_journal  acts     saves the choices of an alts
+committers       acts     which guarantee a processor has, and its journal
 """

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from kstreams_py.errors import InputLost
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import Output, TopicInfo
+from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
 from kstreams_py.processing.committer import Committer
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Positions, TopicPartition
@@ -84,8 +84,8 @@ class Beginning:
             raise InputLost(
                 f"{self._processor}: {', '.join(map(str, lost))} was read before, and its committed offset no longer "
                 f"exists: Kafka keeps the offsets of a stopped group for offsets.retention.minutes "
-                f"({'not known' if minutes is None else minutes}): set them on purpose (kafka-consumer-groups "
-                "--reset-offsets, once the group has no members: `kstreams slots release`), then start again"
+                f"({'not known' if minutes is None else minutes}): decide where it goes "
+                "on, and set it once the group has no members (`kstreams recover reset`), then start again"
             )
         named = {tp: at for tp in partitions if (at := self._starts.get(self._named(tp))) is not None}
         new = set(partitions) - named.keys()
@@ -112,7 +112,8 @@ class Beginning:
         assert self._begun is not None
         counts = {self._named(tp): self._inputs[tp.topic].partitions for tp in partitions}
         named = [
-            self._record(
+            _record(
+                self._topic,
                 [self._processor + _NAMES_START, *self._named(tp)[1:]],
                 {"partitions": 0, START: at, POLICY: self._policy},
             )
@@ -120,30 +121,15 @@ class Beginning:
         ]
         # before the commit: one that fails after the records were written is repeated with the same offsets
         self._starts |= {self._named(tp): at for tp, at in starts.items()}
-        begun = [self._record(each, {"partitions": count}) for each, count in counts.items()]
+        begun = [begun_record(self._topic, each, count) for each, count in counts.items()]
         committer.commit_start(starts, named, begun)
         self._begun |= counts
 
-    def _record(self, key: Sequence[object], value: Mapping[str, object]) -> Output:
-        return (self._topic, json.dumps(value).encode(), json.dumps(key).encode(), 0, None, None, 0, None)
-
     def _read(self) -> dict[Begun, int]:
         if self._begun is None:
-            begun: dict[Begun, int] = {}
-            for m in self._cluster.read(TopicPartition(self._topic, 0)):
-                match _parse(m.key()):
-                    case [str(name), str(topic), str(topic_id), int(number)]:
-                        key = Begun(name.removesuffix(_NAMES_START), topic, topic_id, number)
-                    case _:
-                        continue  # of another release, as are the values that no case below takes
-                match _parse(m.value()):
-                    case {"start": int(at), "policy": str(policy)} if name.endswith(_NAMES_START):
-                        self._starts.pop(key, None)
-                        if policy == self._policy:  # else the user wants another start since
-                            self._starts[key] = at
-                    case {"partitions": int(count)} if key.processor == name:
-                        begun[key] = count
-            self._begun = begun
+            self._begun, starts = read_begun(self._cluster, self._topic)
+            # one of another policy: the user wants another start since
+            self._starts |= {each: at for each, (at, policy) in starts.items() if policy == self._policy}
         return self._begun
 
     def _was_added(self, tp: TopicPartition) -> bool:
@@ -155,6 +141,37 @@ class Beginning:
 
     def _named(self, tp: TopicPartition) -> Begun:
         return Begun(self._processor, tp.topic, self._inputs[tp.topic].topic_id, tp.partition)
+
+
+def begun_record(topic: str, begun: Begun, partitions: int) -> Output:
+    """The record that a partition is begun; `partitions` is how many its topic has."""
+    return _record(topic, begun, {"partitions": partitions})
+
+
+def read_begun(cluster: Cluster, topic: str) -> tuple[dict[Begun, int], dict[Begun, tuple[int, str]]]:
+    """What a topic of beginnings records.
+
+    Returns how many partitions the topic had when each partition was begun, and the offset at which each was about to
+    begin, with the `auto_offset_reset` of then.
+    """
+    begun: dict[Begun, int] = {}
+    starts: dict[Begun, tuple[int, str]] = {}
+    for m in cluster.read(TopicPartition(topic, 0)):
+        match _parse(m.key()):
+            case [str(name), str(of), str(topic_id), int(number)]:
+                key = Begun(name.removesuffix(_NAMES_START), of, topic_id, number)
+            case _:
+                continue  # of another release, as are the values that no case below takes
+        match _parse(m.value()):
+            case {"start": int(at), "policy": str(policy)} if name.endswith(_NAMES_START):
+                starts[key] = (at, policy)
+            case {"partitions": int(count)} if key.processor == name:
+                begun[key] = count
+    return begun, starts
+
+
+def _record(topic: str, key: Sequence[object], value: Mapping[str, object]) -> Output:
+    return (topic, json.dumps(value).encode(), json.dumps(key).encode(), 0, None, None, 0, None)
 
 
 def _parse(text: bytes | None) -> object:

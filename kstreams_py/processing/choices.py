@@ -12,6 +12,14 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from kstreams_py.formats.schema_files import shipped_schema
 
 
+def encode_versioned(version: bytes, schema: Any, content: Mapping[str, Any]) -> bytes:
+    """The version, one byte, then the content in Avro; `schema` is parsed."""
+    buffer = BytesIO(version)
+    buffer.seek(0, 2)
+    schemaless_writer(buffer, schema, content)
+    return buffer.getvalue()
+
+
 class Start(NamedTuple):
     """An input when choices were made: its topic id ("" if the broker has none) and its committed offset."""
 
@@ -60,14 +68,11 @@ class Choices:
 
     def encode(self) -> bytes:
         """A version byte, then Avro by schemas/alts_choices.avsc."""
-        buffer = BytesIO(_CHOICES_VERSION)
-        buffer.seek(0, 2)
         record = {
             "runs": [{"topic": topic, "through": through} for topic, through in self.runs],
             "inputs": [{"topic": t, "topic_id": topic_id, "start": offset} for t, topic_id, offset in self.starts],
         }
-        schemaless_writer(buffer, _CHOICES_SCHEMA, record)
-        return buffer.getvalue()
+        return encode_versioned(_CHOICES_VERSION, _CHOICES_SCHEMA, record)
 
     @classmethod
     def decode(cls, data: bytes) -> Choices:

@@ -8,7 +8,8 @@ from typing import Final
 from kstreams_py.errors import TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.processing.choices import Choices
-from kstreams_py.records import TopicPartition
+from kstreams_py.processing.journal.records import CHOICES_ALONE, choices_record, type_of
+from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_TRUNCATED_EVERY: Final = 1_000
 """Transactions with choices between two deletions of all but the newest records."""
@@ -24,6 +25,10 @@ class ChoicesJournal:
         """Choices that this worker saved: they may not be readable yet, because markers follow the commit's answer."""
         self._saved = 0
 
+    def recover(self, positions: Positions) -> dict[int, Choices]:
+        """The choices that each of the tasks at these offsets saved last. Raises TopicError."""
+        return {tp.partition: self.newest(tp.partition) for tp in positions}
+
     def newest(self, partition: int) -> Choices:
         """The choices that a task saved last, including those that are delivered since.
 
@@ -32,6 +37,8 @@ class ChoicesJournal:
         if partition in self._newest:
             return self._newest[partition]
         m = self._cluster.newest(TopicPartition(self._topic, partition))
+        if m is not None and type_of(m) not in ("", CHOICES_ALONE):
+            return Choices()  # of a delivery that was journaled: its hash names what it has read
         try:
             return Choices() if m is None else Choices.decode(m.value() or b"")
         except ValueError as error:
@@ -42,10 +49,7 @@ class ChoicesJournal:
 
     def records(self, choices: Mapping[int, Choices]) -> list[Output]:
         """A record for each task, to be committed before the functions run."""
-        return [
-            (self._topic, each.encode(), None, partition, None, None, 0, [("ks-type", b"alts-choices")])
-            for partition, each in choices.items()
-        ]
+        return [choices_record(self._topic, partition, each, CHOICES_ALONE) for partition, each in choices.items()]
 
     def saved(self, choices: Mapping[int, Choices]) -> None:
         """Keeps choices that are committed; every JOURNAL_TRUNCATED_EVERY times, deletes the records before them."""

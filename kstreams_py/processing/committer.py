@@ -27,6 +27,7 @@ from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.dead_letters import format_error
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
@@ -44,8 +45,9 @@ class Context:
     """What a guarantee works with: the parts of one worker.
 
     - `transactional_id`: of the producer; it names the worker in the log, too.
+    - `name`: the processor's with that of its graph.
     - `replacement`: makes the dead letter of a refused output.
-    - `journal`: where the choices of an alts are saved; None if they need not be.
+    - `journal`: where the choices of an alts are saved, or deliveries recorded; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
     - `tracing`: makes spans of commits; None for none.
     """
@@ -57,7 +59,8 @@ class Context:
     transactional_id: str
     counters: Counters
     replacement: Replacement
-    journal: ChoicesJournal | None = None
+    name: str = ""
+    journal: ChoicesJournal | DeliveryJournal | None = None
     batch_bytes: int | None = None
     tracing: Tracing | None = None
 
@@ -94,7 +97,6 @@ class Committer(ABC):
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self._ledger = context.ledger
-        self._journal = context.journal
         self._consumer = context.consumer
         self._processor = processor
         self._settings = environment.settings
@@ -103,7 +105,8 @@ class Committer(ABC):
         self._clock = environment.clock
         self._sleep = environment.sleep
         self._outputs: list[Output] = []
-        self._steps = 0
+        self.uncommitted_steps = 0
+        """How many steps are processed and not committed."""
         self._written = 0
         self._tracing = context.tracing
         self._since: float | None = None
@@ -133,13 +136,8 @@ class Committer(ABC):
         """The uncommitted steps are old enough or many enough for a commit."""
         return self._since is not None and (
             self._clock() - self._since >= self._settings.commit_interval_ms / 1000
-            or self._steps >= self._settings.commit_records
+            or self.uncommitted_steps >= self._settings.commit_records
         )
-
-    @property
-    def uncommitted_steps(self) -> int:
-        """How many steps are processed and not committed."""
-        return self._steps
 
     def check(self) -> None:
         """Raises Abortable if partitions of the open transaction were revoked, or the error of a callback."""
@@ -150,6 +148,10 @@ class Committer(ABC):
             raise Abortable("partitions were revoked in mid-transaction")
 
     # Without errors.
+
+    def start(self) -> None:
+        """Makes the first producer, which fences the one before: no committed offset may be read earlier."""
+        self.session.start()
 
     @abstractmethod
     def prepare(self, intake: Intake) -> None:
@@ -181,7 +183,7 @@ class Committer(ABC):
             )  # fmt: skip
         if self._since is None:
             self._since = self._clock()
-        self._steps += plan.steps
+        self.uncommitted_steps += plan.steps
         self._outputs += plan.outputs
         self._written += len(plan.outputs)
         size = estimate(value_bytes, plan.outputs)
@@ -196,7 +198,8 @@ class Committer(ABC):
         self.check()
         if self.busy or self._ledger.uncommitted:
             started = self._clock()
-            with nullcontext() if self._tracing is None else self._tracing.commit(self._steps, self._written):
+            steps, outputs = self.uncommitted_steps, self._written
+            with nullcontext() if self._tracing is None else self._tracing.commit(steps, outputs):
                 self._commit()
             self._counters.committed(self._clock() - started)
             self.attempts.committed()
@@ -279,7 +282,7 @@ class Committer(ABC):
     def _forget(self) -> None:
         """Forgets the uncommitted steps: they are committed, or will be run again."""
         self._outputs = []
-        self._steps = self._written = 0
+        self.uncommitted_steps = self._written = 0
         self._since = None
         if self._tracing is not None:
             self._tracing.forget()
@@ -298,5 +301,5 @@ class Committer(ABC):
 
     def _raise_unless_replaceable(self, error: ClientError) -> None:
         """Raises the reason of a refused output that belongs to no step, or that no dead letter can replace."""
-        if isinstance(error, Refused) and (not self._steps or self._processor.errors is None):
+        if isinstance(error, Refused) and (not self.uncommitted_steps or self._processor.errors is None):
             raise error.mistake

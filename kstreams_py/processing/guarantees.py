@@ -24,10 +24,12 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
+from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer, Context
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import RefusedOutputs
+from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
 from kstreams_py.records import Positions
 
@@ -44,6 +46,12 @@ class ExactlyOnce(Committer):
     """Outputs and offsets in one transaction: both are committed, or neither is."""
 
     transactional = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._journal = context.journal if isinstance(context.journal, ChoicesJournal) else None
+        self._recorder = self.session
+        """The producer of the transactions that have no outputs of steps."""
 
     def prepare(self, intake: Intake) -> None:
         if self._journal is not None and intake.choices:
@@ -97,19 +105,25 @@ class ExactlyOnce(Committer):
 
     def _transact(self, positions: Positions, records: list[Output]) -> None:
         """Commits offsets and records in a transaction of their own."""
-        self.session.open()
+        recorder = self._recorder
+        recorder.open()
         if positions:
-            self._call(lambda producer: producer.send_offsets(positions, self._consumer))
-        self._call(lambda producer: producer.write(records))
-        self._call(lambda producer: producer.commit_transaction())
-        self.session.mark_ready()
+            _call(recorder, lambda producer: producer.send_offsets(positions, self._consumer))
+        _call(recorder, lambda producer: producer.write(records))
+        _call(recorder, lambda producer: producer.commit_transaction())
+        recorder.mark_ready()
 
     def _call(self, call: Callable[[Producer], object]) -> None:
-        try:
-            self.session.call(call)
-        except ClientError as error:
-            self.session.fail(error)
-            raise
+        _call(self.session, call)
+
+
+def _call(session: Session, call: Callable[[Producer], object]) -> None:
+    """Calls the producer of a session in a transaction; records the meaning of an error before raising it."""
+    try:
+        session.call(call)
+    except ClientError as error:
+        session.fail(error)
+        raise
 
 
 class _WithoutTransactions(Committer):

@@ -31,6 +31,12 @@ def joined_hash(processor: str, records: Iterable[tuple[str, str, int, int]]) ->
     return blake2b(_canonical("snapshot", processor, *parts), digest_size=16).digest()
 
 
+def snapshot_hash(processor: str, inputs: Iterable[tuple[str, str, int, int]]) -> bytes:
+    """16 bytes that name a snapshot of a task: BLAKE2b of (topic, topic id, partition, next offset) of each input."""
+    parts = [part for each in sorted(inputs) for part in each]
+    return blake2b(_canonical("journal", processor, *parts), digest_size=16).digest()
+
+
 def _canonical(*parts: str | int) -> bytes:
     """Parts as bytes, each with its length in front, so that no two lists of parts give the same bytes."""
     raw = [str(part).encode() for part in parts]

@@ -65,6 +65,21 @@ class Again:
     attempts: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the steps of one task came to, in a plan of several.
+
+    - `outputs`: how many outputs it has, with `dead_letters` dead letters among them.
+    - `delivery_hash`: that of its last step.
+    """
+
+    partition: int
+    steps: int
+    outputs: int
+    dead_letters: int
+    delivery_hash: bytes
+
+
 @dataclass(slots=True)
 class Plan:
     """What the steps of an intake came to. The ledger has advanced past those that are done.
@@ -77,6 +92,7 @@ class Plan:
       was not called.
     - `again`: what is to be run again after a wait, instead of an interrupt; it is not done.
     - `intake`: what was run.
+    - `parts`: the same by task, in the order of the outputs, for a processor with a journal.
     - `seconds`: that the calls of these steps took, where calls overlap; None otherwise.
     - `owners`: the inputs of each output's step, where outputs have no delivery hash and are traced; None once a dead
       letter was made of them.
@@ -91,6 +107,7 @@ class Plan:
     again: Again | None = None
     intake: Intake = field(default_factory=lambda: Intake([]), repr=False, compare=False)
     owners: list[Inputs | None] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     seconds: float | None = None
 
     def add(self, later: Plan) -> None:
@@ -100,6 +117,7 @@ class Plan:
         self.dead_letters += later.dead_letters
         self.failures += later.failures
         self.owners += later.owners
+        self.parts += later.parts
         self.interrupt, self.tried, self.again = later.interrupt, later.tried, later.again
 
 

@@ -1,4 +1,4 @@
-"""Steps that are ready to be run, in the order of their arrival; or of each partition, where calls overlap."""
+"""Steps that are ready to be run, by arrival; or by partition, where calls overlap or deliveries are journaled."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
@@ -14,7 +15,7 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.dead_letters import DeadLetters, Failure
 from kstreams_py.processing.hashes import pack_offset
 from kstreams_py.processing.outputs import Outputs, are_many, decoder, is_same, value_bytes
-from kstreams_py.processing.plan import Again, Intake, Plan, partitions_of, read_by
+from kstreams_py.processing.plan import Again, Intake, Part, Plan, partition_of, partitions_of, read_by
 from kstreams_py.processing.retries import Retries
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing, traced
@@ -54,6 +55,7 @@ class Runner:
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
         self.retries = Retries(processor.retry) if processor.retry is not None else None
         self._refused: dict[Read, RecordRefused] = {}
+        self._by_task = processor.journal is not None
         self._owned = traces_outputs and not processor.hash_header
         """Keeps the step of each output (Plan.owners), as no delivery hash names it."""
         self._run: Run = (
@@ -75,11 +77,29 @@ class Runner:
         Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks; so they do where a
         step is to be run again, whose partition then waits.
         """
-        apart = self._refused or self._owned
-        plan = self._run_one_by_one(intake.steps) if apart else self._run_together(intake)
+        plan = self._run_by_task(intake.steps) if self._by_task else self._run_steps(intake)
         plan.intake = intake
         self._put_back(plan, intake.steps[plan.steps :])
         return plan
+
+    def _run_steps(self, intake: Intake) -> Plan:
+        return self._run_one_by_one(intake.steps) if self._refused or self._owned else self._run_together(intake)
+
+    def _run_by_task(self, steps: Sequence[Any]) -> Plan:
+        """Task by task, so that it is known which outputs are whose."""
+        whole, size = Plan(), 0
+        for partition, group in groupby(steps, partition_of):
+            of_task = list(group)
+            plan = self._run_steps(Intake(of_task))
+            if plan.steps:
+                last = of_task[plan.steps - 1]
+                digest = self._tasks.delivery_hash(last if self._joins else (last,))
+                plan.parts.append(Part(partition, plan.steps, len(plan.outputs), plan.dead_letters, digest))
+            whole.add(plan)
+            size += value_bytes(plan.outputs)
+            if plan.steps < len(of_task) or are_many(whole.outputs, size):
+                break
+        return whole
 
     def _put_back(self, plan: Plan, left: Sequence[Any]) -> None:
         """Gives the tasks the steps that are not done; those to be run again come first."""
@@ -89,7 +109,9 @@ class Runner:
             if plan.again is not None:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
-                self._tasks.rest = Intake(left, prepared=True, saved=plan.intake.saved)
+                # a journal has a snapshot of what is left only once this is committed
+                choices = plan.intake.choices if self._by_task else {}
+                self._tasks.rest = Intake(left, choices, prepared=not self._by_task, saved=plan.intake.saved)
 
     def _run_together(self, intake: Intake) -> Plan:
         plan = Plan(intake=intake)

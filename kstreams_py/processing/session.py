@@ -92,14 +92,7 @@ class Session:
         if self.state is State.OPEN:
             return
         if self._mode.transactional:
-            if self.producer.tainted:
-                # a request that timed out may reach the broker late and end a later transaction of the same epoch
-                logger.warning(
-                    "%s: a request timed out or lost its connection: a new producer is needed", self._id,
-                    extra=repeated(f"requests of {self._id} that timed out or lost their connection"),
-                )  # fmt: skip
-                self._require_membership(0.0)
-                self.renew("late_request")
+            self.renew_if_tainted()
             try:
                 self.call(lambda producer: producer.begin_transaction())
             except ClientError as error:
@@ -107,6 +100,19 @@ class Session:
                 raise
         self._opened_at = self._clock()
         self._move(State.OPEN)
+
+    def renew_if_tainted(self) -> None:
+        """Replaces a producer of which a request may be on its way; nothing is open.
+
+        A request that timed out may reach the broker late and end a later transaction of the same epoch.
+        """
+        if self.producer.tainted:
+            logger.warning(
+                "%s: a request timed out or lost its connection: a new producer is needed", self._id,
+                extra=repeated(f"requests of {self._id} that timed out or lost their connection"),
+            )  # fmt: skip
+            self._require_membership(0.0)
+            self.renew("late_request")
 
     def call(self, call: Callable[[Producer], object]) -> None:
         """Calls the producer; in a transaction, repeats a call that raises Retriable."""
@@ -184,7 +190,7 @@ class Session:
         if reason:
             self._counters.renewed(reason)
         while True:
-            self.drop()
+            self._drop()
             try:
                 self._attempts.next_producer()
             except Fatal:
@@ -209,9 +215,9 @@ class Session:
                 self._abort()
             except KStreamsError as error:  # the error that ends the worker is raised already
                 logger.warning("%s: its transaction is left to its time-out: %s", self._id, error)
-        self.drop()
+        self._drop()
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Drops the producer at once."""
         if self._producer is not None:
             self._producer.drop()

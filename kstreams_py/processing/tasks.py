@@ -65,7 +65,8 @@ class Tasks:
         self._follows = False
         """A task follows saved choices."""
         self.can_refill = refills
-        self._by_partition = ReadyByPartition() if processor.overlaps else None
+        self._journal = processor.journal
+        self._by_partition = ReadyByPartition() if processor.overlaps or processor.journal else None
         self._ready = Ready() if self._by_partition is None else self._by_partition
         self._paused = frozenset[TopicPartition]()
         self.held: dict[int, list[Any]] = {}
@@ -239,8 +240,17 @@ class Tasks:
             return Intake(again, self._choices(again) if self._alts else {}, repeated=True)
         if not self._ready:
             return None
-        steps = self._ready.take(limit)
+        steps = self._take_unit(limit) if self._journal else self._ready.take(limit)
         return Intake(steps, self._choices(steps) if self._alts else {})
+
+    def _take_unit(self, limit: int) -> list[Any]:
+        """Steps that are delivered together: a batch of each task, within the limit."""
+        ready, journal = self._by_partition, self._journal
+        assert ready is not None
+        assert journal is not None
+        numbers = ready.partitions[:limit]
+        share = min(journal.batch, max(1, limit // len(numbers)))
+        return [step for number in numbers for step in ready.take_of(number, share)]
 
     def _refill(self, rest: Intake, limit: int, *, fills: bool) -> Intake:
         """The rest of an intake with the steps of a wait that is over, and with others that are ready."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 from kstreams_py.errors import (
     ClientError,
@@ -27,19 +27,18 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committed import CommittedOffsets
 from kstreams_py.processing.committer import Context
+from kstreams_py.processing.committers import committer_of, open_journal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.growth import Growth
-from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.pace import Pace
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
-from kstreams_py.processing.sizes import batch_bytes
+from kstreams_py.processing.sizes import batch_bytes, fetched_bytes
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.processing.waits import Waits
@@ -87,7 +86,7 @@ class Worker:
         self.instance_id = f"{self.name}.{slot}"
         self.counters = Counters()
         self.turned_at = environment.clock()
-        committer = COMMITTERS[processor.guarantee]
+        committer = committer_of(processor)
         pauses = processor.overlaps or processor.retry is not None
         self.consumer = environment.cluster.consumer(
             self.name, self.instance_id, commits=not committer.transactional, joins=processor.joins, pauses=pauses
@@ -105,7 +104,7 @@ class Worker:
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
-        self._journal = ChoicesJournal(journal, environment.cluster) if journal else None
+        self._journal = open_journal(journal, processor, environment, topics)
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
@@ -133,6 +132,7 @@ class Worker:
             self.instance_id,
             self.counters,
             self.runner.replacement,
+            self.name,
             self._journal,
             batch_bytes,
             tracing,
@@ -216,7 +216,7 @@ class Worker:
         self.consumer.subscribe(
             [t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked, self._on_lost
         )
-        self.committer.session.start()
+        self.committer.start()
 
     def run_turn(self) -> None:
         """Runs one turn; on a client error recovers, and rewinds before the next."""
@@ -366,7 +366,7 @@ class Worker:
         self.committer.check()  # `consume` may have revoked partitions: abort if so
         if self._must_rewind:
             return
-        self.counters.bytes_in += estimate(_fetched_bytes, records)
+        self.counters.bytes_in += estimate(fetched_bytes, records)
         self.tasks.add(records)
         if self.committer.must_repeat_commit or self.consumer.tainted:
             self._run_saved()
@@ -543,7 +543,7 @@ class Worker:
         self._beginning.record_missing(positions.keys(), self.committer)
         if self.overlapping is not None:
             self.overlapping.abandon()
-        choices = {tp.partition: self._journal.newest(tp.partition) for tp in positions} if self._journal else {}
+        choices = self._journal.recover(positions) if self._journal else {}
         starts = self._start_at(positions, owed) if owed else positions
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
@@ -643,7 +643,3 @@ class Worker:
         if self.overlapping is not None:
             self.overlapping.abandon()
         self.tasks.clear()
-
-
-def _fetched_bytes(records: Sequence[Any]) -> int:
-    return sum(map(len, records))  # the length of a client's record is that of its value

@@ -17,8 +17,8 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.log_fields import answers, away
 from kstreams_py.metrics import WorkerState, lags
 from kstreams_py.processing import calls, runner
+from kstreams_py.processing.committers import committer_of
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
@@ -276,5 +276,5 @@ class Slot:
                     "%s: no dead-letter topic: a record whose function raises is logged and counts as delivered",
                     processor.id,
                 )
-            if COMMITTERS[processor.guarantee].transactional and not processor.outputs:
+            if committer_of(processor).transactional and not processor.outputs:
                 logger.info("%s: a sink's side effects may repeat after a crash: use the delivery hash", processor.id)

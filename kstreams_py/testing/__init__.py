@@ -2,6 +2,7 @@
 
 In reading order:
 
+request_faults  rule     faults of requests: lost, late, without an answer; outages
 memory_broker   rule     a broker in memory: partitions, transactions, groups
 memory_clients  acts     its producers and consumers, and the network between them
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves

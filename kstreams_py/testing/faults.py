@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from kstreams_py.testing.memory_clients import Fault, Network, Outage
+from kstreams_py.testing.memory_clients import Network
+from kstreams_py.testing.request_faults import Fault, Outage
 
 
 class Faults:

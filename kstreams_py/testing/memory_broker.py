@@ -133,6 +133,8 @@ class Partition:
         self._open: dict[int, list[int]] = {}
         self._aborted: set[int] = set()
         self._sequences: dict[int, tuple[int, int]] = {}
+        self._written: dict[Stamp, int] = {}
+        """The first offset of each batch."""
 
     @property
     def end(self) -> int:
@@ -156,24 +158,30 @@ class Partition:
         found = (m.offset() for m in self.read(self.start, Isolation.UNCOMMITTED) if m.timestamp()[1] >= since)
         return next(found, self.stable)
 
-    def append(self, batch: Sequence[Content], stamp: Stamp | None, *, transactional: bool) -> None:
-        """Writes a batch, unless it is a duplicate. Raises Abortable if an earlier batch is missing."""
+    def append(self, batch: Sequence[Content], stamp: Stamp | None, *, transactional: bool) -> int:
+        """Writes a batch, unless it is a duplicate; returns its first offset.
+
+        Raises Abortable if an earlier batch is missing.
+        """
         if stamp is not None:
             epoch, expected = self._sequences.get(stamp.producer_id, (stamp.epoch, 0))
             if epoch != stamp.epoch:
                 expected = 0
             if stamp.sequence < expected:
-                return
+                return self._written[stamp]
             if stamp.sequence > expected:
                 raise Abortable(
                     f"{self.name}: out of order: producer {stamp.producer_id} sent sequence {stamp.sequence} where "
                     f"{expected} was next"
                 )
             self._sequences[stamp.producer_id] = (stamp.epoch, expected + len(batch))
+            self._written[stamp] = self.end
+        first = self.end
         for content in batch:
             if stamp is not None and transactional:
                 self._open.setdefault(stamp.producer_id, []).append(self.end)
             self._slots.append(StoredMessage(self.name, self.end, content))
+        return first
 
     def end_transaction(self, marker: Marker) -> None:
         """Ends a producer's transaction in this partition; if it is committed, its records become visible."""
@@ -207,8 +215,8 @@ class Partition:
         if not self.start <= position <= self.end:
             raise InputLost(
                 f"{self.name}: position {position} is not in the log, which holds {self.start} to {self.end}: records "
-                "were deleted before they were read; set the group's offset on purpose (kafka-consumer-groups "
-                "--reset-offsets)"
+                "were deleted before they were read; set the group's offset on purpose (`kstreams recover "
+                "reset`)"
             )
 
 
@@ -293,6 +301,31 @@ class Group:
         """The instance id of the leader: a rebalance for new partitions starts only when the leader learns of them."""
         self._rebalancing = False
         self._members = 0
+        self._commits = 0
+        self._order: dict[tuple[int | None, TopicPartition], int] = {}
+        """When each offset was sent, by producer id while it is pending; by None once it is committed."""
+
+    def add_pending(self, producer_id: int, positions: Positions) -> None:
+        """Makes offsets pending in the transaction of a producer."""
+        self._commits += 1
+        self._order |= {(producer_id, tp): self._commits for tp in positions}
+        self.pending.setdefault(producer_id, {}).update(positions)
+
+    def end_pending(self, producer_id: int, *, commits: bool) -> None:
+        """Commits or drops the pending offsets of a producer.
+
+        An offset that was sent before the committed one does not replace it, however late its transaction ends.
+        """
+        for tp, offset in self.pending.pop(producer_id, {}).items():
+            order = self._order.pop((producer_id, tp))
+            if commits and order > self._order.get((None, tp), 0):
+                self.positions[tp], self._order[None, tp] = offset, order
+
+    def commit(self, positions: Positions) -> None:
+        """Commits offsets outside of transactions."""
+        self._commits += 1
+        self._order |= {(None, tp): self._commits for tp in positions}
+        self.positions.update(positions)
 
     def join(self, instance_id: str, topics: Collection[str], now: float) -> int:
         """Joins and returns the new member id: at once for a held membership, otherwise after a rebalance."""
@@ -490,8 +523,11 @@ class Broker:
 
     def produce(
         self, partition: TopicPartition, batch: Sequence[Content], stamp: Stamp | None, transactional_id: str | None
-    ) -> None:
-        """Writes a batch, in the transaction of the id unless that is None. Raises Fenced, Abortable, Refused."""
+    ) -> int:
+        """Writes a batch, in the transaction of the id unless that is None; returns its first offset.
+
+        Raises Fenced, Abortable, Refused.
+        """
         target, settings = self.partition(partition), self.topic(partition.topic).settings
         outputs = [content.output(partition) for content in batch]
         for content in batch:
@@ -502,7 +538,7 @@ class Broker:
             held = self._of_epoch(transactional_id, stamp.epoch)
             if partition not in held.partitions:
                 raise Abortable(f"{transactional_id}: {partition} is not part of an open transaction")
-        target.append(batch, stamp, transactional=transactional_id is not None)
+        return target.append(batch, stamp, transactional=transactional_id is not None)
 
     def add_positions(self, transactional_id: str, epoch: int, positions: Positions, membership: GroupMetadata) -> None:
         """Makes offsets of a group pending in a transaction. Raises Fenced, Abortable.
@@ -518,7 +554,7 @@ class Broker:
                 group.check(membership)
             except Replaced as replaced:
                 raise Fenced(str(replaced)) from None
-        group.pending.setdefault(held.producer_id, {}).update(positions)
+        group.add_pending(held.producer_id, positions)
 
     def end_transaction(self, transactional_id: str, epoch: int, *, commits: bool) -> None:
         """Commits or aborts the open transaction; accepts the repetition of the last request.
@@ -556,9 +592,7 @@ class Broker:
         for partition in sorted(held.partitions):
             self.partition(partition).end_transaction(Marker(held.producer_id, commits))
         for group in self.groups.values():
-            positions = group.pending.pop(held.producer_id, {})
-            if commits:
-                group.positions.update(positions)
+            group.end_pending(held.producer_id, commits=commits)
         held.ends_at, held.positions = None, False
         held.partitions.clear()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Final, TypeVar, Union
@@ -20,12 +19,13 @@ from kstreams_py.errors import (
     TopicError,
     Unavailable,
 )
-from kstreams_py.kafka.contracts import Consumer, Output, ProducerMode
+from kstreams_py.kafka.contracts import Consumer, Output, ProducerMode, Report
 from kstreams_py.kafka.membership import Membership, Owner, replaced
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
-from kstreams_py.testing.memory_broker import Broker, Content, GroupMetadata, Heard, Stamp
+from kstreams_py.testing.memory_broker import Broker, Content, GroupMetadata, Heard, Stamp, StoredMessage
+from kstreams_py.testing.request_faults import Fault, Outage
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
 """The largest record that the client accepts, in bytes, whatever its topic accepts (message.max.bytes)."""
@@ -34,33 +34,6 @@ SENDS_MAX: Final = 3
 """How often a batch is sent in a row before its producer reports that there is no answer."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault of one request.
-
-    - `error`: raised in the caller; None for an answer as usual.
-    - `applied`: whether the request is carried out or lost.
-    - `late`: seconds after which the request reaches the broker (once more); None if it does not. Its client is then
-      tainted, except a producer whose caller gets OutcomeUnknown.
-    """
-
-    error: BaseException | None = None
-    applied: bool = True
-    late: float | None = None
-
-    def __post_init__(self) -> None:
-        assert self.applied or self.error is not None, "a lost request has no answer: give an error"
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """Requests of these names get no answer `until` a time; `applied` returns for each whether it is carried out."""
-
-    until: float
-    requests: frozenset[str]
-    applied: Callable[[], bool]
 
 
 Client = Union["MemoryProducer", "MemoryConsumer", None]
@@ -179,6 +152,8 @@ class MemoryProducer:
         self._unanswered: dict[TopicPartition, list[list[Content]]] = {}
         """Batches without an answer, and those behind them: they are sent again unchanged."""
         self._failed: list[KStreamsError] = []
+        self._reports: list[tuple[Content, Report]] = []
+        """Records whose writers want to know where they are written."""
         self._open = False
         self._enlisted: set[TopicPartition | None] = set()
         self._ending_needed = False
@@ -198,7 +173,7 @@ class MemoryProducer:
         try:
             for output in outputs:
                 self._await_space()
-                topic, value, key, number, _, _, timestamp, headers = output
+                topic, value, key, number, report, _, timestamp, headers = output
                 done += 1
                 content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
                 content.check_size(topic, CLIENT_MESSAGE_MAX, [output])
@@ -206,6 +181,8 @@ class MemoryProducer:
                     self._queued_at = now
                     self._network.lingering.append(self)
                 self._queue.append((topic, number, content))
+                if report is not None:
+                    self._reports.append((content, report))
         finally:
             del outputs[:done]
         self._network.pass_time()
@@ -217,6 +194,7 @@ class MemoryProducer:
         )
 
     def begin_transaction(self) -> None:
+        self._reports.clear()
         if self._epoch < 0 or self._open:
             raise OutcomeUnknown(f"{self._id}: not started, or a transaction is open already")
         self._failed.clear()
@@ -258,6 +236,8 @@ class MemoryProducer:
 
     def flush(self) -> None:
         self._send()
+        if self._id is not None:
+            self._raise_failed()  # kept: the abort that follows begins new sequences
         failed, self._failed = self._failed, []
         if refused := [error for error in failed if isinstance(error, Refused)]:
             self._failed = [error for error in failed if not isinstance(error, Refused)]
@@ -325,7 +305,9 @@ class MemoryProducer:
         for _ in range(SENDS_MAX):
             try:
                 self._enlist(tp)
-                self._network.transport("produce", produce, self)
+                first = self._network.transport("produce", produce, self)
+                if self._reports:
+                    self._report(tp, batch, first)
                 self._sequences[tp] = sequence + len(batch)
                 return True
             except Retriable as error:
@@ -342,6 +324,13 @@ class MemoryProducer:
                 self._sequences.pop(tp, None)
             return True
         return False
+
+    def _report(self, tp: TopicPartition, batch: list[Content], first: int) -> None:
+        """Tells the writers of a batch where it was written."""
+        for offset, content in enumerate(batch, first):
+            for waiting in [each for each in self._reports if each[0] is content]:
+                self._reports.remove(waiting)
+                waiting[1](None, StoredMessage(tp, offset, content))
 
     def _start_sequences(self, producer_id: int, epoch: int) -> None:
         """Begins all sequences at 0, with a new epoch."""
@@ -612,7 +601,7 @@ class MemoryConsumer:
 
         def commit() -> None:
             self._group.check(metadata)
-            self._group.positions.update(positions)
+            self._group.commit(positions)
 
         try:
             self._request("commit", commit)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstreams_py.errors import Stop
 from kstreams_py.graph.declarations import Order
+from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
@@ -54,6 +55,8 @@ class Functions:
             options: dict[str, Any] = {"id": stage.id, "guarantee": stage.guarantee}
             if stage.order is not None:
                 options |= {"concurrency": CONCURRENCY, "order": stage.order}
+            if stage.batch:
+                options["persistence"] = Journal(stage.batch)
             function = self._function(stage)
             match stage.kind:
                 case Kind.SINK:

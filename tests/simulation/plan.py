@@ -66,6 +66,7 @@ class Stage:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     order: Order | None = None
+    batch: int = 0
 
     @property
     def group(self) -> str:
@@ -188,10 +189,11 @@ class Plan:
     """Everything that a run depends on. `seed` determines inputs, times, fetches and turns; 0 leaves nothing to chance.
 
     With `away`, the functions of all processors fail for a while, and their steps are run again (Retry). With `order`,
-    calls of the first processor overlap in this order.
+    calls of the first processor overlap in this order. With `batch`, the first processor has a journal, with units of
+    so many steps of a task.
 
-    As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition, 7~ for `away`, and
-    7+key for the `order`.
+    As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition, 7~ for `away`,
+    7+key for the `order`, and 7#2 for the `batch`.
     """
 
     kind: Kind
@@ -201,6 +203,7 @@ class Plan:
     records: int = RECORDS
     away: bool = False
     order: Order | None = None
+    batch: int = 0
 
     def under(self, guarantee: Guarantee, **changed: Any) -> Self:
         """This plan under another guarantee; without its order, if the guarantee excludes that."""
@@ -217,7 +220,9 @@ class Plan:
     def __str__(self) -> str:
         seed = str(self.seed) if self.records == RECORDS else f"{self.seed}/{self.records}"
         order = "" if self.order is None else f"+{self.order}"
-        return ":".join([self.kind, self.guarantee, seed + "~" * self.away + order, *map(str, self.strikes)])
+        batch = f"#{self.batch}" if self.batch else ""
+        surroundings = seed + "~" * self.away + order + batch
+        return ":".join([self.kind, self.guarantee, surroundings, *map(str, self.strikes)])
 
     @property
     def chance(self) -> Random:
@@ -230,6 +235,7 @@ class Plan:
         if text.isdigit():
             return cls.random(int(text))
         kind, guarantee, surroundings, *strikes = text.split(":")
+        surroundings, _, batch = surroundings.partition("#")
         surroundings, _, order = surroundings.partition("+")
         away = surroundings.endswith("~")
         seed, _, records = surroundings.removesuffix("~").partition("/")
@@ -242,6 +248,7 @@ class Plan:
             int(records or RECORDS),
             away,
             Order(order) if order else None,
+            int(batch or 0),
         )
 
     @classmethod

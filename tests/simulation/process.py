@@ -127,8 +127,8 @@ class Process:
 
     def sends_as(self, client: object) -> bool:
         """Whether this client belongs to the process, and is not a producer that it has dropped."""
-        return not isinstance(client, MemoryProducer) or any(client is watched.producer for watched in self.workers)
+        return not isinstance(client, MemoryProducer) or any(client in watched.producers for watched in self.workers)
 
     def is_transactional(self, client: object) -> bool:
         """Whether this client is a transactional producer."""
-        return any(watched.stage.guarantee is EO and watched.producer is client for watched in self.workers)
+        return any(watched.stage.guarantee is EO and client in watched.producers for watched in self.workers)

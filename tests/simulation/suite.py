@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
-from tests.simulation.plan import AMO, Fault, Kind, Plan, Strike
+from tests.simulation.plan import AMO, EO, Fault, Kind, Plan, Strike
 from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
 
@@ -25,8 +27,23 @@ SEED_OF = {1: 1, 2: 3, 3: 2}
 OF_REQUESTS = {Fault.DIES_AFTER, Fault.DIES_LATE, Fault.LOST, Fault.UNANSWERED, Fault.LATE, Fault.DOUBLED}
 """The faults that need a request; the others can happen at a function, too."""
 
+REFUSED_BY_JOURNALS = {Fault.DEPLOYED, Fault.REMADE}
+"""Changes of the inputs, which end a worker whose journal has a delivery of the old ones that was not committed."""
+
 CRASHES = {Fault.DIES, Fault.DIES_AFTER, Fault.DIES_LATE, Fault.UNANSWERED, Fault.REPLACED}
 """The faults of the attempts after the first; the random runs have all faults there."""
+
+
+def journaled(seed: int) -> Plan:
+    """Draws the plan of a seed for a processor with a journal."""
+    drawn = Plan.random(seed, [fault for fault in Fault if fault not in REFUSED_BY_JOURNALS])
+    return replace(drawn, guarantee=EO, order=None, batch=(1, 2, 100)[seed % 3])
+
+
+def run_journaled_block(first: int, count: int) -> None:
+    """Runs random plans with a journal."""
+    for seed in range(first, first + count):
+        run(journaled(seed))
 
 
 def run(plan: Plan) -> World:
@@ -45,26 +62,32 @@ def run_block(first: int, guarantee: Guarantee) -> None:
 
 
 def crash_everywhere(
-    kind: Kind, guarantee: Guarantee, attempt: int, *, away: bool = False, order: Order | None = None
+    kind: Kind,
+    guarantee: Guarantee,
+    attempt: int,
+    *,
+    away: bool = False,
+    order: Order | None = None,
+    batch: int = 0,
 ) -> int:
     """Makes every fault (after the first attempt, CRASHES) happen at every point of the nth attempt.
 
-    The earlier attempts die before their commit. With `away`, functions fail for a while; with `order`, calls overlap.
-    Returns the number of runs.
+    The earlier attempts die before their commit. With `away`, functions fail for a while; with `order`, calls overlap;
+    with `batch`, deliveries go through a journal. Returns the number of runs.
     """
     undone = "commit" if guarantee is AMO else "returned"
     records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
     before: tuple[Strike, ...] = ()
     for _ in range(attempt):
-        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order)).strikes.points
+        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order, batch)).strikes.points
         if len(before) < attempt - 1:
             before += (Strike(Fault.DIES, points.index(undone) + 1),)
     runs = 0
     for after, point in enumerate(points, 1):
         for fault in Fault if attempt == 1 else sorted(CRASHES):
-            if _can_happen(fault, point):
+            if _can_happen(fault, point) and not (batch and fault in REFUSED_BY_JOURNALS):
                 strikes = (*before, Strike(fault, after))
-                world = run(Plan(kind, guarantee, SEED_OF[attempt], strikes, records, away, order))
+                world = run(Plan(kind, guarantee, SEED_OF[attempt], strikes, records, away, order, batch))
                 # an alts that is deployed without its third input has other points
                 has_third = kind is Kind.ALTS and fault is Fault.DEPLOYED
                 assert len(world.strikes.fired) == attempt or has_third, world.report()

@@ -41,7 +41,10 @@ class WatchedCluster:
         return self._watched.watch_consumer(self._cluster.consumer(*arguments, **options))
 
     def producer(self, *arguments: Any) -> MemoryProducer:
-        return self._watched.watch_producer(self._cluster.producer(*arguments))
+        producer = self._cluster.producer(*arguments)
+        if arguments[1].endswith(".journal"):
+            return self._watched.watch_recorder(producer)
+        return self._watched.watch_producer(producer)
 
 
 class WatchedWorker:
@@ -52,6 +55,8 @@ class WatchedWorker:
         self.slot = slot
         self.worker: Worker | None = None
         self.producer: MemoryProducer | None = None
+        self.recorder: MemoryProducer | None = None
+        """The producer of its journal."""
         self.number = 0
         """The number of its process."""
         self.attempt = 0
@@ -116,11 +121,15 @@ class WatchedWorker:
 
     def kill(self) -> None:
         """Drops the producer: none of its queued records is sent."""
-        if self.producer is not None:
-            self.producer.drop()
+        for producer in self.producers:
+            producer.drop()
 
     def has(self, client: object) -> bool:
-        return client is self._consumer or client is self.producer
+        return client is self._consumer or client in self.producers
+
+    @property
+    def producers(self) -> list[MemoryProducer]:
+        return [producer for producer in (self.producer, self.recorder) if producer is not None]
 
     # Its producers.
 
@@ -128,6 +137,20 @@ class WatchedWorker:
         self.producer = producer
         producer.flush = self._acknowledged(producer.flush)  # type: ignore[method-assign]
         producer.commit_transaction = self._acknowledged(producer.commit_transaction)  # type: ignore[method-assign]
+        return self._watch_undoing(producer)
+
+    def watch_recorder(self, recorder: MemoryProducer) -> MemoryProducer:
+        self.recorder = recorder
+        commit = recorder.commit_transaction
+
+        def commit_transaction() -> None:
+            commit()
+            self._undone = False
+
+        recorder.commit_transaction = commit_transaction  # type: ignore[method-assign]
+        return self._watch_undoing(recorder)
+
+    def _watch_undoing(self, producer: MemoryProducer) -> MemoryProducer:
         producer.abort_transaction = self._undone_by(producer.abort_transaction)  # type: ignore[method-assign]
         producer.drop = self._undone_by(producer.drop)  # type: ignore[method-assign]
         return producer

@@ -21,6 +21,7 @@ import pytest
 from kstreams_py.errors import GraphError, InputLost, KStreamsError, Replaced
 from kstreams_py.processing import choices_journal
 from kstreams_py.processing.environment import OUTPUTS_HELD
+from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.topics import create_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
@@ -65,7 +66,7 @@ class World:
         self.work_seconds = random.choice((0.0, 0.02, 0.3))
         self.outputs_held = random.choice((OUTPUTS_HELD, 0, 1))
         self.stages = [
-            Stage("p", plan.kind, plan.guarantee, plan.inputs, plan.kind.outputs, plan.order),
+            Stage("p", plan.kind, plan.guarantee, plan.inputs, plan.kind.outputs, plan.order, plan.batch),
             *self._second(),
         ]
         self.bounds = Bounds()
@@ -121,6 +122,7 @@ class World:
         """Runs until all input is processed, stops the workers, and checks the invariants."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(choices_journal, "JOURNAL_TRUNCATED_EVERY", 2)
+            patch.setattr(deliveries, "TRUNCATED_EVERY", 3)
             self._run()
         return self
 

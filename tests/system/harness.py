@@ -190,6 +190,11 @@ class Cluster:
 
         wait_until(are_set, f"{group} at {offsets}", 20)
 
+    def delete_records(self, topic: str) -> None:
+        """Deletes all records of the first partition of a topic."""
+        (future,) = self.admin.delete_records([ck.TopicPartition(topic, 0, ck.OFFSET_END)]).values()
+        future.result()
+
     def delete_group(self, group: str) -> None:
         """Deletes a group without members and its committed offsets, as offsets.retention.minutes does."""
         for future in self.admin.delete_consumer_groups([group]).values():

@@ -43,11 +43,17 @@ def save(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def write_graph(directory: Path, name: str) -> Path:
+def write_graph(directory: Path, name: str, more: str = "") -> Path:
     save(directory / "beside.py", 'mark = b"-1"\n')
     file = directory / "graph.py"
-    save(file, GRAPH.format(name=name))
+    save(file, GRAPH.format(name=name) + more)
     return file
+
+
+def await_loaded(running: RunningCommand, mark: str) -> None:
+    """Returns once both workers have loaded the code: a worker that starts after a save loads what was saved."""
+    for slot in range(2):
+        running.await_text(rf"\[{slot}\] loaded b'{mark}'")
 
 
 @contextmanager
@@ -81,7 +87,7 @@ def test_exactly_once_records_sent_through_two_reloads_are_delivered_and_shown_o
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
     cluster.create(f"{name}.in", partitions=4)
-    file = write_graph(tmp_path, name)
+    file = write_graph(tmp_path, name, 'print("loaded", mark, flush=True)')
     options = ("--workers", 2)
 
     def count(mark: bytes) -> int:
@@ -91,8 +97,10 @@ def test_exactly_once_records_sent_through_two_reloads_are_delivered_and_shown_o
         running.await_text("2 workers, runs")
         with sending(cluster, f"{name}.in") as sent:
             wait_until(lambda: count(b"-1") > AT_ONCE, "outputs of the first code")
+            await_loaded(running, "-1")
             save(tmp_path / "beside.py", 'mark = b"-2"\n')  # of the same size, and often in the same second
             wait_until(lambda: count(b"-2") > AT_ONCE, "outputs of the second")
+            await_loaded(running, "-2")
             save(file, GRAPH.format(name=name).replace("+ mark", '+ b"-3"'))
             wait_until(lambda: count(b"-3") > AT_ONCE, "outputs of the third")
         wait_until(lambda: len(cluster.values(f"{name}.out")) >= len(sent), "all outputs")

@@ -19,7 +19,7 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.testing import Expected
-from tests.system.command import RunningCommand, command, list_children
+from tests.system.command import RunningCommand, command, kstreams, list_children
 from tests.system.harness import FORGETFUL, WorkerProcess, list_transactional_ids, wait_until
 from tests.system.recorder import Record, Recorder
 
@@ -34,7 +34,7 @@ import kstreams_py as ks
 graph = ks.Graph({name!r}, errors="{name}.errors")
 place = Path({place!r})
 
-@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
+@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"), persistence={persistence})
 def copy(value):
     if value == b"wait":
         (place / "waiting").touch()
@@ -47,13 +47,16 @@ def copy(value):
 class App:
     """A copying graph whose function waits at the value `wait` until the gate is open; its topics and workers."""
 
-    def __init__(self, directory: Path, name: str, settings: Settings, partitions: int) -> None:
+    def __init__(
+        self, directory: Path, name: str, settings: Settings, partitions: int, persistence: str = "'transaction'"
+    ) -> None:
+        """`persistence` is that of the processor, as Python source."""
         self.recorder = Recorder(settings.bootstrap_servers)
         self.source, self.target, self.group = f"{name}.in", f"{name}.out", f"{name}.copy"
         self.recorder.cluster.create(self.source, self.target, partitions=partitions)
         self.recorder.cluster.create(f"{name}.errors")
         self.file = directory / "faulty_graph.py"
-        self.file.write_text(GRAPH.format(name=name, place=str(directory)))
+        self.file.write_text(GRAPH.format(name=name, place=str(directory), persistence=persistence))
         self.waiting, self.gate = directory / "waiting", directory / "open"
         self._environment = settings.as_environment()
         self._started: list[WorkerProcess] = []
@@ -74,6 +77,12 @@ class App:
         for worker in workers:
             self.send(worker, signal.SIGTERM)
         assert [worker.wait() for worker in workers] == [0] * len(workers), [worker.text for worker in workers]
+
+    def operate(self, *arguments: object) -> str:
+        """Runs a command of `kstreams` to its successful end; returns what it prints."""
+        ended = kstreams(*arguments, environment=self._environment)
+        assert ended.status == 0, ended
+        return ended.out
 
     def supervised(self) -> AbstractContextManager[RunningCommand]:
         """Runs slot 0 under a supervisor, which restarts it when it ends."""
@@ -107,12 +116,14 @@ MakeApp = Callable[..., App]
 
 
 @contextmanager
-def app_factory(directory: Path, name: str, settings: Callable[..., Settings]) -> Iterator[MakeApp]:
+def app_factory(
+    directory: Path, name: str, settings: Callable[..., Settings], persistence: str = "'transaction'"
+) -> Iterator[MakeApp]:
     """A factory of apps; kills their workers at the end of the block."""
     apps: list[App] = []
 
     def make(partitions: int = 1, **changed: Any) -> App:
-        apps.append(App(directory, name, settings(**changed), partitions))
+        apps.append(App(directory, name, settings(**changed), partitions, persistence))
         return apps[-1]
 
     yield make

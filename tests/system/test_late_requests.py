@@ -138,10 +138,6 @@ class Scene:
         """The number of OffsetCommit requests so far, of all scenes."""
         return sum(frame.api == "OffsetCommit" for frame in list(self.proxy.seen))
 
-    def has_new_producer_since(self, at: float) -> bool:
-        """Whether the worker has sent InitProducerId since this time."""
-        return any(frame.at > at for frame in self.proxy.requests("InitProducerId", self.client))
-
     def list_requested_ends(self) -> list[str]:
         """The result that each EndTxn request of the worker asked for."""
         return ["commit" if f.body[-1] else "abort" for f in self.proxy.requests("EndTxn", self.client)]
@@ -315,12 +311,14 @@ def test_exactly_once_commit_without_an_answer_is_not_aborted_and_delivers_once(
     with framework(scene, request_timeout_ms=2_500):
         scene.write(FIRST)
         scene.await_read(FIRST[-1])
+        renewal = scene.proxy.hold("InitProducerId", client=scene.client)
         lost = scene.proxy.drop("EndTxn", side=side, client=scene.client, times=None, silent=True)
         scene.history.fault(f"each {side} of EndTxn is lost")
         scene.gate.set()
         scene.write(SECOND)
-        wait_until(lambda: lost.caught and scene.has_new_producer_since(lost.caught[0].at), "a new producer")
+        wait_until(lambda: renewal.caught, "a new producer")
         lost.lift()
+        renewal.release()
         scene.await_read(SECOND[-1])
         scene.write(THIRD)
         scene.await_read(THIRD[-1])

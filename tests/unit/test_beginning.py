@@ -137,8 +137,8 @@ def test_group_whose_committed_offsets_have_expired_raises_input_lost(
             group.begin({A1, A0, B1})
         assert str(caught.value) == (
             "p: a[0], a[1] was read before, and its committed offset no longer exists: Kafka keeps the offsets of "
-            f"a stopped group for offsets.retention.minutes ({shown}): set them on purpose (kafka-consumer-groups "
-            "--reset-offsets, once the group has no members: `kstreams slots release`), then start again"
+            f"a stopped group for offsets.retention.minutes ({shown}): decide where it goes "
+            "on, and set it once the group has no members (`kstreams recover reset`), then start again"
         )
     assert group.saved == {}
 

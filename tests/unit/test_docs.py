@@ -1,46 +1,53 @@
-"""docs/testing.md: its code blocks are the files of examples/tests/, and the one without a broker passes as printed."""
+"""Code of documents: that of docs/testing.md is in examples/tests/ and passes; that of docs/delivery.md passes, too."""
 
 from __future__ import annotations
 
 import operator
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from kstreams_py import embedded, testing
 from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.processing.journal.records import RecordType
 from kstreams_py.testing import History, Kind, MemoryCluster, TestDriver
+from tests.unit.users_tests import run_tests
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+DELIVERY = (ROOT / "docs" / "delivery.md").read_text(encoding="utf-8")
 EXAMPLES = ROOT / "examples"
 
 
+def named_blocks(text: str) -> dict[str, str]:
+    """The Python blocks of a document by their file names."""
+    return dict(re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", text, flags=re.DOTALL))
+
+
 def test_code_blocks_of_the_document_are_the_example_files() -> None:
-    blocks = re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", TEXT, flags=re.DOTALL)
     examples = {
         path.name: path.read_text(encoding="utf-8").split('"""\n\n', 1)[1] for path in (EXAMPLES / "tests").glob("*.py")
     }
-    assert examples == dict(blocks)
+    assert examples == named_blocks(TEXT)
 
 
 def test_example_passes_without_a_warning_at_more_than_50_crash_points(tmp_path: Path) -> None:
-    """-W error: pytest would warn of TestDriver if it collected it as a test class."""
     shutil.copy(EXAMPLES / "shop.py", tmp_path)
     (tmp_path / "tests").mkdir()
     shutil.copy(EXAMPLES / "tests" / "test_shop.py", tmp_path / "tests")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests/test_shop.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
-    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 50
+    assert run_tests(tmp_path, "tests/test_shop.py") > 50
+
+
+def test_example_of_a_journal_passes_at_each_branch(tmp_path: Path) -> None:
+    blocks = named_blocks(DELIVERY)
+    assert blocks.keys() == {"payments.py", "test_payments.py"}
+    for name, text in blocks.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert run_tests(tmp_path) == 3
+
+
+def test_document_names_each_record_of_a_journal() -> None:
+    assert set(re.findall(r"`(snapshot|snapshot-\w+|attempt-\w+)`", DELIVERY)) == set(RecordType)
 
 
 def test_document_names_all_anomalies_and_only_calls_that_exist() -> None:

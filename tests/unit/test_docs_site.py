@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +22,7 @@ from kstreams_py.errors import EXIT_STATUSES
 from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.series import meanings
 from kstreams_py.settings import OWNED, Settings
+from tests.unit.users_tests import run_tests
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -173,20 +172,6 @@ def test_examples_page_includes_each_recipe_and_its_tests() -> None:
     files = [path.relative_to(ROOT).as_posix() for path in RECIPES.rglob("*.py")]
     assert sorted(included) == sorted(files)
     assert len(files) == 14
-
-
-def run_tests(directory: Path, *arguments: str) -> int:
-    """Runs pytest as a user does, with warnings as errors; returns how many tests passed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
 def test_tests_of_the_recipes_pass(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
             "RecordTooLarge", "MissingSoftware"],
         3: ["Unavailable", "BrokerUnavailable", "NotAuthorized", "SinkUnavailable"],
         4: ["Replaced"],
-        5: ["InputLost"],
+        5: ["InputLost", "RecoveryUndecidable"],
     }  # fmt: skip
 
 

@@ -272,7 +272,7 @@ def test_consume_at_deleted_records_raises_input_lost(code: int, member: Member)
     assert str(caught.value) == (
         "a[1]: the records at the committed offset were deleted before they were read "
         f"({ck.KafkaError(code).str()}): once the group has no members, set its offset on purpose "
-        "(kafka-consumer-groups --reset-offsets)"
+        "(`kstreams recover reset`)"
     )
 
 

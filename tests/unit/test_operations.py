@@ -33,7 +33,7 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable
 from kstreams_py.testing import Isolation, MemoryRegistry, TestDriver
-from kstreams_py.testing.memory_clients import Fault
+from kstreams_py.testing.request_faults import Fault
 
 EVERYTHING = Selection()
 

@@ -306,7 +306,7 @@ DEAD_LETTERS = (
     "or not at all: graph.topics has it"
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
-OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, retry, concurrency, order, batch"
+OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, retry, persistence, concurrency, order, batch"
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )

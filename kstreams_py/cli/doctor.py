@@ -1,0 +1,45 @@
+"""`kstreams doctor`: everything that holds a reader back or endangers a promise, each with its remedy."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, open_environment
+from kstreams_py.graph.loading import load
+from kstreams_py.operations.diagnosis import Examined, as_fields, describe, diagnose, is_well
+from kstreams_py.operations.examining import Examination
+from kstreams_py.settings import Settings
+
+
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="path/to/file.py or module; add :name if it has several graphs; without it, the cluster"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Find what holds readers back or endangers a promise; exit status 0 for notes at most, 1 for warnings or errors.
+
+    Prints each finding with its severity (error, warning, note), what it means, and a remedy; changes nothing. What
+    this user may not see is a note. To see all: DESCRIBE and DESCRIBE_CONFIGS on the cluster and the topics, READ on
+    the topics, DESCRIBE on the groups and the transactional ids.
+    """
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    examined = None
+    if target is not None:
+        graph = load(target)
+        graph.validate()
+        examined = Examined(graph, target, settings.transaction_timeout_ms)
+    with open_environment(settings) as environment:
+        findings = diagnose(Examination(environment, examined).collect(), examined)
+    for finding in findings:
+        print(json.dumps(as_fields(finding)) if as_json else describe(finding))
+    if not findings and not as_json:
+        print("nothing was found")
+    if not is_well(findings):
+        raise typer.Exit(1)

@@ -1,0 +1,31 @@
+"""Journal: a processor that records each delivery in a topic of its own, before it happens and before it is visible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kstreams_py.errors import GraphError
+
+BATCH_MAX: Final = 10_000
+"""Input sets that a journal may deliver together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Deliveries of an `exactly_once` processor go through a journal: `persistence=Journal()`, or "journal".
+
+    Before its function is called, the journal has the offsets at which a task stands; before an output transaction is
+    committed, the journal has the places of its outputs. A start that follows a crash reads the outputs back there.
+
+    - `batch`: how many input sets of a task are delivered together at most. With 1 each is recorded and committed by
+      itself.
+
+    Raises GraphError for a batch that is no number from 1 to 10,000.
+    """
+
+    batch: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch, int) or isinstance(self.batch, bool) or not 1 <= self.batch <= BATCH_MAX:
+            raise GraphError(f"Journal: batch is {self.batch!r}: give a number from 1 to {BATCH_MAX:,}")

@@ -1,0 +1,127 @@
+"""Requests that describe a cluster as a whole: each asks a broker for everything of its kind at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from kstreams_py.kafka.administration import Requests
+from kstreams_py.kafka.described_cluster import (
+    ClusterDescription,
+    GroupPositions,
+    LogInfo,
+    Logs,
+    PartitionInfo,
+    Settings,
+    TopicDescription,
+)
+from kstreams_py.records import TopicPartition
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""Stand for the first and the last offset in ListOffsets."""
+
+
+class ClusterAdmin(Requests):
+    """Describes a cluster. What it raises: see Requests."""
+
+    def describe(self, topics: Collection[str]) -> ClusterDescription:
+        """The brokers, and those of these topics that exist."""
+
+        def ask(client: Any) -> ClusterDescription:
+            from kafka import errors  # noqa: PLC0415
+
+            metadata = client._manager.run(client._get_cluster_metadata, sorted(topics))
+            known = [each for each in metadata["topics"] if not each["error_code"]]
+            denied = errors.TopicAuthorizationFailedError.errno
+            hidden = tuple(sorted(each["name"] for each in metadata["topics"] if each["error_code"] == denied))
+            brokers = [broker["node_id"] for broker in metadata["brokers"]]
+            settings = _settings(client, brokers, [each["name"] for each in known])
+            release = client.get_broker_version_data(brokers[0]).broker_version
+            return ClusterDescription(
+                {number: settings["broker", str(number)] for number in brokers},
+                {each["name"]: _topic(each, settings["topic", each["name"]]) for each in known},
+                hidden,
+                ".".join(map(str, release)),
+            )
+
+        return self.ask("describing the cluster", "DESCRIBE on the topics", ask)
+
+    def logs(self, partitions: Mapping[TopicPartition, Collection[int]], read: Collection[str] = ()) -> Logs:
+        """The logs of partitions that have a leader, each with the times (milliseconds since 1970) to look up.
+
+        - `read`: topics whose sizes are asked for as well.
+        """
+
+        def ask(client: Any) -> Logs:
+            starts = _offsets(client, dict.fromkeys(partitions, EARLIEST))
+            stable = _offsets(client, dict.fromkeys(partitions, LATEST))
+            since: dict[TopicPartition, dict[int, int]] = {tp: {} for tp in partitions}
+            for nth in range(max(map(len, partitions.values()), default=0)):
+                asked = {tp: sorted(times)[nth] for tp, times in partitions.items() if len(times) > nth}
+                for tp, offset in _offsets(client, asked).items():
+                    since[tp][asked[tp]] = stable[tp] if offset < 0 else offset
+            sizes = _sizes(client, read) if read else {}
+            return {tp: LogInfo(starts[tp], stable[tp], since[tp], sizes.get(tp)) for tp in partitions}
+
+        return self.ask("reading the ends of partitions", "DESCRIBE on the topics", ask) if partitions else {}
+
+    def positions(self, groups: Collection[str]) -> GroupPositions:
+        """The committed offsets of groups, also those that a transaction is about to replace."""
+
+        def ask(client: Any) -> GroupPositions:
+            found = client.list_group_offsets(dict.fromkeys(groups))
+            return {
+                group: {TopicPartition(tp.topic, tp.partition): at.offset for tp, at in each.items() if at.offset >= 0}
+                for group, each in found.items()
+            }
+
+        return self.ask("reading the positions of groups", "DESCRIBE on the groups and their topics", ask)
+
+
+def _topic(found: Mapping[str, Any], settings: Settings) -> TopicDescription:
+    partitions = sorted(found["partitions"], key=lambda each: each["partition_index"])
+    return TopicDescription(
+        found["name"],
+        tuple(
+            PartitionInfo(each["leader_id"], len(each["replica_nodes"]), len(each["isr_nodes"])) for each in partitions
+        ),
+        settings,
+    )
+
+
+def _settings(client: Any, brokers: Collection[int], topics: Collection[str]) -> dict[tuple[str, str], Settings]:
+    """The settings of brokers and topics; none of those that this user may not see: kafka-python leaves them empty."""
+    from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
+
+    wanted = [ConfigResource(ConfigResourceType.BROKER, str(number)) for number in brokers]
+    wanted += [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
+    found = client.describe_configs(wanted, config_filter="all")
+    return {
+        (kind, name): {setting: str(entry["value"]) for setting, entry in found.get(kind, {}).get(name, {}).items()}
+        for kind, names in (("broker", map(str, brokers)), ("topic", topics))
+        for name in names
+    }
+
+
+def _offsets(client: Any, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    from kafka import TopicPartition as Place  # noqa: PLC0415
+
+    if not asked:
+        return {}
+    found = client.list_partition_offsets(
+        {Place(*tp): at for tp, at in asked.items()}, isolation_level="read_committed"
+    )
+    return {TopicPartition(tp.topic, tp.partition): at.offset for tp, at in found.items()}
+
+
+def _sizes(client: Any, topics: Collection[str]) -> dict[TopicPartition, int]:
+    """The bytes of the largest replica of each partition; none without DESCRIBE on the cluster."""
+    found: dict[TopicPartition, int] = {}
+    for broker in client.describe_log_dirs(sorted(topics)):
+        for directory in broker["log_dirs"]:
+            for topic in directory["topics"]:
+                for each in topic["partitions"]:
+                    tp = TopicPartition(topic["name"], each["partition_index"])
+                    found[tp] = max(found.get(tp, 0), each["partition_size"])
+    return found

@@ -1,0 +1,63 @@
+"""A cluster as its brokers describe it: brokers, topics, settings, the ends of their logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kstreams_py.records import Positions, TopicPartition
+
+Settings = Mapping[str, str]
+"""By Kafka's names; none if this user may not see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition: the number of its leader, -1 for none; how many replicas it has, and how many are in sync."""
+
+    leader: int
+    replicas: int
+    in_sync: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic with its settings."""
+
+    name: str
+    partitions: tuple[PartitionInfo, ...]
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The brokers with their settings, by number; the topics that were asked for and exist.
+
+    - `hidden`: topics on which this user lacks DESCRIBE.
+    - `release`: of Kafka, as far as the requests that a broker knows tell it, such as "4.1".
+    """
+
+    brokers: Mapping[int, Settings]
+    topics: Mapping[str, TopicDescription]
+    hidden: tuple[str, ...] = ()
+    release: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """The log of a partition.
+
+    - `start`, `stable`: its first offset and its last stable offset.
+    - `since`: for each time that was asked for, the offset of the first record from then on; `stable` if there is none.
+    - `size`: bytes of one replica; None if this user may not see it.
+    """
+
+    start: int
+    stable: int
+    since: Mapping[int, int] = field(default_factory=dict)
+    size: int | None = None
+
+
+Logs = Mapping[TopicPartition, LogInfo]
+GroupPositions = Mapping[str, Positions]
+"""The committed offsets, by group."""

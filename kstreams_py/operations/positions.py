@@ -1,0 +1,217 @@
+"""Positions of processors: what moves where, as text and as JSON; and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kstreams_py.errors import UserMistake, did_you_mean
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.groups import GroupInfo, slot_of
+from kstreams_py.records import Positions, TopicPartition
+
+FORMAT: Final = "kstreams_py positions 1"
+"""Names the version of the file."""
+
+_TARGET: Final = re.compile(r"(?P<topic>[^:]+):(?P<partition>\d+):(?P<offset>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A position of a processor that is to be set.
+
+    - `old`: the committed offset; None if there is none.
+    - `new`: the offset that is read next.
+    """
+
+    processor: str
+    partition: TopicPartition
+    old: int | None
+    new: int
+
+    @property
+    def again(self) -> int:
+        """How many offsets are read again."""
+        return 0 if self.old is None else max(0, self.old - self.new)
+
+    @property
+    def skipped(self) -> int:
+        """How many offsets are not read."""
+        return 0 if self.old is None else max(0, self.new - self.old)
+
+
+def select(graph: Graph, processor: str) -> Processor:
+    """The processor with this id. Raises UserMistake."""
+    known = {each.id: each for each in graph.processors}
+    if processor not in known:
+        hint = did_you_mean(processor, known) or f"it has {', '.join(known)}"
+        raise UserMistake(f"graph {graph.name!r} has no processor {processor!r}: {hint}")
+    return known[processor]
+
+
+def parse_targets(texts: Sequence[str]) -> Positions:
+    """The offsets of `TOPIC:PARTITION:OFFSET`. Raises UserMistake."""
+    targets: Positions = {}
+    for text in texts:
+        if (found := _TARGET.fullmatch(text)) is None:
+            raise UserMistake(f"--to-offset {text!r}: write TOPIC:PARTITION:OFFSET, such as orders:0:120")
+        tp = TopicPartition(found["topic"], int(found["partition"]))
+        if targets.setdefault(tp, int(found["offset"])) != int(found["offset"]):
+            raise UserMistake(f"--to-offset names {tp} twice, with different offsets: write one of them")
+    return targets
+
+
+def partitions_of(processor: Processor, topics: Mapping[str, TopicInfo]) -> list[TopicPartition]:
+    """The input partitions of a processor."""
+    return [TopicPartition(t.name, n) for t in processor.inputs for n in range(topics[t.name].partitions)]
+
+
+def check_targets(
+    processor: Processor, targets: Positions, topics: Mapping[str, TopicInfo], starts: Positions, ends: Positions
+) -> None:
+    """Refuses offsets that are not in the log. Raises UserMistake.
+
+    - `starts`, `ends`: the first offset and the last stable offset of each partition of the inputs.
+    """
+    inputs = {topic.name for topic in processor.inputs}
+    for tp, offset in sorted(targets.items()):
+        if tp.topic not in inputs:
+            hint = did_you_mean(tp.topic, inputs) or f"it reads {', '.join(sorted(inputs))}"
+            raise UserMistake(f"processor {processor.id!r} does not read topic {tp.topic!r}: {hint}")
+        if tp not in starts:
+            raise UserMistake(
+                f"topic {tp.topic!r} has no partition {tp.partition}: it has {topics[tp.topic].partitions}, numbered "
+                "from 0"
+            )
+        if not starts[tp] <= offset <= ends[tp]:
+            raise UserMistake(
+                f"offset {offset} is not in {tp}: it has offsets {starts[tp]} to {ends[tp]}, the last one to wait for "
+                "new records"
+            )
+
+
+def check_no_members(groups: Mapping[str, GroupInfo], target: str) -> None:
+    """Raises UserMistake if one of the groups has members; `target` is the graph as the command line names it."""
+    names = [
+        f"{member.instance or member.client_id} on {member.host}" for info in groups.values() for member in info.members
+    ]
+    if not names:
+        return
+    slots = {slot_of(group, member.instance) for group, info in groups.items() for member in info.members} - {None}
+    numbers = " ".join(map(str, sorted(slot for slot in slots if slot is not None)))
+    release = f"; of those that have ended, `kstreams slots release {target} {numbers}`" if numbers else ""
+    raise UserMistake(f"members are in the group: {', '.join(names)}: stop these workers{release}: nothing was changed")
+
+
+def moves_of(processor: Processor, old: Positions, new: Positions) -> list[Move]:
+    """What changes, sorted by partition: of a processor with a journal all, as its journal is to begin there."""
+    return [
+        Move(processor.id, tp, old.get(tp), at)
+        for tp, at in sorted(new.items())
+        if old.get(tp) != at or processor.journal is not None
+    ]
+
+
+# As text and as JSON.
+
+
+def describe(moves: Collection[Move]) -> Iterator[str]:
+    """A line for each position, then what is read again and what is skipped.
+
+    Offsets are counted: markers and aborted records take some of them.
+    """
+    for move in moves:
+        old = "no position" if move.old is None else str(move.old)
+        change = ", begins there"
+        if move.old == move.new:
+            change = ", its journal begins there"
+        elif move.old is not None:
+            change = f", at most {move.again:,} records again"
+            if move.skipped:
+                change = f", at most {move.skipped:,} records are skipped"
+        yield f"{move.processor}: {move.partition}: {old} -> {move.new}{change}"
+    if any(move.again for move in moves):
+        yield "what is read again is written to the outputs again, with the same delivery hashes"
+
+
+def as_fields(move: Move) -> dict[str, Any]:
+    """A move as a JSON object."""
+    return {
+        "processor": move.processor,
+        "topic": move.partition.topic,
+        "partition": move.partition.partition,
+        "old": move.old,
+        "new": move.new,
+        "again": move.again,
+        "skipped": move.skipped,
+    }
+
+
+# The file.
+
+
+def encode(graph: str, positions: Mapping[str, Positions], topics: Mapping[str, TopicInfo]) -> str:
+    """The file of the positions of a graph, by processor."""
+    content = {
+        "format": FORMAT,
+        "graph": graph,
+        "topics": {tp.topic: topics[tp.topic].topic_id for each in positions.values() for tp in sorted(each)},
+        "positions": {
+            processor: [
+                {"topic": tp.topic, "partition": tp.partition, "offset": offset} for tp, offset in sorted(each.items())
+            ]
+            for processor, each in positions.items()
+        },
+    }
+    return json.dumps(content, indent=1)
+
+
+def decode(text: str, name: str, graph: Graph, topics: Mapping[str, TopicInfo]) -> dict[str, Positions]:
+    """The positions in a file, by processor. Raises UserMistake if they are not of this graph and these topics.
+
+    - `name`: the file's, for messages.
+    - `topics`: the graph's inputs as they are now.
+    """
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"it has no {FORMAT!r} as its format")
+        positions = {processor: _decode_positions(rows) for processor, rows in content["positions"].items()}
+        topic_ids, of_graph = dict(content["topics"]), content["graph"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserMistake(f"{name}: not a file of `kstreams recover export`: {why}") from None
+    if of_graph != graph.name:
+        raise UserMistake(f"{name}: it is of graph {of_graph!r}, not of {graph.name!r}: name that one")
+    for processor, each in positions.items():
+        inputs = {topic.name for topic in select(graph, processor).inputs}
+        if others := sorted({tp.topic for tp in each} - inputs):
+            raise UserMistake(
+                f"{name}: processor {processor!r} does not read topic {others[0]!r}: delete these positions from it"
+            )
+        for topic in sorted({tp.topic for tp in each}):
+            known, now = topic_ids.get(topic), topics[topic].topic_id
+            if known != now:
+                raise UserMistake(
+                    f"{name}: topic {topic!r} was deleted and created again since (its id was {known}, and is {now}): "
+                    "its offsets name other records: use `kstreams recover reset`, or delete these positions from the "
+                    "file"
+                )
+    return positions
+
+
+def _decode_positions(rows: Any) -> Positions:
+    found: Positions = {}
+    for row in rows:
+        topic, number, offset = row["topic"], row["partition"], row["offset"]
+        if not isinstance(topic, str) or not all(type(each) is int and each >= 0 for each in (number, offset)):
+            raise ValueError(f"{row} is no position")
+        if (tp := TopicPartition(topic, number)) in found:
+            raise ValueError(f"{tp} is there twice")
+        found[tp] = offset
+    return found

@@ -1,0 +1,30 @@
+"""Which guarantee a processor has, and its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.processing.choices_journal import ChoicesJournal
+from kstreams_py.processing.committer import Committer
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.guarantees import COMMITTERS
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.journal.journaled import Journaled
+
+
+def committer_of(processor: Processor) -> type[Committer]:
+    """The guarantee of a processor: with a journal if it has one."""
+    return COMMITTERS[processor.guarantee] if processor.journal is None else Journaled
+
+
+def open_journal(
+    topic: str | None, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
+) -> ChoicesJournal | DeliveryJournal | None:
+    """The journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it."""
+    if topic is None:
+        return None
+    if processor.journal is None:
+        return ChoicesJournal(topic, environment.cluster)
+    return DeliveryJournal(topic, processor, environment.cluster, environment.cluster, topics)

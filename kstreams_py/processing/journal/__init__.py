@@ -1,0 +1,9 @@
+"""Deliveries that are recorded in a topic of their own, and the recovery from that record after a crash.
+
+In reading order:
+
+records     rule  the records of a journal, and the newest unit that they form
+recovery    rule  whether the last delivery was committed, and where its task goes on
+deliveries  acts  reads the tail of a journal, and knows which snapshots are in force
+journaled   acts  the guarantee: snapshot, choices, attempt and outputs, each durable before the next
+"""

@@ -1,0 +1,163 @@
+"""The journal of one processor: reads what its tasks delivered last, and knows which snapshots are in force."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from kstreams_py.errors import RecoveryUndecidable, Retriable
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.journal.records import (
+    CHOICES_ALONE,
+    Place,
+    RecordType,
+    Snapshot,
+    Unit,
+    newest_unit,
+    type_of,
+)
+from kstreams_py.processing.journal.recovery import Found, recover
+from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+WINDOW: Final = 16
+"""Records at the end of a journal in which the newest snapshot is looked for first; then twice as many, and so on."""
+
+TRUNCATED_EVERY: Final = 1_000
+"""Deliveries between two deletions of what is below the newest snapshots."""
+
+
+class DeliveryJournal:
+    """Recovers the tasks that a worker gets, and knows the snapshot and the choices that are in force for each.
+
+    A snapshot is in force from its commit to that of its delivery: a task whose delivery failed makes it again at the
+    same snapshot.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        processor: Processor,
+        cluster: Cluster,
+        outputs: Cluster,
+        topics: Mapping[str, TopicInfo],
+    ) -> None:
+        """Makes no request.
+
+        - `topic`: the journal.
+        - `cluster`: has the journal; `outputs` has the outputs.
+        - `topics`: the processor's inputs and outputs.
+        """
+        self.topic = topic
+        self.snapshots: dict[int, Snapshot] = {}
+        """The snapshot in force, by partition number."""
+        self.choices: dict[int, Choices] = {}
+        """The choices that were recorded last, by partition number; a part of them may be delivered."""
+        self._processor = processor.id
+        self._cluster = cluster
+        self._outputs = outputs
+        self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
+        """The broker's id of each input."""
+        self._compacted = {name for name, info in topics.items() if "compact" in info.settings["cleanup.policy"]}
+        self._delivered = 0
+
+    def recover(self, positions: Positions) -> dict[int, Choices]:
+        """Recovers the tasks at these committed offsets; returns the choices that alts follow.
+
+        Raises Retriable while an open transaction hides records that decide, RecoveryUndecidable if they contradict
+        each other.
+        """
+        self.forget()
+        committed: dict[int, dict[str, int]] = {}
+        for tp, offset in positions.items():
+            committed.setdefault(tp.partition, {})[tp.topic] = offset
+        journals = [TopicPartition(self.topic, number) for number in sorted(committed)]
+        starts, ends = self._bounds(journals)
+        choices = {}
+        for journal in journals:
+            number = journal.partition
+            tail = self._tail(journal, starts[journal], ends[journal])
+            try:
+                unit = newest_unit(tail, number)
+                found = self._read_back(unit)
+                recovery = recover(unit, committed[number], self.topic_ids, found)
+            except RecoveryUndecidable as error:
+                raise RecoveryUndecidable(
+                    f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
+                    "and set it (`kstreams recover reset`), then start again"
+                ) from None
+            logger.info("%s: partition %d: recovery %s", self._processor, number, recovery.branch)
+            if recovery.snapshot is not None:
+                self.snapshots[number] = recovery.snapshot
+            if recovery.choices is not None:
+                self.choices[number] = choices[number] = recovery.choices
+            elif unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
+                choices[number] = Choices.decode(tail[-1].value() or b"")
+        return choices
+
+    def deliver(self, partitions: Collection[int]) -> None:
+        """Notes that deliveries are committed: their snapshots are in force no more."""
+        for number in partitions:
+            self.snapshots.pop(number, None)
+        before, self._delivered = self._delivered, self._delivered + len(partitions)
+        if before // TRUNCATED_EVERY != self._delivered // TRUNCATED_EVERY:
+            self._truncate([TopicPartition(self.topic, number) for number in partitions])
+
+    def forget(self) -> None:
+        """Forgets all: other workers may hold the tasks now."""
+        self.snapshots.clear()
+        self.choices.clear()
+
+    def _bounds(self, journals: Collection[TopicPartition]) -> tuple[Positions, Positions]:
+        """The first and the end offsets of journals. Raises Retriable if a transaction is open on one."""
+        starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
+        written = self._cluster.ends(journals, committed=False)
+        if hidden := [tp for tp in journals if ends[tp] < written[tp]]:
+            raise Retriable(f"a transaction is open on journal {', '.join(map(str, hidden))}")
+        return starts, ends
+
+    def _tail(self, journal: TopicPartition, start: int, end: int) -> Sequence[Message]:
+        """The records of a task from its newest snapshot on; all records if there is none."""
+        window = WINDOW
+        while True:
+            begin = max(start, end - window)
+            messages = self._cluster.read(journal, begin)
+            snapshots = [at for at, m in enumerate(messages) if type_of(m) == RecordType.SNAPSHOT]
+            if snapshots or begin <= start:
+                return messages[snapshots[-1] :] if snapshots else messages
+            window *= 2
+
+    def _read_back(self, unit: Unit | None) -> dict[Place, Found]:
+        """What is at the places of the outputs of a unit's attempt."""
+        if unit is None or unit.attempt is None:
+            return {}
+        places = {TopicPartition(place.topic, place.partition): place for place in unit.attempt.outputs}
+        if not places:
+            return {}
+        starts, ends = self._outputs.starts(places), self._outputs.ends(places)
+        return {place: self._look(tp, place, starts[tp], ends[tp]) for tp, place in places.items()}
+
+    def _look(self, tp: TopicPartition, place: Place, start: int, end: int) -> Found:
+        if place.offset < start:
+            return Found.DELETED
+        if place.offset >= end:
+            # an aborted record before the end has been read past; one behind it may yet be committed
+            if self._outputs.ends([tp], committed=False)[tp] > place.offset:
+                raise Retriable(f"a transaction hides {place}, which an attempt of {self._processor} may have written")
+            return Found.OTHER
+        messages = self._outputs.read(tp, place.offset, 1)
+        if not messages or messages[0].offset() != place.offset:
+            return Found.DELETED if place.topic in self._compacted else Found.OTHER
+        return Found.SAME if dict(messages[0].headers() or ()).get(HASH_HEADER) == place.delivery_hash else Found.OTHER
+
+    def _truncate(self, journals: Sequence[TopicPartition]) -> None:
+        """Deletes the records below the newest snapshots."""
+        starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
+        for journal in journals:
+            tail = self._tail(journal, starts[journal], ends[journal])
+            if tail and type_of(tail[0]) == RecordType.SNAPSHOT:
+                self._cluster.truncate(journal, tail[0].offset())

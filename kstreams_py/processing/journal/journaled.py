@@ -1,0 +1,212 @@
+"""Exactly once with a journal: snapshot, choices, attempt and outputs, each durable before the next.
+
+A *unit* is what the tasks of a worker deliver together, a batch of input sets of each. Its steps, with the numbers of
+the algorithm's description, each finished before the next one begins:
+
+1. A snapshot of each task that has none in force (steps 1 and 2), in a transaction of the journal's producer.
+2. The choices of an alts that are not recorded yet (4a), in another one.
+3. The functions (3 to 6).
+4. The outputs, flushed in their transaction: the client then knows their offsets (7a to 7c).
+5. The attempt of each task (7d; of one that writes nothing, 8), in a transaction of the journal.
+6. The commit of the outputs, with the offsets of the inputs (7e).
+
+Each transaction of the journal has the offsets of its tasks, too: the group refuses them from a worker that holds the
+tasks no more, and a new holder waits until they are decided before it reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+
+from kstreams_py.errors import ClientError
+from kstreams_py.graph.guarantees import Durability
+from kstreams_py.kafka.contracts import Output, ProducerMode
+from kstreams_py.processing.choices import Choices, Start
+from kstreams_py.processing.committer import Context
+from kstreams_py.processing.guarantees import ExactlyOnce
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.journal.records import (
+    Attempt,
+    Place,
+    RecordType,
+    Snapshot,
+    attempt_record,
+    choices_record,
+    snapshot_record,
+)
+from kstreams_py.processing.plan import Intake, Part, Plan, partition_of
+from kstreams_py.processing.session import Session
+from kstreams_py.processing.states import State
+from kstreams_py.records import HASH_HEADER, Message, Positions
+
+
+class Journaled(ExactlyOnce):
+    """Outputs and offsets in one transaction, whose attempt is in a journal before it is committed."""
+
+    commits_each_intake = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        assert isinstance(context.journal, DeliveryJournal)
+        self._deliveries = context.journal
+        self._name = context.name
+        self._recorder = Session(
+            self.producer_mode(context.processor.durability),
+            context.consumer,
+            context.environment,
+            self.attempts,
+            transactional_id=f"{context.transactional_id}.journal",
+            counters=context.counters,
+        )
+        """The journal's producer: a transaction of it is committed while one of the outputs is open."""
+        self._parts: list[Part] = []
+        self._places: dict[int, dict[str, Place]] = {}
+        """By partition number and topic, the last output that was written."""
+
+    @classmethod
+    def producer_mode(cls, durability: Durability) -> ProducerMode:
+        return ProducerMode(cls.transactional, durability.acks, cls.may_repeat, reports=True)
+
+    def start(self) -> None:
+        super().start()
+        self._recorder.start()
+
+    def end(self) -> None:
+        super().end()
+        self._recorder.end()
+
+    @property
+    def due(self) -> bool:
+        """Each unit is committed by itself."""
+        return self._since is not None
+
+    def prepare(self, intake: Intake) -> None:
+        if self.busy:
+            self.commit()
+        numbers = dict.fromkeys(map(partition_of, intake.steps))
+        if new := {n: self._take_snapshot(n) for n in numbers if n not in self._deliveries.snapshots}:
+            records = [snapshot_record(self._deliveries.topic, each) for each in new.values()]
+            left = {n: self._left_of(n) for n in new if n in self._deliveries.choices}
+            # not after the snapshot: steps of them may have run, and a crash in between would lose their order
+            records += [choices_record(self._deliveries.topic, n, each) for n, each in left.items() if each.runs]
+            positions = self._offsets_of(new)
+            self._transact(positions, records)
+            self._ledger.commit(positions)
+            self._deliveries.snapshots |= new
+            self._deliveries.choices |= left
+        if chosen := self._unrecorded(intake.choices, numbers):
+            records = [choices_record(self._deliveries.topic, n, each) for n, each in chosen.items()]
+            self._transact(self._committed(chosen), records)
+            self._deliveries.choices |= chosen
+
+    def write(self, plan: Plan) -> None:
+        begin = 0
+        for part in plan.parts:
+            self._ask_for_places(part.partition, plan.outputs, range(begin, begin + part.outputs))
+            begin += part.outputs
+        self._parts += plan.parts
+        super().write(plan)
+
+    def _commit(self) -> None:
+        if not self._parts:  # only past transaction markers
+            # a snapshot in force stands at the committed offsets, or its task could not be recovered
+            numbers = {tp.partition for tp in self._ledger.cursors} - self._deliveries.snapshots.keys()
+            if positions := self._uncommitted(numbers):
+                self._transact(positions, [])
+                self._ledger.commit(positions)
+            return
+        writing = {part.partition for part in self._parts if part.outputs}
+        if writing:
+            self._send()
+            self._call(lambda producer: producer.flush())
+        self._record_attempts(writing)
+        if writing:
+            # a late copy of the attempt's offsets, which are those before the delivery, would set the group back
+            self._recorder.renew_if_tainted()
+            positions = self._uncommitted(writing)
+            self._call(lambda producer: producer.send_offsets(positions, self._consumer))
+            self._call(lambda producer: producer.commit_transaction())
+            self._ledger.commit(positions)
+            self._deliveries.deliver(writing)
+
+    def _record_attempts(self, writing: Collection[int]) -> None:
+        """Makes the attempts durable; deliveries that write nothing are committed by them."""
+        records = [attempt_record(self._deliveries.topic, part.partition, self._describe(part)) for part in self._parts]
+        silent = {part.partition for part in self._parts} - set(writing)
+        moves = self._uncommitted(silent)
+        self._transact(self._committed(writing) | moves, records)
+        self._ledger.commit(moves)
+        self._deliveries.deliver(silent)
+
+    def _describe(self, part: Part) -> Attempt:
+        """The attempt of a task's delivery."""
+        writes = RecordType.OUTPUT if part.outputs > part.dead_letters else RecordType.ERROR
+        return Attempt(
+            writes if part.outputs else RecordType.NIL,
+            self._deliveries.snapshots[part.partition].hash,
+            part.delivery_hash,
+            part.steps,
+            self._inputs(part.partition),
+            tuple(self._places.get(part.partition, {}).values()),
+        )
+
+    def _ask_for_places(self, number: int, outputs: list[Output], within: range) -> None:
+        """Lets the client report where the last output to each topic is written."""
+        last = {outputs[at][0]: at for at in within}
+        for at in last.values():
+            topic, value, key, partition, _, _, timestamp, headers = outputs[at]
+            digest = dict(headers or ())[HASH_HEADER] or b""
+            located = partial(self._locate, number, digest)
+            outputs[at] = (topic, value, key, partition, located, None, timestamp, headers)
+
+    def _locate(self, number: int, digest: bytes, error: object, message: Message) -> None:
+        if error is None:
+            place = Place(message.topic(), message.partition(), message.offset(), digest)
+            self._places.setdefault(number, {})[place.topic] = place
+
+    def recover(self, error: ClientError) -> bool:
+        rewinds = super().recover(error)
+        if self._recorder.state is not State.READY:
+            self._recorder.abort_or_renew(0.0)
+        return rewinds
+
+    def lost(self) -> None:
+        super().lost()
+        self._deliveries.forget()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._parts, self._places = [], {}
+
+    def _unrecorded(self, choices: Mapping[int, Choices], numbers: Collection[int]) -> dict[int, Choices]:
+        """The choices of an alts that are not recorded for the snapshots in force."""
+        left = {n: self._undelivered(n, chosen) for n, chosen in choices.items() if n in numbers}
+        return {n: chosen for n, chosen in left.items() if self._left_of(n).runs[: len(chosen.runs)] != chosen.runs}
+
+    def _left_of(self, number: int) -> Choices:
+        """What is left of the choices that were recorded last."""
+        return self._undelivered(number, self._deliveries.choices.get(number, Choices()))
+
+    def _undelivered(self, number: int, choices: Choices) -> Choices:
+        return choices.after({tp.topic: offset for tp, offset in self._offsets_of([number]).items()})
+
+    def _take_snapshot(self, number: int) -> Snapshot:
+        return Snapshot(self._name, number, self._inputs(number))
+
+    def _inputs(self, number: int) -> tuple[Start, ...]:
+        """Where the inputs of a task stand."""
+        return tuple(
+            Start(tp.topic, self._deliveries.topic_ids[tp.topic], cursor.next)
+            for tp, cursor in sorted(self._ledger.cursors.items())
+            if tp.partition == number
+        )
+
+    def _committed(self, numbers: Collection[int]) -> Positions:
+        return {tp: cursor.committed for tp, cursor in self._ledger.cursors.items() if tp.partition in numbers}
+
+    def _uncommitted(self, numbers: Collection[int]) -> Positions:
+        return {tp: at for tp, at in self._ledger.uncommitted.items() if tp.partition in numbers}
+
+    def _offsets_of(self, numbers: Collection[int]) -> Positions:
+        return {tp: cursor.next for tp, cursor in self._ledger.cursors.items() if tp.partition in numbers}

@@ -1,0 +1,182 @@
+"""The records of a journal: a snapshot, the choices of an alts, an attempt; and the newest unit that they form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from io import BytesIO
+from typing import Any, Final, NamedTuple
+
+from fastavro import parse_schema, schemaless_reader
+
+from kstreams_py.errors import RecoveryUndecidable
+from kstreams_py.formats.schema_files import shipped_schema
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.processing.choices import Choices, Start, encode_versioned
+from kstreams_py.processing.hashes import snapshot_hash
+from kstreams_py.records import Message
+
+TYPE_HEADER: Final = "ks-type"
+
+_VERSION: Final = b"\x01"
+
+
+class RecordType(StrEnum):
+    """The type of a journal's record, in its header `ks-type`."""
+
+    SNAPSHOT = "snapshot"
+    CHOICES = "snapshot-alts"
+    OUTPUT = "attempt-output"
+    """An attempt that writes outputs."""
+    ERROR = "attempt-error"
+    """An attempt that writes dead letters, and no output."""
+    NIL = "attempt-nil"
+    """A delivery that writes nothing: this record commits it."""
+
+
+CHOICES_ALONE: Final = "alts-choices"
+"""The type of an alts' choices without a snapshot, as a processor without journal persistence records them."""
+
+
+class Place(NamedTuple):
+    """Where a record is, or will be once its transaction is committed, and the delivery hash in its header."""
+
+    topic: str
+    partition: int
+    offset: int
+    delivery_hash: bytes
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where the inputs of a task stand before it reads; `processor` is `graph.processor`."""
+
+    processor: str
+    partition: int
+    inputs: tuple[Start, ...]
+
+    @property
+    def hash(self) -> bytes:
+        """16 bytes that name the snapshot."""
+        return snapshot_hash(self.processor, ((at.topic, at.topic_id, self.partition, at.offset) for at in self.inputs))
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """The next offset by input."""
+        return {at.topic: at.offset for at in self.inputs}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A delivery that is about to be committed, by schemas/attempt.avsc; one of type NIL is committed by its record."""
+
+    type: RecordType
+    snapshot: bytes
+    delivery_hash: bytes
+    steps: int
+    inputs: tuple[Start, ...]
+    outputs: tuple[Place, ...] = ()
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """The next offset by input, after the delivery."""
+        return {at.topic: at.offset for at in self.inputs}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a journal has of the newest delivery of a task: its snapshot, its choices, its last attempt."""
+
+    snapshot: Snapshot
+    choices: Choices | None = None
+    attempt: Attempt | None = None
+
+
+def snapshot_record(topic: str, snapshot: Snapshot) -> Output:
+    inputs = [at._asdict() for at in snapshot.inputs]
+    content = {"processor": snapshot.processor, "inputs": inputs}
+    return _record(topic, snapshot.partition, RecordType.SNAPSHOT, encode_versioned(_VERSION, _SNAPSHOT, content))
+
+
+def choices_record(topic: str, partition: int, choices: Choices, kind: str = RecordType.CHOICES) -> Output:
+    """`kind` is CHOICES_ALONE where there is no snapshot before them."""
+    return _record(topic, partition, kind, choices.encode())
+
+
+def attempt_record(topic: str, partition: int, attempt: Attempt) -> Output:
+    content = {
+        "snapshot": attempt.snapshot,
+        "delivery_hash": attempt.delivery_hash,
+        "steps": attempt.steps,
+        "inputs": [at._asdict() for at in attempt.inputs],
+        "outputs": [place._asdict() for place in attempt.outputs],
+    }
+    return _record(topic, partition, attempt.type, encode_versioned(_VERSION, _ATTEMPT, content))
+
+
+def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
+    """The unit of the newest snapshot among the records of a task, which are in the order of their offsets.
+
+    None if there are none. Raises RecoveryUndecidable for a record that has no snapshot before it or cannot be read.
+    """
+    unit: Unit | None = None
+    for m in messages:
+        kind = type_of(m)
+        if kind == CHOICES_ALONE:
+            continue
+        try:
+            data = m.value() or b""
+            if kind == RecordType.SNAPSHOT:
+                unit = Unit(_decode_snapshot(data, partition))
+            elif kind not in set(RecordType):
+                raise ValueError(f"its type is {kind!r}")
+            elif unit is None:
+                raise ValueError(f"it is of type {kind}, and there is no snapshot before it")
+            elif kind == RecordType.CHOICES:
+                unit = Unit(unit.snapshot, Choices.decode(data))
+            else:
+                unit = Unit(unit.snapshot, unit.choices, _decode_attempt(RecordType(kind), data, unit.snapshot))
+        except (ValueError, EOFError, IndexError, KeyError, TypeError) as error:
+            raise RecoveryUndecidable(f"offset {m.offset()}: {error}") from None
+    return unit
+
+
+def type_of(m: Message) -> str:
+    """The type of a journal's record, of any release."""
+    return (dict(m.headers() or ()).get(TYPE_HEADER) or b"").decode(errors="replace")
+
+
+def _record(topic: str, partition: int, kind: str, value: bytes) -> Output:
+    return (topic, value, None, partition, None, None, 0, [(TYPE_HEADER, kind.encode())])
+
+
+def _decode_snapshot(data: bytes, partition: int) -> Snapshot:
+    found = _read(data, _SNAPSHOT)
+    return Snapshot(found["processor"], partition, tuple(Start(**at) for at in found["inputs"]))
+
+
+def _decode_attempt(kind: RecordType, data: bytes, snapshot: Snapshot) -> Attempt:
+    found = _read(data, _ATTEMPT)
+    if found["snapshot"] != snapshot.hash:
+        raise ValueError(f"it is an attempt at another snapshot than {snapshot.offsets}, which is the one before it")
+    inputs = tuple(Start(**at) for at in found["inputs"])
+    places = tuple(Place(**place) for place in found["outputs"])
+    return Attempt(kind, found["snapshot"], found["delivery_hash"], found["steps"], inputs, places)
+
+
+def _read(data: bytes, schema: Any) -> Any:
+    if data[:1] != _VERSION:
+        raise ValueError(f"it starts with {data[:1]!r}, not with the version {_VERSION!r} of this release")
+    buffer = BytesIO(data[1:])
+    found = schemaless_reader(buffer, schema, schema)
+    if buffer.read(1):
+        raise ValueError("it is longer than its schema")
+    return found
+
+
+_SNAPSHOT: Final[Any] = parse_schema(shipped_schema("snapshot"))
+_ATTEMPT: Final[Any] = parse_schema(shipped_schema("attempt"))

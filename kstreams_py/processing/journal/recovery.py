@@ -1,0 +1,112 @@
+"""The recovery of a task: whether the last delivery in its journal was committed, and where the task goes on.
+
+The branches have the names of the algorithm's description: the newest record of the journal is none (1a), a snapshot
+(1b), the choices of an alts (1c), or an attempt that writes outputs (1d), dead letters (1e) or nothing (1f). After an
+attempt the snapshot before it is found (2). The delivery was committed (3a), or is made again (3b).
+
+The outputs, read back at the places that the attempt names, tell which. The committed offsets are in the transaction of
+the outputs and must say the same: what contradicts itself is never decided by a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kstreams_py.errors import RecoveryUndecidable
+from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.journal.records import Attempt, Place, RecordType, Snapshot, Unit
+
+
+class Found(StrEnum):
+    """What is at the place of an output."""
+
+    SAME = "is there"
+    OTHER = "is not there"
+    DELETED = "may be deleted: it is below the first offset of its partition, or its topic is compacted"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Where a task goes on.
+
+    - `branch`: the branches of the algorithm, in order.
+    - `snapshot`: the snapshot at which the delivery is made again; None to take a new one.
+    - `choices`: the inputs that an alts reads, as far as they are not delivered; None if it is free.
+    """
+
+    branch: str
+    snapshot: Snapshot | None = None
+    choices: Choices | None = None
+
+
+def recover(
+    unit: Unit | None, committed: Mapping[str, int], topic_ids: Mapping[str, str], found: Mapping[Place, Found]
+) -> Recovery:
+    """Decides where a task goes on. Raises RecoveryUndecidable.
+
+    - `unit`: the newest one of its journal.
+    - `committed`: the committed offset of each of its inputs.
+    - `topic_ids`: the id of each of its inputs now; "" if the broker has none.
+    - `found`: what is at the places of the attempt's outputs.
+    """
+    if unit is None:
+        return Recovery("1a")
+    if unit.attempt is None:
+        branch = "1b" if unit.choices is None else "1c"
+        if not _stands_at(unit.snapshot.offsets, committed):
+            raise RecoveryUndecidable(
+                f"the newest record is a snapshot at {_show(unit.snapshot.offsets)}, and the committed offsets are "
+                f"{_show(committed)}"
+            )
+        return _again(unit, branch, topic_ids)
+    branch = {RecordType.OUTPUT: "1d", RecordType.ERROR: "1e", RecordType.NIL: "1f"}[unit.attempt.type] + ", 2"
+    if _is_committed(unit.snapshot, unit.attempt, committed, found):
+        return Recovery(f"{branch}, 3a", choices=unit.choices)
+    return _again(unit, f"{branch}, 3b", topic_ids)
+
+
+def _is_committed(
+    snapshot: Snapshot, attempt: Attempt, committed: Mapping[str, int], found: Mapping[Place, Found]
+) -> bool:
+    """Whether an attempt was committed, by its outputs and by the committed offsets."""
+    moved = all(committed[topic] >= offset for topic, offset in attempt.offsets.items() if topic in committed)
+    stayed = _stands_at(snapshot.offsets, committed)
+    outputs = {found[place] for place in attempt.outputs}
+    if moved and not stayed and outputs <= {Found.SAME, Found.DELETED}:
+        return True
+    if stayed and attempt.outputs and outputs <= {Found.OTHER, Found.DELETED}:
+        return False
+    places = "; ".join(f"{place} {found[place]}" for place in attempt.outputs) or "it writes no output"
+    raise RecoveryUndecidable(
+        f"the newest record is an {attempt.type} from {_show(snapshot.offsets)} to {_show(attempt.offsets)}, the "
+        f"committed offsets are {_show(committed)}, and of its outputs: {places}"
+    )
+
+
+def _stands_at(offsets: Mapping[str, int], committed: Mapping[str, int]) -> bool:
+    return all(committed[topic] == offset for topic, offset in offsets.items() if topic in committed)
+
+
+def _again(unit: Unit, branch: str, topic_ids: Mapping[str, str]) -> Recovery:
+    """The delivery is made again. Raises RecoveryUndecidable if its inputs are others now."""
+    had = {at.topic: at.topic_id for at in unit.snapshot.inputs}
+    if had.keys() != topic_ids.keys():
+        raise RecoveryUndecidable(
+            f"a delivery of {_names(had)} was not committed, and the processor reads {_names(topic_ids)} now: start it "
+            "once with the inputs that it had"
+        )
+    if remade := [topic for topic, known in had.items() if known and topic_ids[topic] not in ("", known)]:
+        raise RecoveryUndecidable(
+            f"a delivery was not committed, and {_names(remade)} was deleted and created again since"
+        )
+    return Recovery(branch, unit.snapshot, unit.choices)
+
+
+def _show(offsets: Mapping[str, int]) -> str:
+    return ", ".join(f"{topic}@{offset}" for topic, offset in sorted(offsets.items())) or "none"
+
+
+def _names(topics: Mapping[str, str] | list[str]) -> str:
+    return ", ".join(map(repr, sorted(topics)))

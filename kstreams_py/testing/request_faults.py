@@ -1,0 +1,33 @@
+"""Faults of requests to the broker in memory: lost, without an answer, late; and outages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of one request.
+
+    - `error`: raised in the caller; None for an answer as usual.
+    - `applied`: whether the request is carried out or lost.
+    - `late`: seconds after which the request reaches the broker (once more); None if it does not. Its client is then
+      tainted, except a producer whose caller gets OutcomeUnknown.
+    """
+
+    error: BaseException | None = None
+    applied: bool = True
+    late: float | None = None
+
+    def __post_init__(self) -> None:
+        assert self.applied or self.error is not None, "a lost request has no answer: give an error"
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Requests of these names get no answer `until` a time; `applied` returns for each whether it is carried out."""
+
+    until: float
+    requests: frozenset[str]
+    applied: Callable[[], bool]

@@ -1,0 +1,257 @@
+"""One set of inputs, one processor, and processes that die at a point: the harness of the grid of crash points."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, Final
+
+import kstreams_py as ks
+from kstreams_py.errors import KStreamsError, OutcomeUnknown
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.records import type_of
+from kstreams_py.processing.topics import create_own_topics
+from kstreams_py.processing.worker import Worker, open_worker
+from kstreams_py.records import HASH_HEADER, Step, TopicPartition
+from kstreams_py.settings import Settings
+from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
+from kstreams_py.testing.memory_clients import MemoryProducer
+from kstreams_py.testing.request_faults import Fault
+from tests.simulation.strikes import Crash
+
+TURNS_MAX: Final = 200
+
+KINDS: Final = ("map", "join", "fork", "join-fork", "alts", "alts-fork", "sink", "alts-sink")
+"""The kinds of processors; the sink joins two inputs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A processor and what its function does.
+
+    - `does`: "output", "none" or "raise".
+    - `errors`: there is a topic of dead letters.
+    - `journal`: None for persistence by the transaction alone.
+    """
+
+    kind: str
+    does: str
+    errors: bool
+    journal: ks.Journal | None
+
+    @property
+    def is_alts(self) -> bool:
+        return self.kind.startswith("alts")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("a",) if self.kind in ("map", "fork") else ("a", "b")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return () if "sink" in self.kind else ("x", "y") if "fork" in self.kind else ("x",)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The topics that a set of inputs leaves one record in."""
+        if self.does == "raise":
+            return ("dead",) if self.errors else ()
+        return self.outputs if self.does == "output" else ()
+
+
+class Watched:
+    """A serde of bytes, whose decoding is a point."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def serialize(self, value: bytes) -> bytes:
+        return value
+
+    def deserialize(self, data: bytes) -> bytes:
+        self._grid.point("decode")
+        return data
+
+
+@dataclass
+class Process:
+    """What a process did: the points that it passed, and the branch by which it recovered."""
+
+    points: list[str] = field(default_factory=list)
+    branch: str = ""
+    error: KStreamsError | None = None
+
+
+Strike = tuple[str, int, str]
+"""The name of a point, which of these it is, counted from 1, and how the process dies there.
+
+"dies" before the request, "dies after" it, "dies late" if the request arrives after its death; the answer is lost if it
+is "unanswered"; a process that is "replaced" goes on once its replacement has delivered all.
+"""
+
+
+class Grid:
+    """A cluster with one set of inputs that is delivered, and another one that waits."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.clock = ManualClock()
+        self.cluster = MemoryCluster(self.clock)
+        self.hashes: list[bytes] = []
+        """The delivery hash of each call."""
+        self.process = Process()
+        self._strike: Strike | None = None
+        self.cluster.create_topics([(name, 1, -1, {}) for name in ("a", "b", "x", "y", "dead")])
+        self.graph = self._declare()
+        self.cluster.faults.watch(self.point)
+        found = self.cluster.topics(list(self.graph.topics))
+        create_own_topics(self.graph, self.cluster, found)
+        self.feed()
+        self.run()
+        self.before = {name: len(self.cluster.records(name)) for name in ("x", "y", "dead")}
+        self.snapshots_before = self._count("snapshot")
+        self.hashes.clear()
+        self.feed()
+
+    def feed(self, topics: Sequence[str] = ()) -> None:
+        """Writes a record to each of these topics; by default a set of inputs, of an alts a record of the last one."""
+        for topic in topics or (self.case.inputs[-1:] if self.case.is_alts else self.case.inputs):
+            self.cluster.append(topic, b"value", b"key")
+
+    def _declare(self) -> ks.Graph:
+        case, graph = self.case, ks.Graph("g", errors="dead" if self.case.errors else None)
+        inputs = [graph.topic(name, value=Watched(self)) for name in case.inputs]
+        outputs = [graph.topic(name) for name in case.outputs]
+        options: Any = {"id": "p", "persistence": case.journal or "transaction"}
+
+        def work(step: Step) -> Any:
+            self.hashes.append(step.delivery_hash)
+            self.point("function")
+            if case.does == "raise":
+                raise LookupError("on purpose")
+            self.point("returned")
+            return None if case.does == "none" else dict.fromkeys(case.outputs, b"v") if len(outputs) > 1 else b"v"
+
+        def of_one(_: bytes, step: Step) -> Any:
+            return work(step)
+
+        def of_two(_: bytes, __: bytes, step: Step) -> Any:
+            return work(step)
+
+        function: Any = of_two if len(inputs) > 1 and not case.is_alts else of_one
+        if not outputs:
+            graph.sink(*inputs, alts=case.is_alts, **options)(function)
+        elif case.is_alts:
+            graph.alts(*inputs, to=outputs, **options)(function)
+        elif len(inputs) > 1:
+            graph.join(*inputs, to=outputs, **options)(function)
+        else:
+            graph.map(inputs[0], to=outputs, **options)(function)
+        return graph
+
+    # Processes.
+
+    def run(self, strike: Strike | None = None) -> Process:
+        """Runs a process until all inputs are delivered, or until it dies; returns what it did."""
+        outer, self.process = self.process, Process()
+        self._strike = strike
+        done, stopping = self.process, Event()
+        with self._reading_branches(done):
+            worker: Worker | None = None
+            try:
+                environment = Environment(
+                    self.cluster, MemoryRegistry(), Settings(), clock=self.clock, sleep=self.clock.advance
+                )
+                (processor,) = self.graph.processors
+                worker = open_worker(self.graph, processor, 0, environment, stopping)
+                worker.start()
+                for _ in range(TURNS_MAX):
+                    worker.run_turn()
+                    self.clock.advance(0.1)
+                    if self.is_delivered and not worker.committer.busy:
+                        break
+                worker.finish()
+                worker.close()
+            except Crash:
+                pass
+            except KStreamsError as error:
+                done.error = error
+        assert self._strike is None, f"{strike} is not reached: {done.points}"
+        self.process = outer
+        self.clock.advance(1.0)  # what is late arrives
+        return done
+
+    @property
+    def is_delivered(self) -> bool:
+        group, broker = self.cluster.groups["g.p"], self.cluster._broker
+        inputs = [TopicPartition(topic, 0) for topic in self.case.inputs]
+        return all(group.get(tp, 0) == broker.partition(tp).end for tp in inputs)
+
+    @contextmanager
+    def _reading_branches(self, process: Process) -> Iterator[None]:
+        """Notes the branch that the log names."""
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "recovery" in record.msg:
+                    process.branch = record.getMessage().partition("recovery ")[2]
+
+        handler, logger = Handler(), logging.getLogger("kstreams_py.processing.journal.deliveries")
+        logger.addHandler(handler)
+        level, disabled = logger.level, logging.root.manager.disable
+        logger.setLevel(logging.INFO)
+        logging.disable(logging.NOTSET)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            logger.setLevel(level)
+            logger.removeHandler(handler)
+
+    def point(self, name: str, client: object = None) -> Fault | None:
+        """Notes a point, and strikes if it is its turn."""
+        of_journal = isinstance(client, MemoryProducer) and str(client._id).endswith(".journal")
+        points, named = self.process.points, f"journal {name}" if of_journal else name
+        points.append(named)
+        if self._strike is None or self._strike[:2] != (named, points.count(named)):
+            return None
+        (*_, fault), self._strike = self._strike, None
+        match fault:
+            case "dies after":
+                return Fault(Crash())
+            case "dies late":
+                return Fault(Crash(), applied=False, late=0.01)
+            case "unanswered":
+                return Fault(OutcomeUnknown("simulated"))
+            case "replaced":
+                self.run()
+                return None
+        raise Crash
+
+    # What is there.
+
+    def outputs(self) -> dict[str, int]:
+        """How many records the set has left in each topic."""
+        return {name: len(self.cluster.records(name)) - before for name, before in self.before.items()}
+
+    def digests(self) -> set[bytes]:
+        """The delivery hashes of these records."""
+        return {
+            dict(m.headers() or ())[HASH_HEADER] or b""
+            for name, before in self.before.items()
+            for m in self.cluster.records(name)[before:]
+        }
+
+    @property
+    def snapshots(self) -> int:
+        """Snapshots that were taken for the set."""
+        return self._count("snapshot") - self.snapshots_before
+
+    def _count(self, kind: str) -> int:
+        if self.case.journal is None:
+            return 0
+        records = self.cluster.records("__ks.g.p.journal")
+        return sum(type_of(m) == kind for m in records)

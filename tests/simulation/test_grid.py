@@ -1,0 +1,287 @@
+"""The grid: a processor of each kind dies at each point of a delivery; the delivery happens once, by the branch named.
+
+The crash points have the names of the algorithm's description. Two of them, after the indices are collected and after
+the hash is computed, have no request of their own: a process that dies there leaves what the next point leaves.
+
+======  ==========================================  =========  =====================================
+point   the process dies                            kinds      the next start takes the branch
+======  ==========================================  =========  =====================================
+CP00    idle, the inputs not read                   all        of the delivery before
+CP01    before the snapshot is sent                 all        of the delivery before
+CP02    the snapshot's commit arrives late          all        1b
+CP03    the snapshot is durable                     all        1b
+CP04    before the first input is decoded           all        1b (alts: 1c)
+CP05    between two inputs                          joins      1b
+CP06    before the choice is sent                   alts       1b
+CP07    the commit of the choice arrives late       alts       1c
+CP08    the choice is durable                       alts       1c
+CP09    in the function                             all        1b (alts: 1c)
+CP10    the function has returned                   outputs    1b (alts: 1c)
+CP11    the transaction has begun                   writing    1b (alts: 1c)
+CP12    outputs are written                         writing    1b (alts: 1c)
+CP12b   one of two outputs is written               forks      1b (alts: 1c)
+CP13    before the attempt is sent                  writing    1b (alts: 1c)
+CP14    the attempt's commit arrives late           writing    3b
+CP15    the attempt is durable                      writing    3b
+CP16    the commit of the outputs arrives late      writing    3a
+CP16b   the commit has no answer                    writing    3a
+CP17    the outputs are committed                   writing    3a
+CP18    before the attempt-nil is sent              nothing    1b (alts: 1c)
+CP19    the commit of the attempt-nil arrives late  nothing    1f, 3a
+CP20    the attempt-nil is durable                  nothing    1f, 3a
+======  ==========================================  =========  =====================================
+
+CP21 to CP25 are CP11 to CP17 where the function raises and there is a topic of dead letters, by branch 1e; CP26 is CP20
+where there is none. CP28 is each point with an error of the cluster in place of the crash, which the simulation has
+(test_journal.py); CP29 is the process that is replaced and wakes up. A retry takes no snapshot: where it dies before
+its attempt, its own branch is taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.errors import Replaced
+from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.journal import recovery
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.journal.journaled import Journaled
+from kstreams_py.processing.worker import Worker
+from kstreams_py.records import Positions
+from tests.simulation.grid import KINDS, Case, Grid, Strike
+
+SNAPSHOT, CHOICE = 0, 1
+"""Transactions of the journal before the function."""
+
+ABSENT = ("CP01", "CP02", "CP03", "CP06", "CP07", "CP08")
+"""Points that a retry does not have, nor persistence by the transaction alone."""
+
+STARTS = ("init_transactions", "journal init_transactions")
+
+IN_FUNCTION: Strike = ("function", 1, "dies")
+
+
+def cases(journal: ks.Journal | None) -> Iterator[Case]:
+    for kind in KINDS:
+        for does in ("output", "none", "raise"):
+            for errors in (True, False):
+                if not ("sink" in kind and does == "output"):  # what a sink returns is ignored
+                    yield Case(kind, does, errors, journal)
+
+
+def cells(case: Case) -> list[str]:
+    """The points that a process of the case can die at."""
+    found = ["CP00", "CP01", "CP02", "CP03", "CP04", "CP09", "CP29"]
+    found += ["CP05"] if len(case.inputs) > 1 and not case.is_alts else []
+    found += ["CP06", "CP07", "CP08"] if case.is_alts else []
+    if not case.written:
+        return [*found, "CP18", "CP19", "CP20"]
+    found += ["CP11", "CP12", "CP13", "CP14", "CP15", "CP16", "CP16b", "CP17"]
+    found += ["CP10"] if case.does == "output" else []
+    return [*found, "CP12b"] if len(case.written) > 1 else found
+
+
+def strike_at(cell: str, points: Sequence[str]) -> Strike | None:
+    """Where and how a process with these points dies; None if it has no such point."""
+    called, read, end = points.index("function"), points.index("decode"), len(points)
+
+    def between(name: str, since: int, until: int) -> list[int]:
+        return [at for at in range(since, until) if points[at] == name]
+
+    fetched = max(between("consume", 0, read))
+    opened, saved = (between(f"journal {each}", fetched, called) for each in ("add_offsets", "commit_transaction"))
+    commits = between("commit_transaction", called, end)
+    begun, attempts = (
+        between(f"journal {each}", called, end) or commits for each in ("add_offsets", "commit_transaction")
+    )
+    produced = between("produce", called, end)
+    found, fault = {
+        "CP00": ([fetched], "dies"),
+        "CP01": (opened[SNAPSHOT:], "dies"),
+        "CP02": (saved[SNAPSHOT:], "dies late"),
+        "CP03": (saved[SNAPSHOT:], "dies after"),
+        "CP04": ([read], "dies"),
+        "CP05": (between("decode", read + 1, called), "dies"),
+        "CP06": (opened[CHOICE:], "dies"),
+        "CP07": (saved[CHOICE:], "dies late"),
+        "CP08": (saved[CHOICE:], "dies after"),
+        "CP09": ([called], "dies"),
+        "CP10": (between("returned", called, end), "dies"),
+        "CP11": (between("add_partition", called, end), "dies"),
+        "CP12": (produced[-1:], "dies after"),
+        "CP12b": (produced[1:], "dies"),
+        "CP13": (begun, "dies"),
+        "CP14": (attempts, "dies late"),
+        "CP15": (attempts, "dies after" if attempts != commits else "dies"),
+        "CP16": (commits, "dies late"),
+        "CP16b": (commits, "unanswered"),
+        "CP17": (commits, "dies after"),
+        "CP18": (begun, "dies"),
+        "CP19": (attempts, "dies late"),
+        "CP20": (attempts, "dies after"),
+        "CP29": (attempts, "replaced"),
+    }[cell]
+    return (points[found[0]], points[: found[0] + 1].count(points[found[0]]), fault) if found else None
+
+
+def branch_after(cell: str, case: Case, attempt: int) -> str:
+    """The branch of the start after a process that died at this cell in its nth attempt."""
+    again = "1c" if case.is_alts else "1b"
+    newest = "1f" if not case.written else "1d" if case.does == "output" else "1e"
+    if cell in ("CP00", "CP01"):
+        return again if attempt > 1 else f"{newest}, 2, 3a"  # of the delivery before
+    if cell in ("CP14", "CP15"):
+        return f"{newest}, 2, 3b"
+    if cell in ("CP16", "CP16b", "CP17", "CP19", "CP20"):
+        return f"{newest}, 2, 3a"
+    return "1b" if cell in ("CP02", "CP03", "CP06") else again
+
+
+def die_and_recover(case: Case, cell: str, attempt: int) -> None:
+    """Lets the nth attempt die at a cell, those before in the function; then compares all that is there."""
+    grid, calm = Grid(case), Grid(case)
+    for _ in range(attempt - 1):
+        grid.run(IN_FUNCTION)
+        calm.run(IN_FUNCTION)
+    strike = strike_at(cell, calm.run().points)
+    if strike is None:
+        assert cell in ABSENT, f"{cell} is not reached"
+        assert attempt > 1 or case.journal is None, f"{cell} is not reached"
+        return
+    struck, sets = grid.run(strike), 1
+    if case.is_alts:
+        grid.feed(("a",))  # an input that is fetched first is ready now: what was chosen is read all the same
+        sets = 2
+    called, last = len(grid.hashes), grid.run()
+    assert (last.error, grid.is_delivered) == (None, True)
+    starts = STARTS if case.journal else STARTS[:1]
+    assert max(map(last.points.index, starts)) < last.points.index("committed"), "fenced before anything is read"
+    assert grid.outputs() == {name: sets if name in case.written else 0 for name in ("x", "y", "dead")}
+    assert len(grid.digests()) == (sets if case.written else 0)
+    assert len(dict.fromkeys(grid.hashes)) == sets, "each set has one delivery hash"
+    if cell == "CP29":
+        assert isinstance(struck.error, Replaced), "the process that woke up ends"
+    elif case.journal is not None:
+        assert (last.branch, grid.snapshots) == (branch_after(cell, case, attempt), sets)
+        if case.is_alts and called and last.branch.endswith(("1c", "3b")):
+            assert grid.hashes[called] == grid.hashes[0], "an alts makes its choice again"
+
+
+@pytest.mark.parametrize("journal", [ks.Journal(1), None], ids=["journal", "transaction"])
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_delivery_happens_once_whatever_point_its_process_dies_at(attempt: int, journal: ks.Journal | None) -> None:
+    tried = 0
+    for case in cases(journal):
+        for cell in cells(case):
+            try:
+                die_and_recover(case, cell, attempt)
+            except AssertionError as error:
+                raise AssertionError(f"{case}, {cell}, attempt {attempt}: {error}") from error
+            tried += 1
+    assert tried == 622
+
+
+# Mutations: each removes one thing that the recovery does, and a cell detects it.
+
+ALTS = Case("alts", "output", errors=True, journal=ks.Journal(1))
+MAP = Case("map", "output", errors=True, journal=ks.Journal(1))
+
+
+def no_recovery(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeliveryJournal, "recover", lambda self, _: self.forget() or {})
+
+
+def no_snapshot_in_force(patch: pytest.MonkeyPatch) -> None:
+    """A retry takes another snapshot."""
+    recover = DeliveryJournal.recover
+
+    def recover_and_forget(self: DeliveryJournal, positions: Positions) -> dict[int, Choices]:
+        choices = recover(self, positions)
+        self.snapshots.clear()
+        return choices
+
+    patch.setattr(DeliveryJournal, "recover", recover_and_forget)
+
+
+def no_pin(patch: pytest.MonkeyPatch) -> None:
+    recover = DeliveryJournal.recover
+
+    def recover_without_choices(self: DeliveryJournal, positions: Positions) -> dict[int, Choices]:
+        recover(self, positions)
+        return {}
+
+    patch.setattr(DeliveryJournal, "recover", recover_without_choices)
+
+
+def fences_after_the_recovery(patch: pytest.MonkeyPatch) -> None:
+    rewind = Worker.rewind
+
+    def rewind_then_start(self: Worker) -> None:
+        if not self.committer.session.has_producer:
+            self._committed.read(self._assigned)
+            self.committer.start()
+        rewind(self)
+
+    patch.setattr(
+        Worker,
+        "start",
+        lambda self: self.consumer.subscribe(
+            [t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked, self._on_lost
+        ),
+    )
+    patch.setattr(Worker, "rewind", rewind_then_start)
+
+
+def attempt_after_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """The outputs are committed before the attempt is durable."""
+
+    commit_in_order = Journaled._commit
+
+    def commit(self: Journaled) -> None:
+        writing = {part.partition for part in self._parts if part.outputs}
+        if not writing:
+            return commit_in_order(self)
+        self._send()
+        self._call(lambda producer: producer.flush())
+        positions = self._uncommitted(writing)
+        self._call(lambda producer: producer.send_offsets(positions, self._consumer))
+        self._call(lambda producer: producer.commit_transaction())
+        self._ledger.commit(positions)
+        self._record_attempts(writing)
+        self._deliveries.deliver(writing)
+        return None
+
+    patch.setattr(Journaled, "_commit", commit)
+
+
+def reads_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    """An attempt counts as committed."""
+    patch.setattr(recovery, "_is_committed", lambda *_: True)
+
+
+def no_choice_before_the_function(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journaled, "_unrecorded", lambda *_: {})
+
+
+@pytest.mark.parametrize(
+    ("mutation", "case", "cell"),
+    [
+        (no_recovery, MAP, "CP09"),
+        (no_snapshot_in_force, MAP, "CP09"),
+        (no_pin, ALTS, "CP09"),
+        (fences_after_the_recovery, MAP, "CP09"),
+        (attempt_after_the_commit, MAP, "CP17"),
+        (reads_nothing_back, MAP, "CP15"),
+        (no_choice_before_the_function, ALTS, "CP09"),
+    ],
+)
+def test_mutation_of_the_recovery_is_seen_by_a_cell(
+    mutation: Callable[[pytest.MonkeyPatch], None], case: Case, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die_and_recover(case, cell, 2 if cell == "CP09" else 1)
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError):
+        die_and_recover(case, cell, 2 if cell == "CP09" else 1)

@@ -1,0 +1,24 @@
+"""Deliveries through a journal in the simulation: with any fault, each step is delivered once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.plan import EO, Kind
+from tests.simulation.suite import ATTEMPTS, crash_everywhere, run_journaled_block
+
+BLOCK = 250
+
+SEEDS = range(1, 1_001, BLOCK)
+MORE_SEEDS = range(SEEDS.stop, 10_001, BLOCK)
+
+
+@pytest.mark.parametrize("first", [*SEEDS, *(pytest.param(first, marks=pytest.mark.long) for first in MORE_SEEDS)])
+def test_journal_random_faults_delivers_once(first: int) -> None:
+    run_journaled_block(first, BLOCK)
+
+
+@pytest.mark.parametrize("attempt", [1, *(pytest.param(each, marks=pytest.mark.long) for each in ATTEMPTS[1:])])
+@pytest.mark.parametrize("kind", Kind)
+def test_journal_fault_at_every_point_delivers_once(kind: Kind, attempt: int) -> None:
+    assert crash_everywhere(kind, EO, attempt, batch=1 if attempt == 2 else 2) > 50

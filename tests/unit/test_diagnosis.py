@@ -1,0 +1,274 @@
+"""The rules of `kstreams doctor`: each fact, and the whole text of what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.kafka.described_cluster import ClusterDescription, LogInfo, PartitionInfo, TopicDescription
+from kstreams_py.kafka.groups import GroupInfo, Member
+from kstreams_py.kafka.transactions import OpenTransaction
+from kstreams_py.operations.diagnosis import Examined, Facts, Severity, as_fields, describe, diagnose, is_well
+from kstreams_py.operations.hanging import Decision, Found
+from kstreams_py.records import TopicPartition
+
+A, B, OUT = "in.a", "in.b", "out"
+A0 = TopicPartition(A, 0)
+SETTINGS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "10000",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+    "min.insync.replicas": "1",
+    "max.message.bytes": "1000",
+}
+BROKER = {"offsets.retention.minutes": "10080", "transaction.max.timeout.ms": "900000"}
+JOURNAL = "__ks.g.p.journal"
+
+
+def topic(name: str, count: int = 1, partition: PartitionInfo | None = None, **changed: str) -> TopicDescription:
+    settings = SETTINGS | {key.replace("_", "."): value for key, value in changed.items()}
+    return TopicDescription(name, (partition or PartitionInfo(0, 1, 1),) * count, settings)
+
+
+def cluster(*topics: TopicDescription, brokers: int = 1, **changed: Any) -> ClusterDescription:
+    """A cluster with the topics of the graph, some of them replaced."""
+    found = {name: topic(name) for name in (A, B, OUT)} | {each.name: each for each in topics}
+    return ClusterDescription(dict.fromkeys(range(brokers), BROKER), found, **changed)
+
+
+def examined(**options: Any) -> Examined:
+    graph = ks.Graph("g")
+    graph.join(graph.topic(A), graph.topic(B), to=graph.topic(OUT), id="p", **options)(lambda a, b: a + b)
+    return Examined(graph, "app.py:graph", 60_000)
+
+
+def shown(facts: Facts, of: Examined | None = None) -> list[str]:
+    return [describe(each) for each in diagnose(facts, of)]
+
+
+def test_healthy_cluster_and_graph_have_no_finding() -> None:
+    group = GroupInfo("Stable", (Member("g.p.0", "id", "client", "host", (A0,)),))
+    facts = Facts(
+        cluster(release="4.3"),
+        now=100,
+        groups={"g.p": group},
+        positions={"g.p": {A0: 5}},
+        logs={A0: LogInfo(0, 9, {90_000: 5, 95_000: 5})},
+        client="2.16.0",
+        tested_clients={"2.16.0"},
+    )
+    assert shown(facts, examined()) == []
+    assert is_well([])
+
+
+ALTER = f"  kafka-configs.sh --alter --topic {A} --add-config "
+REPLICATED: Mapping[str, tuple[ClusterDescription, str]] = {
+    "offline": (
+        cluster(topic(A, 2, PartitionInfo(-1, 1, 0))),
+        (
+            f"error: {A}[0, 1]: the partition has no leader: it can be neither read nor written\n"
+            "  start the brokers that have it (kafka-topics.sh --describe --unavailable-partitions)"
+        ),
+    ),
+    "behind": (
+        cluster(topic(A, 1, PartitionInfo(0, 3, 2), min_insync_replicas="2")),
+        (
+            f"warning: {A}[0]: replicas are not in sync: fewer brokers than planned may fail\n"
+            "  start the brokers that are away, and wait (kafka-topics.sh --describe --under-replicated-partitions)"
+        ),
+    ),
+    "unclean": (
+        cluster(topic(A, unclean_leader_election_enable="true")),
+        (
+            f"warning: {A}: a replica that is behind may become the leader: committed records are lost then\n"
+            f"{ALTER}unclean.leader.election.enable=false"
+        ),
+    ),
+    "few in sync": (
+        cluster(topic(A, 1, PartitionInfo(0, 3, 3))),
+        (
+            f"warning: {A}: min.insync.replicas is 1 of 3 replicas: a write may be acknowledged by one broker and lost "
+            f"with it\n{ALTER}min.insync.replicas=2"
+        ),
+    ),
+    "all in sync": (
+        cluster(topic(A, 1, PartitionInfo(0, 3, 3), min_insync_replicas="3")),
+        (
+            f"warning: {A}: min.insync.replicas is 3 of 3 replicas: one broker that is away stops all writes\n"
+            f"{ALTER}min.insync.replicas=2"
+        ),
+    ),
+    "too many in sync": (
+        cluster(topic(A, 1, PartitionInfo(0, 2, 2), min_insync_replicas="3")),
+        (
+            f"error: {A}: min.insync.replicas is 3 of 2 replicas: every write with acks=all is refused\n"
+            f"{ALTER}min.insync.replicas=1"
+        ),
+    ),
+    "settings not seen": (
+        ClusterDescription({0: BROKER}, {A: TopicDescription(A, (PartitionInfo(0, 3, 3),), {})}),
+        (
+            f"note: settings of topic {A}: not seen: what is wrong there is not found\n"
+            f"  grant this user DESCRIBE_CONFIGS on topic {A}"
+        ),
+    ),
+    "topic not seen": (
+        cluster(hidden=("x",)),
+        "note: topic x: not seen: what is wrong there is not found\n  grant this user DESCRIBE on topic x",
+    ),
+    "brokers not seen": (
+        ClusterDescription({0: {}, 1: {}}, {}),
+        (
+            "note: settings of broker 0, broker 1: not seen: what is wrong there is not found\n"
+            "  grant this user DESCRIBE_CONFIGS on the cluster"
+        ),
+    ),
+    "release": (
+        cluster(release="3.9"),
+        (
+            "note: 3.9: this package is tested with brokers of Kafka 4.3\n"
+            "  run the tests of your graph against these brokers (KSTREAMS_TEST_BOOTSTRAP)"
+        ),
+    ),
+    "offsets": (
+        ClusterDescription({0: BROKER, 1: BROKER | {"offsets.retention.minutes": "90"}}, {}),
+        (
+            "warning: brokers: offsets.retention.minutes is 90: a graph that is stopped for longer than 90 minutes "
+            "loses its positions\n  offsets.retention.minutes=10080 or more on all brokers"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REPLICATED)
+def test_findings_of_a_cluster(case: str) -> None:
+    described, expected = REPLICATED[case]
+    assert shown(Facts(described, now=100)) == [expected]
+
+
+def test_one_replica_on_several_brokers_is_found_for_each_topic() -> None:
+    (first, *others) = shown(Facts(cluster(brokers=3), now=100))
+    assert first == (
+        f"warning: {A}: it has one replica in a cluster of 3 brokers: its broker's disk holds the only copy\n"
+        "  kafka-reassign-partitions.sh with 3 replicas, or replication=3 of a topic that is created again"
+    )
+    assert len(others) == 2
+
+
+@pytest.mark.parametrize(
+    ("hangs", "severity", "kind"),
+    [(True, "error", "hanging_transaction"), (None, "warning", "hanging_transaction"),
+     (False, "warning", "open_transaction")],
+)  # fmt: skip
+def test_transactions_are_findings_by_whether_they_end(hangs: bool | None, severity: str, kind: str) -> None:
+    found = Found(A0, OpenTransaction(7, 1, -1, 3, 40.0, "id", hangs, "Empty"), None, Decision(None))
+    (finding,) = diagnose(Facts(cluster(), now=100, found=[found]), None)
+    assert (finding.severity, finding.kind, finding.subject) == (severity, kind, str(A0))
+    ends = f"kstreams transactions find-hanging, then kstreams transactions abort --topic {A} --partition 0"
+    assert finding.remedy.startswith(ends) is (hangs is not False)
+
+
+def test_client_that_is_not_tested_is_a_warning() -> None:
+    (finding,) = diagnose(Facts(cluster(), now=1, client="2.99.0", tested_clients={"2.16.0"}), None)
+    assert as_fields(finding) == {
+        "severity": "warning",
+        "kind": "librdkafka",
+        "subject": "2.99.0",
+        "meaning": "this version of librdkafka is not tested: late requests are recognized by the wording of its log",
+        "remedy": "pip install confluent-kafka==2.16.0",
+    }
+    assert not is_well([finding])
+
+
+@pytest.mark.parametrize(
+    ("position", "log", "expected"),
+    [
+        (5, LogInfo(5, 9, {90_000: 6, 95_000: 9}), ("error", "is older than all of retention.ms (10 s)")),
+        (6, LogInfo(5, 9, {90_000: 6, 95_000: 9}), ("warning", "is older than half of retention.ms (10 s)")),
+        (9, LogInfo(5, 9, {90_000: 9, 95_000: 9}), None),
+        (4, LogInfo(5, 9), ("error", "its position is 4 and the log begins at 5: the next start ends with InputLost")),
+        (10, LogInfo(5, 9), ("error", "its position is 10 and the log ends at 9: the next start ends with InputLost")),
+    ],
+)
+def test_positions_are_compared_with_the_log(position: int, log: LogInfo, expected: tuple[str, str] | None) -> None:
+    facts = Facts(cluster(), now=100, positions={"g.p": {A0: position}}, logs={A0: log})
+    found = [(str(each.severity), each.meaning) for each in diagnose(facts, examined()) if each.subject == f"p: {A0}"]
+    if expected is None:
+        assert found == []
+    else:
+        ((severity, meaning),) = found
+        assert (severity, expected[1] in meaning) == (expected[0], True)
+
+
+@pytest.mark.parametrize(("position", "severity"), [(0, "error"), (50, "warning"), (80, None)])
+def test_unread_bytes_are_estimated_by_offsets(position: int, severity: str | None) -> None:
+    described = cluster(topic(A, retention_ms="-1", retention_bytes="1000"))
+    log = LogInfo(0, 100, size=1_200)
+    facts = Facts(described, now=100, positions={"g.p": {A0: position}}, logs={A0: log})
+    found = [each for each in diagnose(facts, examined()) if each.kind == "retention_bytes"]
+    assert [str(each.severity) for each in found] == ([] if severity is None else [severity])
+    compacted = cluster(topic(A, retention_bytes="1000", cleanup_policy="compact"))
+    facts = Facts(compacted, now=100, positions={"g.p": {A0: position}}, logs={A0: log})
+    assert [each for each in diagnose(facts, examined()) if each.kind == "retention_bytes"] == []
+
+
+def test_findings_of_a_graph_are_sorted_by_severity() -> None:
+    described = ClusterDescription(
+        {0: BROKER | {"transaction.max.timeout.ms": "5000"}},
+        {
+            A: topic(A, 2, max_message_bytes="5000"),
+            B: topic(B, 1),
+            OUT: topic(OUT),
+            JOURNAL: topic(JOURNAL, cleanup_policy="compact,delete", retention_ms="-1"),
+        },
+    )
+    of = examined(persistence="journal")
+    members = (
+        Member("g.p.0", "0", "x", "h", ()),
+        Member("", "1", "other", "h", ()),
+        Member("g.p.1", "2", "x", "h", ()),
+    )
+    facts = Facts(
+        described,
+        now=100,
+        groups={"g.p": GroupInfo("Stable", members)},
+        expired={"p": [A0]},
+        unseen={"transactions": "grant READ"},
+    )
+    assert [(str(f.severity), f.kind, f.subject) for f in diagnose(facts, of)] == [
+        ("error", "foreign_member", "g.p"),
+        ("error", "journal_settings", JOURNAL),
+        ("error", "partitions_differ", "p"),
+        ("error", "position_expired", f"p: {A0}"),
+        ("error", "transaction_timeout", "brokers"),
+        ("note", "max_message_bytes", f"p: {OUT}"),
+        ("note", "not_seen", "transactions"),
+        ("note", "spare_slots", "p"),
+    ]
+
+
+def test_missing_topics_are_errors_unless_they_are_hidden() -> None:
+    described = ClusterDescription({0: BROKER}, {A: topic(A)}, hidden=(B,))
+    (missing, hidden) = diagnose(Facts(described, now=1), examined())
+    assert (missing.subject, missing.severity, missing.remedy) == (
+        OUT,
+        Severity.ERROR,
+        "kstreams topics create app.py:graph",
+    )
+    assert (hidden.subject, hidden.kind) == (f"topic {B}", "not_seen")
+
+
+def test_group_that_is_stopped_is_a_note_that_says_how_long_it_may_be() -> None:
+    facts = Facts(
+        cluster(), now=1, groups={"g.p": GroupInfo("Empty", ())}, positions={"g.p": {A0: 0}}, logs={A0: LogInfo(0, 0)}
+    )
+    assert shown(facts, examined()) == [
+        (
+            "note: g.p: it has no members: its positions are kept for 7 days from its stop on\n"
+            "  start it before, or kstreams recover export app.py:graph > FILE"
+        )
+    ]

@@ -1,0 +1,495 @@
+"""processing/journal/: its records, the rule of recovery, and the journal of a processor on the cluster in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.errors import GraphError, RecoveryUndecidable, Retriable
+from kstreams_py.kafka.contracts import Output, ProducerMode
+from kstreams_py.processing.choices import Choices, Start
+from kstreams_py.processing.journal import deliveries
+from kstreams_py.processing.journal.deliveries import WINDOW, DeliveryJournal
+from kstreams_py.processing.journal.records import (
+    Attempt,
+    Place,
+    RecordType,
+    Snapshot,
+    Unit,
+    attempt_record,
+    choices_record,
+    newest_unit,
+    snapshot_record,
+)
+from kstreams_py.processing.journal.recovery import Found, Recovery, recover
+from kstreams_py.records import TopicPartition
+from kstreams_py.testing import MemoryCluster
+
+JOURNAL = "__ks.g.p.journal"
+IDS = {"a": "id-a", "b": "id-b"}
+HASH = b"h" * 16
+SNAPSHOT = Snapshot("g.p", 0, (Start("a", "id-a", 3), Start("b", "id-b", 7)))
+CHOICES = Choices((("b", 9),), (Start("b", "id-b", 7),))
+X, DEAD = Place("x", 1, 40, HASH), Place("dead", 0, 5, HASH)
+
+
+def attempt(kind: RecordType, *places: Place, snapshot: Snapshot = SNAPSHOT, a: int = 3, b: int = 10) -> Attempt:
+    inputs = (Start("a", "id-a", a), Start("b", "id-b", b))
+    return Attempt(kind, snapshot.hash, HASH, 3, inputs, places)
+
+
+OUTPUT, ERROR, NIL = (
+    attempt(RecordType.OUTPUT, X, DEAD),
+    attempt(RecordType.ERROR, DEAD),
+    attempt(RecordType.NIL),
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A record of a journal."""
+
+    record: Output
+    at: int = 0
+
+    def offset(self) -> int:
+        return self.at
+
+    def value(self) -> bytes | None:
+        return self.record[1]
+
+    def headers(self) -> Any:
+        return self.record[7]
+
+
+def stored(*records: Output) -> list[Any]:
+    return [Stored(record, at) for at, record in enumerate(records)]
+
+
+def of_type(kind: str, data: bytes | None) -> Output:
+    return (JOURNAL, data, None, 0, None, None, 0, [("ks-type", kind.encode())])
+
+
+RECORDS = {
+    "snapshot": snapshot_record(JOURNAL, SNAPSHOT),
+    "choices": choices_record(JOURNAL, 0, CHOICES),
+    "output": attempt_record(JOURNAL, 0, OUTPUT),
+    "error": attempt_record(JOURNAL, 0, ERROR),
+    "nil": attempt_record(JOURNAL, 0, NIL),
+}
+OTHER = Snapshot("g.p", 0, (Start("a", "id-a", 3), Start("b", "id-b", 10)))
+
+
+# Records.
+
+
+@pytest.mark.parametrize(
+    ("names", "unit"),
+    [
+        ((), None),
+        (("snapshot",), Unit(SNAPSHOT)),
+        (("snapshot", "choices"), Unit(SNAPSHOT, CHOICES)),
+        (("snapshot", "output"), Unit(SNAPSHOT, None, OUTPUT)),
+        (("snapshot", "choices", "error"), Unit(SNAPSHOT, CHOICES, ERROR)),
+        (("snapshot", "output", "nil"), Unit(SNAPSHOT, None, NIL)),
+        (("snapshot", "output", "choices"), Unit(SNAPSHOT, CHOICES)),
+        (("snapshot", "output", "snapshot"), Unit(SNAPSHOT)),
+    ],
+)
+def test_newest_unit_is_what_follows_the_newest_snapshot(names: Sequence[str], unit: Unit | None) -> None:
+    assert newest_unit(stored(*(RECORDS[name] for name in names)), 0) == unit
+
+
+def test_records_have_their_type_partition_and_schema_version() -> None:
+    assert {name: (r[0], r[2], r[3], r[7], (r[1] or b"")[:1]) for name, r in RECORDS.items()} == {
+        "snapshot": (JOURNAL, None, 0, [("ks-type", b"snapshot")], b"\x01"),
+        "choices": (JOURNAL, None, 0, [("ks-type", b"snapshot-alts")], b"\x02"),
+        "output": (JOURNAL, None, 0, [("ks-type", b"attempt-output")], b"\x01"),
+        "error": (JOURNAL, None, 0, [("ks-type", b"attempt-error")], b"\x01"),
+        "nil": (JOURNAL, None, 0, [("ks-type", b"attempt-nil")], b"\x01"),
+    }
+
+
+def test_hash_of_a_snapshot_differs_by_processor_partition_and_each_input() -> None:
+    others = [
+        Snapshot("g.q", 0, SNAPSHOT.inputs),
+        Snapshot("g.p", 1, SNAPSHOT.inputs),
+        Snapshot("g.p", 0, SNAPSHOT.inputs[:1]),
+        Snapshot("g.p", 0, (Start("a", "id-c", 3), Start("b", "id-b", 7))),
+        OTHER,
+    ]
+    assert len({each.hash for each in (SNAPSHOT, *others)}) == 6
+    assert Snapshot("g.p", 0, SNAPSHOT.inputs[::-1]).hash == SNAPSHOT.hash
+    assert len(SNAPSHOT.hash) == 16
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([RECORDS["nil"]], "offset 0: it is of type attempt-nil, and there is no snapshot before it"),
+        ([RECORDS["choices"]], "offset 0: it is of type snapshot-alts, and there is no snapshot before it"),
+        ([RECORDS["snapshot"], of_type("foreign", b"")], "offset 1: its type is 'foreign'"),
+        ([of_type("", None)], "offset 0: its type is ''"),
+        (
+            [of_type("snapshot", b"\x07" + (RECORDS["snapshot"][1] or b"")[1:])],
+            "offset 0: it starts with b'\\x07', not with the version b'\\x01' of this release",
+        ),
+        (
+            [of_type("snapshot", (RECORDS["snapshot"][1] or b"") + b"more")],
+            "offset 0: it is longer than its schema",
+        ),
+        (
+            [snapshot_record(JOURNAL, OTHER), RECORDS["output"]],
+            "offset 1: it is an attempt at another snapshot than {'a': 3, 'b': 10}, which is the one before it",
+        ),
+    ],
+)
+def test_damaged_journal_is_named_with_the_offset_and_the_reason(records: Sequence[Output], message: str) -> None:
+    with pytest.raises(RecoveryUndecidable) as raised:
+        newest_unit(stored(*records), 0)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_record_that_is_cut_off_or_tampered_with_is_damaged_or_another(name: str) -> None:
+    kind, data = dict(RECORDS[name][7] or ())["ks-type"] or b"", RECORDS[name][1] or b""
+    before = [] if name == "snapshot" else [RECORDS["snapshot"]]
+    whole = newest_unit(stored(*before, RECORDS[name]), 0)
+    for cut in range(len(data)):
+        with pytest.raises(RecoveryUndecidable):
+            newest_unit(stored(*before, of_type(kind.decode(), data[:cut])), 0)
+    for at in range(len(data)):
+        flipped = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
+        try:
+            assert newest_unit(stored(*before, of_type(kind.decode(), flipped)), 0) != whole
+        except RecoveryUndecidable:
+            continue
+
+
+# Recovery.
+
+STOOD, MOVED = {"a": 3, "b": 7}, {"a": 3, "b": 10}
+SAME, OTHERS, GONE = (dict.fromkeys((X, DEAD), found) for found in (Found.SAME, Found.OTHER, Found.DELETED))
+
+
+@pytest.mark.parametrize(
+    ("unit", "committed", "found", "expected"),
+    [
+        (None, STOOD, {}, Recovery("1a")),
+        (Unit(SNAPSHOT), STOOD, {}, Recovery("1b", SNAPSHOT)),
+        (Unit(SNAPSHOT, CHOICES), STOOD, {}, Recovery("1c", SNAPSHOT, CHOICES)),
+        (Unit(SNAPSHOT, None, OUTPUT), MOVED, SAME, Recovery("1d, 2, 3a")),
+        (Unit(SNAPSHOT, None, OUTPUT), {"a": 4, "b": 12}, SAME, Recovery("1d, 2, 3a")),
+        (Unit(SNAPSHOT, CHOICES, OUTPUT), MOVED, SAME, Recovery("1d, 2, 3a", None, CHOICES)),
+        (Unit(SNAPSHOT, None, OUTPUT), STOOD, OTHERS, Recovery("1d, 2, 3b", SNAPSHOT)),
+        (Unit(SNAPSHOT, CHOICES, OUTPUT), STOOD, OTHERS, Recovery("1d, 2, 3b", SNAPSHOT, CHOICES)),
+        (Unit(SNAPSHOT, None, ERROR), MOVED, SAME, Recovery("1e, 2, 3a")),
+        (Unit(SNAPSHOT, None, ERROR), STOOD, OTHERS, Recovery("1e, 2, 3b", SNAPSHOT)),
+        (Unit(SNAPSHOT, None, NIL), MOVED, {}, Recovery("1f, 2, 3a")),
+        (Unit(SNAPSHOT, None, OUTPUT), MOVED, GONE, Recovery("1d, 2, 3a")),
+        (Unit(SNAPSHOT, None, OUTPUT), STOOD, GONE, Recovery("1d, 2, 3b", SNAPSHOT)),
+        (Unit(SNAPSHOT, None, NIL), {"b": 10}, {}, Recovery("1f, 2, 3a")),
+    ],
+)
+def test_recovery_takes_the_branch_of_the_newest_record(
+    unit: Unit | None, committed: Mapping[str, int], found: Mapping[Place, Found], expected: Recovery
+) -> None:
+    assert recover(unit, committed, IDS, found) == expected
+
+
+CONTRADICTIONS: list[tuple[Unit, Mapping[str, int], Mapping[str, str], Mapping[Place, Found], str]] = [
+    (
+        Unit(SNAPSHOT), MOVED, IDS, {},
+        "the newest record is a snapshot at a@3, b@7, and the committed offsets are a@3, b@10",
+    ),
+    (
+        Unit(SNAPSHOT, None, OUTPUT), STOOD, IDS, SAME,
+        (
+        "the newest record is an attempt-output from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@7, and of "
+        "its outputs: x[1]@40 is there; dead[0]@5 is there"),
+    ),
+    (
+        Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, OTHERS,
+        ("the newest record is an attempt-output from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@10, and "
+        "of its outputs: x[1]@40 is not there; dead[0]@5 is not there"),
+    ),
+    (
+        Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, {X: Found.SAME, DEAD: Found.OTHER},
+        ("the newest record is an attempt-output from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@10, and "
+        "of its outputs: x[1]@40 is there; dead[0]@5 is not there"),
+    ),
+    (
+        Unit(SNAPSHOT, None, ERROR), {"a": 3, "b": 8}, IDS, {DEAD: Found.DELETED},
+        ("the newest record is an attempt-error from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@8, and of "
+        "its outputs: dead[0]@5 may be deleted: it is below the first offset of its partition, or its topic is "
+                "compacted"),
+    ),
+    (
+        Unit(SNAPSHOT, None, NIL), STOOD, IDS, {},
+        ("the newest record is an attempt-nil from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@7, and of "
+        "its outputs: it writes no output"),
+    ),
+    (
+        Unit(SNAPSHOT), STOOD, {"a": "id-a", "c": "id-c"}, {},
+        (
+        "a delivery of 'a', 'b' was not committed, and the processor reads 'a', 'c' now: start it once with the inputs "
+        "that it had"),
+    ),
+    (
+        Unit(SNAPSHOT), STOOD, {"a": "id-a", "b": "id-new"}, {},
+        "a delivery was not committed, and 'b' was deleted and created again since",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("unit", "committed", "ids", "found", "message"), CONTRADICTIONS)
+def test_recovery_never_guesses_where_the_evidence_contradicts_itself(
+    unit: Unit, committed: Mapping[str, int], ids: Mapping[str, str], found: Mapping[Place, Found], message: str
+) -> None:
+    with pytest.raises(RecoveryUndecidable) as raised:
+        recover(unit, committed, ids, found)
+    assert str(raised.value) == message
+
+
+# The journal of a processor.
+
+READS = {TopicPartition("a", 0): 3, TopicPartition("b", 0): 7}
+MOVES = {TopicPartition("a", 0): 3, TopicPartition("b", 0): 10}
+
+
+class Bench:
+    """A cluster with a journal and outputs, and what writes to them."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        self.cluster.create_topics([("x", 2, -1, {}), ("dead", 1, -1, {}), (JOURNAL, 1, -1, {})])
+        graph = ks.Graph("g", errors="dead")
+        graph.join(graph.topic("a"), graph.topic("b"), to=[graph.topic("x"), graph.topic("y")], id="p")(lambda v, w: {})
+        (processor,) = graph.processors
+        self.cluster.create_topics([("y", 1, -1, {"cleanup.policy": "compact"})])
+        topics = self.cluster.topics(["x", "y", "dead"])
+        topics |= {name: replace(topics["x"], name=name, topic_id=known) for name, known in IDS.items()}
+        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, self.cluster, topics)
+
+    def append(self, *records: Output) -> None:
+        for topic, value, key, partition, _, _, _, headers in records:
+            self.cluster.append(topic, value, key, headers, partition=max(partition, 0))
+
+    def begin(self, *records: Output, name: str = "stranger") -> Any:
+        """Writes records in a transaction, and leaves it open."""
+        producer = self.cluster.producer(ProducerMode(transactional=True, acks=-1, may_repeat=True), name)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.write(list(records))
+        producer.flush()
+        return producer
+
+    def start_of_journal(self) -> int:
+        return self.cluster.starts([TopicPartition(JOURNAL, 0)])[TopicPartition(JOURNAL, 0)]
+
+
+def output(topic: str, partition: int, digest: bytes = HASH) -> Output:
+    return (topic, b"v", b"k", partition, None, None, 0, [("ks-hash", digest)])
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_journal_that_is_empty_recovers_nothing(bench: Bench) -> None:
+    assert (bench.journal.recover(READS), bench.journal.snapshots, bench.journal.choices) == ({}, {}, {})
+
+
+def test_snapshot_and_choices_are_in_force_after_a_recovery_until_their_delivery(bench: Bench) -> None:
+    bench.append(RECORDS["snapshot"], RECORDS["choices"])
+    assert bench.journal.recover(READS) == {0: CHOICES}
+    assert (bench.journal.snapshots, bench.journal.choices) == ({0: SNAPSHOT}, {0: CHOICES})
+    bench.journal.deliver([0])
+    assert bench.journal.snapshots == {}
+    assert bench.journal.recover(READS) == {0: CHOICES}
+    bench.journal.forget()
+    assert (bench.journal.snapshots, bench.journal.choices) == ({}, {})
+
+
+def place_of(topic: str, partition: int, offset: int) -> Output:
+    return attempt_record(JOURNAL, 0, attempt(RecordType.OUTPUT, Place(topic, partition, offset, HASH)))
+
+
+@pytest.mark.parametrize(
+    ("written", "positions", "in_force"),
+    [
+        ([output("x", 1)], MOVES, {}),
+        ([], READS, {0: SNAPSHOT}),
+        ([output("x", 1, b"f" * 16)], READS, {0: SNAPSHOT}),
+        ([("x", b"v", None, 1, None, None, 0, None)], READS, {0: SNAPSHOT}),
+    ],
+)
+def test_outputs_are_read_back_and_recognized_by_their_hash(
+    bench: Bench, written: Iterable[Output], positions: Any, in_force: Any
+) -> None:
+    bench.append(RECORDS["snapshot"], *written, place_of("x", 1, 0))
+    bench.journal.recover(positions)
+    assert bench.journal.snapshots == in_force
+
+
+def test_output_that_was_deleted_is_decided_by_the_committed_offsets(bench: Bench) -> None:
+    bench.append(RECORDS["snapshot"], output("x", 1), output("x", 1), place_of("x", 1, 0))
+    bench.cluster.truncate(TopicPartition("x", 1), 1)
+    bench.journal.recover(MOVES)
+    assert bench.journal.snapshots == {}
+
+
+@pytest.mark.parametrize(("positions", "in_force"), [(MOVES, {}), (READS, {0: SNAPSHOT})])
+def test_output_that_may_be_compacted_away_is_decided_by_the_committed_offsets(
+    bench: Bench, positions: Any, in_force: Any
+) -> None:
+    bench.begin(output("y", 0)).abort_transaction()  # a gap in the offsets, as compaction leaves one
+    bench.append(RECORDS["snapshot"], output("y", 0), place_of("y", 0, 0))
+    bench.journal.recover(positions)
+    assert bench.journal.snapshots == in_force
+
+
+def test_aborted_output_with_another_behind_it_is_not_there(bench: Bench) -> None:
+    producer = bench.begin(output("x", 1))
+    producer.abort_transaction()
+    bench.append(RECORDS["snapshot"], output("x", 1), place_of("x", 1, 0))
+    bench.journal.recover(READS)
+    assert bench.journal.snapshots == {0: SNAPSHOT}
+
+
+def test_transaction_that_hides_an_output_is_waited_for(bench: Bench) -> None:
+    producer = bench.begin(output("x", 1))
+    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    with pytest.raises(Retriable) as raised:
+        bench.journal.recover(READS)
+    assert str(raised.value) == "a transaction hides x[1]@0, which an attempt of p may have written"
+    producer.commit_transaction()
+    bench.journal.recover(MOVES)
+    assert bench.journal.snapshots == {}
+
+
+def test_transaction_that_is_open_on_the_journal_is_waited_for(bench: Bench) -> None:
+    producer = bench.begin(RECORDS["snapshot"])
+    with pytest.raises(Retriable) as raised:
+        bench.journal.recover(READS)
+    assert str(raised.value) == f"a transaction is open on journal {JOURNAL}[0]"
+    producer.commit_transaction()
+    bench.journal.recover(READS)
+    assert bench.journal.snapshots == {0: SNAPSHOT}
+
+
+def test_snapshot_is_found_before_more_attempts_than_one_window_has(bench: Bench) -> None:
+    bench.append(RECORDS["snapshot"], *[place_of("x", 1, 9)] * (3 * WINDOW))
+    bench.journal.recover(READS)
+    assert bench.journal.snapshots == {0: SNAPSHOT}
+
+
+def test_choices_of_a_processor_that_had_no_journal_are_followed(bench: Bench) -> None:
+    bench.append((JOURNAL, CHOICES.encode(), None, 0, None, None, 0, [("ks-type", b"alts-choices")]))
+    assert (bench.journal.recover(READS), bench.journal.snapshots) == ({0: CHOICES}, {})
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        ([RECORDS["nil"]], "offset 0: it is of type attempt-nil, and there is no snapshot before it"),
+        (
+            [RECORDS["snapshot"], RECORDS["nil"]],
+            (
+                "the newest record is an attempt-nil from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@7, "
+                "and of its outputs: it writes no output"
+            ),
+        ),
+    ],
+)
+def test_contradiction_names_processor_partition_journal_and_remedy(
+    bench: Bench, records: Sequence[Output], reason: str
+) -> None:
+    bench.append(*records)
+    with pytest.raises(RecoveryUndecidable) as raised:
+        bench.journal.recover(READS)
+    assert str(raised.value) == (
+        f"p: partition 0: journal {JOURNAL}[0]: {reason}: decide where it goes on, and set it (`kstreams "
+        "recover reset`), then start again"
+    )
+    assert raised.value.exit_status == 5
+
+
+def test_deliveries_delete_what_is_below_the_newest_snapshot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "TRUNCATED_EVERY", 2)
+    bench.append(RECORDS["snapshot"], RECORDS["nil"], RECORDS["snapshot"], RECORDS["nil"])
+    bench.journal.deliver([0])
+    assert bench.start_of_journal() == 0
+    bench.journal.deliver([0])
+    assert bench.start_of_journal() == 2
+    bench.journal.recover(MOVES)
+    assert bench.journal.snapshots == {}
+
+
+# The declaration.
+
+
+def declare(graph: ks.Graph, **options: Any) -> None:
+    graph.map(graph.topic("in"), to=graph.topic("out"), id="p", **options)(lambda value: value)
+
+
+@pytest.mark.parametrize(
+    ("persistence", "journal"),
+    [("transaction", None), ("journal", ks.Journal(1_000)), (ks.Journal(batch=1), ks.Journal(1))],
+)
+def test_persistence_chooses_the_journal(persistence: Any, journal: ks.Journal | None) -> None:
+    graph = ks.Graph("g")
+    declare(graph, persistence=persistence)
+    (processor,) = graph.processors
+    assert (processor.journal, graph.journal(processor)) == (journal, journal and "__ks.g.p.journal")
+    assert ("deliveries of" in graph.describe()) is (journal is not None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"persistence": "disk"},
+            "processor 'p': persistence 'disk' is not known: choose 'transaction', 'journal' or Journal(batch=...)",
+        ),
+        (
+            {"persistence": "journal", "guarantee": "at_least_once"},
+            (
+                "processor 'p' has a journal and is at_least_once, which commits outputs and offsets apart: give it "
+                "persistence='transaction', or guarantee exactly_once"
+            ),
+        ),
+        (
+            {"persistence": "journal", "concurrency": 2},
+            (
+                "processor 'p' has a journal and calls that overlap, which end in another order than they are "
+                "recorded: give it persistence='transaction', or a plain function without concurrency"
+            ),
+        ),
+        (
+            {"persistence": "journal", "hash_header": False},
+            (
+                "processor 'p' has a journal and outputs without the delivery hash, by which they are recognized: "
+                "leave hash_header out, or give it persistence='transaction'"
+            ),
+        ),
+    ],
+)
+def test_combinations_that_a_journal_excludes_are_refused_with_the_reason(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GraphError) as raised:
+        declare(ks.Graph("g"), **options)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("batch", [0, 10_001, True, "7"])
+def test_batch_of_a_journal_is_a_number_from_1_to_10_000(batch: Any) -> None:
+    with pytest.raises(GraphError) as raised:
+        ks.Journal(batch=batch)
+    assert str(raised.value) == f"Journal: batch is {batch!r}: give a number from 1 to 10,000"
