@@ -191,17 +191,17 @@ MAP = Case("map", "output", errors=True, journal=ks.Journal(1))
 
 
 def no_recovery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DeliveryJournal, "recover", lambda self, _: self.forget() or {})
+    patch.setattr(DeliveryJournal, "recover", lambda self, positions: self.forget() or (positions, {}))
 
 
 def no_snapshot_in_force(patch: pytest.MonkeyPatch) -> None:
     """A retry takes another snapshot."""
     recover = DeliveryJournal.recover
 
-    def recover_and_forget(self: DeliveryJournal, positions: Positions) -> dict[int, Choices]:
-        choices = recover(self, positions)
+    def recover_and_forget(self: DeliveryJournal, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        recovered = recover(self, positions)
         self.snapshots.clear()
-        return choices
+        return recovered
 
     patch.setattr(DeliveryJournal, "recover", recover_and_forget)
 
@@ -209,9 +209,8 @@ def no_snapshot_in_force(patch: pytest.MonkeyPatch) -> None:
 def no_pin(patch: pytest.MonkeyPatch) -> None:
     recover = DeliveryJournal.recover
 
-    def recover_without_choices(self: DeliveryJournal, positions: Positions) -> dict[int, Choices]:
-        recover(self, positions)
-        return {}
+    def recover_without_choices(self: DeliveryJournal, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        return recover(self, positions)[0], {}
 
     patch.setattr(DeliveryJournal, "recover", recover_without_choices)
 
@@ -250,7 +249,7 @@ def attempt_after_the_commit(patch: pytest.MonkeyPatch) -> None:
         self._call(lambda producer: producer.send_offsets(positions, self._consumer))
         self._call(lambda producer: producer.commit_transaction())
         self._ledger.commit(positions)
-        self._record_attempts(writing)
+        self._record_attempts({part.partition: self._describe(part) for part in self._parts}, writing)
         self._deliveries.deliver(writing)
         return None
 
