@@ -153,28 +153,31 @@ class DeliveryJournal:
         """
         if self.delivered is None or unit is None or unit.attempt is None:
             return None
-        if self._newest_delivered(number) == unit.attempt:
+        place = TopicPartition(self.delivered, number)
+        if self._newest_attempt(place) == unit.attempt:
             return True
         if unit.attempt.writer != self.writer:
-            logger.info("%s: partition %d: fencing %s", self._processor, number, unit.attempt.writer)
-            fencing = self._outputs.producer(FENCING, unit.attempt.writer)
-            try:
-                fencing.init_transactions()
-            finally:
-                fencing.drop()
-        return self._newest_delivered(number) == unit.attempt
+            self._fence(unit.attempt.writer)
+        if self._outputs.ends([place])[place] < self._outputs.ends([place], committed=False)[place]:
+            raise Retriable(f"a transaction is open on {place}")
+        return self._newest_attempt(place) == unit.attempt
 
-    def _newest_delivered(self, number: int) -> Attempt | None:
-        """The newest attempt of a task that is recorded beside its outputs. Raises Retriable if one may be hidden."""
-        assert self.delivered is not None
-        tp = TopicPartition(self.delivered, number)
-        if self._outputs.ends([tp])[tp] < self._outputs.ends([tp], committed=False)[tp]:
-            raise Retriable(f"a transaction is open on {tp}")
-        newest = self._outputs.newest(tp)
+    def _newest_attempt(self, place: TopicPartition) -> Attempt | None:
+        """The newest attempt of a task that was committed with its outputs."""
+        newest = self._outputs.newest(place)
         try:
             return None if newest is None else decode_attempt(newest)
         except UNREADABLE as error:
-            raise RecoveryUndecidable(f"the newest record of {tp} is no attempt: {error}") from None
+            raise RecoveryUndecidable(f"the newest record of {place} is no attempt: {error}") from None
+
+    def _fence(self, writer: str) -> None:
+        """Completes or aborts the transaction of another worker, which can commit nothing from then on."""
+        logger.info("%s: fencing %s, which had the task before", self._processor, writer)
+        producer = self._outputs.producer(FENCING, writer)
+        try:
+            producer.init_transactions()
+        finally:
+            producer.drop()
 
     def _read_back(self, unit: Unit | None) -> dict[Place, Found]:
         """What is at the places of the outputs of a unit's attempt."""
