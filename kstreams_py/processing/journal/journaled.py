@@ -16,6 +16,7 @@ tasks no more, and a new holder waits until they are decided before it reads the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final
@@ -40,6 +41,8 @@ from kstreams_py.processing.plan import Intake, Part, Plan, partition_of
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
 from kstreams_py.records import HASH_HEADER, Message, Positions
+
+logger = logging.getLogger(__name__)
 
 _NEWEST: Final = b"newest"
 """The key of attempts beside their outputs: of each partition the newest stays."""
@@ -76,6 +79,11 @@ class Journaled(ExactlyOnce):
         return ProducerMode(cls.transactional, durability.acks, cls.may_repeat, reports=True)
 
     def start(self) -> None:
+        if self._processor.cluster:
+            logger.info(
+                "%s: outputs are on cluster %r: deliveries go through the journal %s",
+                self._processor.id, self._processor.cluster, self._deliveries.topic,
+            )  # fmt: skip
         super().start()
         self._recorder.start()
 
