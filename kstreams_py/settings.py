@@ -94,6 +94,11 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: "***" if _SECRET.search(name) else value for name, value in settings.items()}
 
 
+def client_variable(name: str) -> str:
+    """The end of the environment variable of a client's setting."""
+    return name.upper().replace(".", "_")
+
+
 class ClientSettings(Mapping[str, str]):
     """librdkafka settings by their dotted names; secrets do not show in `repr`, `str` or a traceback."""
 
@@ -302,14 +307,12 @@ class Settings(BaseModel):
         """These settings as the KSTREAMS_* variables of another process, secrets included."""
         plain = [name for name in type(self).model_fields if name not in _TABLES]
         values = {f"KSTREAMS_{name.upper()}": getattr(self, name) for name in plain}
-        if self.clusters:
-            values["KSTREAMS_CLUSTERS"] = json.dumps(
-                {
-                    name: {"bootstrap_servers": each.bootstrap_servers, "kafka": dict(each.kafka)}
-                    for name, each in self.clusters.items()
-                }
-            )
-        values |= {f"KSTREAMS_KAFKA__{name.upper().replace('.', '_')}": value for name, value in self.kafka.items()}
+        tables = {"KAFKA": self.kafka}
+        for cluster, each in self.clusters.items():
+            values[f"KSTREAMS_CLUSTERS__{cluster.upper()}__BOOTSTRAP_SERVERS"] = each.bootstrap_servers
+            tables[f"CLUSTERS__{cluster.upper()}__KAFKA"] = each.kafka
+        for table, client in tables.items():
+            values |= {f"KSTREAMS_{table}__{client_variable(name)}": value for name, value in client.items()}
         return {name: str(value) for name, value in values.items() if value is not None}
 
     @classmethod

@@ -378,6 +378,7 @@ class Graph:
             words = [f"key {show_serde(topic.key)}", f"value {show_serde(topic.value)}"]
             words += [f"{topic.partitions} partitions"] if topic.partitions else []
             words += [f"replication {topic.replication}"] if topic.replication else []
+            words += [f"cluster {topic.cluster}"] if topic.cluster else []
             words += [f"{setting}={wanted}" for setting, wanted in topic.config.items()]
             lines.append(f"  {topic.name:{width}}  {', '.join(words)}")
         lines += ["", "processors"]

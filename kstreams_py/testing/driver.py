@@ -106,7 +106,10 @@ class TestDriver:
             transaction_timeout=settings.transaction_timeout_ms / 1000,
             session_timeout=settings.session_timeout_ms / 1000,
         )
-        """The cluster: has all records as bytes, and `faults` for failures other than a crash."""
+        """The cluster: has all records as bytes, and `faults` for failures other than a crash.
+
+        `cluster.named(name)` is another one, where topics with `cluster=name` are.
+        """
         self._graph = graph
         self._registry = registry or MemoryRegistry()
         self._environment = Environment(
@@ -167,11 +170,16 @@ class TestDriver:
         """
         name = self._topic(topic).name
         raw = [None if part is None else self._serde(name, role).serialize(part) for role, part in _roles(key, value)]
-        self.cluster.append(name, raw[1], raw[0], headers, timestamp, partition)
+        self._holding(name).append(name, raw[1], raw[0], headers, timestamp, partition)
 
     def read(self, topic: Topic | str, isolation: Isolation | str = Isolation.COMMITTED) -> list[Record]:
         """Returns all records of a topic, by partition and offset. Raises DecodeError if its serdes refuse one."""
-        return [self._record(m) for m in self.cluster.records(self._topic(topic).name, isolation)]
+        name = self._topic(topic).name
+        return [self._record(m) for m in self._holding(name).records(name, isolation)]
+
+    def _holding(self, name: str) -> MemoryCluster:
+        """The cluster that has a topic of the graph."""
+        return self.cluster.named(self._graph.topics[name].cluster)
 
     def values(self, topic: Topic | str) -> list[Any]:
         """Returns the values of all committed records of a topic."""

@@ -40,10 +40,12 @@ def journaled(seed: int) -> Plan:
     return replace(drawn, guarantee=EO, order=None, batch=(1, 2, 100)[seed % 3])
 
 
-def run_journaled_block(first: int, count: int) -> None:
-    """Runs random plans with a journal."""
+def run_journaled_block(first: int, count: int, *, elsewhere: bool = False) -> None:
+    """Runs random plans with a journal; with `elsewhere`, those whose outputs are on another cluster."""
     for seed in range(first, first + count):
-        run(journaled(seed))
+        plan = journaled(seed)
+        if not elsewhere or plan.kind.outputs:
+            run(replace(plan, elsewhere=elsewhere))
 
 
 def run(plan: Plan) -> World:
