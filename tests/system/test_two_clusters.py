@@ -14,7 +14,7 @@ from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
-from tests.system.command import kstreams
+from tests.system.command import Finished, kstreams
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.recorder import Recorder
 
@@ -99,6 +99,9 @@ class App:
         assert [worker.wait() for worker in workers] == [0] * len(workers), [worker.text for worker in workers]
         self.verify()
 
+    def operate(self, *arguments: object) -> Finished:
+        return kstreams(*arguments, environment=self._environment)
+
     def kill(self) -> None:
         for worker in self._started:
             worker.kill()
@@ -131,6 +134,12 @@ def test_outputs_and_dead_letters_go_to_the_other_cluster_and_positions_follow(a
     wait_until(lambda: len(app.other.values(app.dead)) == 1, "the dead letter")
     Recorder(app.here.bootstrap_servers).await_done(app.group, app.source)
     app.drain(worker)
+    listed = app.operate("dead-letters", "show", f"{app.file}:graph")
+    assert (listed.status, "on purpose" in listed.out) == (0, True), listed
+    planned = app.operate("dead-letters", "replay", f"{app.file}:graph", "--dry-run")
+    assert (
+        "its outputs are on cluster 'other', and no transaction spans them and the marks" in planned.out + planned.err
+    )
     assert f"copy: outputs are on cluster 'other': deliveries go through the journal {app.journal}" in worker.text
 
 
