@@ -8,7 +8,7 @@ from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
 from kstreams_py.operations.marks import MARKS_SETTINGS
-from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, ensure_topics
+from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, ensure_topics, find_topics
 from kstreams_py.settings import Settings
 
 app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
@@ -30,7 +30,7 @@ def create(
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
         cluster = environment.cluster
         created = create_topics(graph, cluster, partitions or DEFAULT_PARTITIONS)
-        created += create_own_topics(graph, cluster, cluster.topics(list(graph.topics)))
+        created += create_own_topics(graph, cluster, find_topics(graph, cluster))
         if any(processor.errors for processor in graph.processors):
             created += ensure_topics(cluster, {graph.replayed: (1, MARKS_SETTINGS)})
     print("\n".join(f"created {name}" for name in created) or "all topics exist")

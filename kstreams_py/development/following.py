@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
 from kstreams_py.graph.topology import Graph
@@ -33,8 +34,10 @@ class Following:
     def __init__(self, environment: Environment, graph: Graph, found: Mapping[str, TopicInfo], show: Show) -> None:
         """`found` describes the graph's topics. Raises as Lines does."""
         names = written_topics(graph)
-        self._cluster = environment.cluster
-        self._tails = {name: Tail(environment, found[name]) for name in names}
+        self._clusters = {name: environment.cluster.named(graph.topics[name].cluster) for name in names}
+        self._tails = {
+            name: Tail(replace(environment, cluster=cluster), found[name]) for name, cluster in self._clusters.items()
+        }
         self._lines = {name: Lines(name, graph, environment.registry) for name in names}
         self._show = show
         self.positions: Positions = self._ends()
@@ -46,7 +49,11 @@ class Following:
         self.positions |= {tp: at for tp, at in positions.items() if at <= ends.get(tp, -1)}
 
     def _ends(self) -> Positions:
-        return dict(self._cluster.ends([tp for tail in self._tails.values() for tp in tail.partitions]))
+        found: Positions = {}
+        for cluster in dict.fromkeys(self._clusters.values()):
+            held = [tail for name, tail in self._tails.items() if self._clusters[name] is cluster]
+            found |= cluster.ends([tp for tail in held for tp in tail.partitions])
+        return found
 
     def look(self) -> bool:
         """Shows the records that are new, topic by topic; returns whether there were any."""

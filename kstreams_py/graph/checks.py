@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeVar
 
@@ -85,17 +85,59 @@ def check_retry(what: str, retry: object) -> Retry | None:
     return retry
 
 
-def choose_journal(what: str, persistence: object) -> Journal | None:
-    """The journal of the option `persistence`; None for "transaction"."""
+def choose_journal(what: str, persistence: object, writes: Sequence[Topic]) -> Journal | None:
+    """The journal of the option `persistence`; None for "transaction".
+
+    Without the option (None), a processor has a journal if its outputs are on another cluster.
+    """
+    elsewhere = next((topic for topic in writes if topic.cluster), None)
     if isinstance(persistence, Journal):
         return persistence
-    if persistence == "journal":
+    if persistence == "journal" or (persistence is None and elsewhere is not None):
         return Journal()
-    if persistence != "transaction":
+    if persistence not in ("transaction", None):
         raise GraphError(
             f"{what}: persistence {persistence!r} is not known: choose 'transaction', 'journal' or Journal(batch=...)"
         )
+    if elsewhere is not None:
+        raise GraphError(
+            f"{what} writes to {elsewhere.name!r} on cluster {elsewhere.cluster!r}, and no transaction spans two "
+            "clusters: leave persistence out, or give it 'journal'"
+        )
     return None
+
+
+def check_clusters(processor: Processor, topics: Mapping[str, Topic]) -> None:
+    """Refuses topics on clusters that no transaction of this processor spans; `topics` are those of its graph."""
+    what, cluster = f"processor {processor.id!r}", processor.cluster
+    if foreign := next((topic for topic in processor.inputs if topic.cluster), None):
+        raise GraphError(
+            f"{what} reads {foreign.name!r} on cluster {foreign.cluster!r}: it can only write there; give a graph of "
+            "its own to what reads it, run with that cluster's bootstrap_servers"
+        )
+    if other := next((topic for topic in processor.outputs if topic.cluster != cluster), None):
+        raise GraphError(
+            f"{what} writes to {_show_cluster(cluster)} and, with {other.name!r}, to {_show_cluster(other.cluster)}, "
+            "and no transaction spans both: write to one of them, and let another processor write to the other"
+        )
+    if cluster and processor.guarantee is not Guarantee.EXACTLY_ONCE:
+        raise GraphError(
+            f"{what} is {processor.guarantee} and writes to {_show_cluster(cluster)}: give it guarantee exactly_once, "
+            "which goes through a journal there"
+        )
+    if processor.errors is None:
+        return
+    known = topics.get(processor.errors)
+    if known is not None and (place := known.cluster) != cluster:
+        raise GraphError(
+            f"{what} writes to {_show_cluster(cluster)} and its dead letters, {processor.errors!r}, to "
+            f"{_show_cluster(place)}, and no transaction spans both: give it errors=None, or the name of another "
+            "topic, which is then on the cluster of its outputs"
+        )
+
+
+def _show_cluster(name: str) -> str:
+    return f"cluster {name!r}" if name else "the graph's own cluster"
 
 
 def check_journal(processor: Processor) -> None:

@@ -79,6 +79,7 @@ class Topic(Generic[K, V]):
     - `key`, `value`: the serdes by which its records are read and written.
     - `partitions`, `replication`: their numbers; None accepts any number.
     - `config`: the broker's settings of the topic.
+    - `cluster`: the cluster where it is, by its name in the settings; "" for that of the graph.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Topic(Generic[K, V]):
     partitions: int | None
     replication: int | None
     config: Mapping[str, str]
+    cluster: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -108,6 +110,7 @@ class Processor:
     - `concurrency`: how many calls may be under way at once.
     - `order`: which of these calls wait for one another.
     - `journal`: how deliveries are recorded in a journal; None where the transaction is enough.
+    - `cluster`: the cluster of its outputs and dead letters, as in Topic.
     """
 
     id: str
@@ -128,6 +131,7 @@ class Processor:
     concurrency: int = 1
     order: Order = Order.PARTITION
     journal: Journal | None = None
+    cluster: str = ""
 
     @property
     def overlaps(self) -> bool:

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.formats.serdes import Bytes, Serde
 from kstreams_py.graph.checks import (
+    check_clusters,
     check_concurrency,
     check_dead_letter_loops,
     check_dead_letters,
@@ -80,7 +81,8 @@ class Graph:
     ) -> None:
         self.name = name
         self._topics: dict[str, Topic] = {}
-        self._dead_letters: dict[str, Topic | None] = {}
+        self._dead_letters: dict[str, Topic | str] = {}
+        """By name a topic of dead letters; its cluster while it is not declared and nothing has asked for it."""
         self._processors: dict[str, Processor] = {}
         self._options = Options(
             guarantee=guarantee,
@@ -99,7 +101,7 @@ class Graph:
             check_dead_letters(errors)
             self._dead_letters[errors.name] = errors
         else:
-            self._reserve_for_dead_letters(errors)
+            self._reserve_for_dead_letters(errors, "")
 
     def topic(
         self,
@@ -110,6 +112,7 @@ class Graph:
         partitions: int | None = None,
         replication: int | None = None,
         config: Mapping[str, object] | None = None,
+        cluster: str = "",
     ) -> Topic[OwnKey, OwnValue]:
         """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
 
@@ -118,11 +121,14 @@ class Graph:
           those that it is made from, and with 4 if they do not exist either.
         - `replication`: for the topic's creation; None for the broker's default.
         - `config`: the broker's settings of the topic.
+        - `cluster`: another cluster, by its name in the settings (`clusters`), to which a processor with a journal
+          writes; processors read only the graph's own.
 
         Partitions and settings of an existing topic are checked before a worker starts.
         """
         check_topic_name(name)
         of_dead_letters = name in self._dead_letters
+        reserved = self._dead_letters.get(name, "")
         topic: Topic = Topic(
             name,
             key=Bytes() if key is None else key,
@@ -130,12 +136,17 @@ class Graph:
             partitions=partitions,
             replication=replication,
             config={k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in (config or {}).items()},
+            cluster=cluster or (reserved if isinstance(reserved, str) else reserved.cluster),
         )
         check_topic(topic)
         if of_dead_letters:
             check_dead_letters(topic)
-        known = self._topics.get(name) or self._dead_letters.get(name)
+        known = self._topics.get(name) or (None if isinstance(reserved, str) else reserved)
         if known is None:
+            if of_dead_letters and topic.cluster != reserved:
+                raise GraphError(
+                    f"topic {name!r} takes dead letters of a processor that writes elsewhere: leave cluster= out"
+                )
             self._topics[name] = topic
             return topic
         if differing := [f.name for f in fields(Topic) if getattr(known, f.name) != getattr(topic, f.name)]:
@@ -233,9 +244,11 @@ class Graph:
                 asynchronous=is_asynchronous(function),
                 concurrency=chosen.get("concurrency", 1),
                 order=choose(what, Order, "order", chosen.get("order", Order.PARTITION)),
-                journal=choose_journal(what, chosen.get("persistence", "transaction")),
+                journal=choose_journal(what, chosen.get("persistence"), writes),
+                cluster=writes[0].cluster if writes else "",
             )
             check_concurrency(processor, chosen.get("order"))
+            check_clusters(processor, self.topics)
             check_journal(processor)
             self._add(what, processor)
             return function
@@ -246,17 +259,17 @@ class Graph:
         if (why := RULES[processor.guarantee].refused.get(processor.durability)) is not None:
             raise GraphError(f"{what} is {processor.guarantee} with durability {processor.durability}: {why}")
         check_dead_letter_loops((*self._processors.values(), processor))
-        self._reserve_for_dead_letters(processor.errors)
+        self._reserve_for_dead_letters(processor.errors, processor.cluster)
         self._processors[processor.id] = processor
 
-    def _reserve_for_dead_letters(self, name: str | None) -> None:
-        """Reserves a topic for dead letters."""
+    def _reserve_for_dead_letters(self, name: str | None, cluster: str) -> None:
+        """Reserves a topic for dead letters, on this cluster if it is not known yet."""
         if name is None:
             return
         check_topic_name(name)
         if name in self._topics:
             check_dead_letters(self._topics[name])
-        self._dead_letters.setdefault(name, None)
+        self._dead_letters.setdefault(name, cluster)
 
     def _resolve(self, what: str, ends: Many) -> tuple[Topic, ...]:
         """This graph's topics for topics or their names."""
@@ -279,9 +292,9 @@ class Graph:
     def topics(self) -> dict[str, Topic]:
         """All topics by name, with those of dead letters, without journals."""
         for name, topic in self._dead_letters.items():
-            if topic is None and name not in self._topics:
-                self._dead_letters[name] = Topic(name, Bytes(), dead_letters(), None, None, {})
-        return self._topics | {name: topic for name, topic in self._dead_letters.items() if topic is not None}
+            if isinstance(topic, str) and name not in self._topics:
+                self._dead_letters[name] = Topic(name, Bytes(), dead_letters(), None, None, {}, topic)
+        return self._topics | {name: topic for name, topic in self._dead_letters.items() if isinstance(topic, Topic)}
 
     @property
     def processors(self) -> tuple[Processor, ...]:
@@ -306,6 +319,10 @@ class Graph:
         if processor.journal is not None or (processor.kind.is_alts and RULES[processor.guarantee].journals_choices):
             return f"{RESERVED}ks.{self.name}.{processor.id}.journal"
         return None
+
+    def delivered(self, processor: Processor) -> str | None:
+        """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""
+        return f"{RESERVED}ks.{self.name}.{processor.id}.delivered" if processor.cluster else None
 
     def validate(self) -> None:
         """Checks what no single declaration shows, before anything starts. Raises GraphError."""
@@ -361,6 +378,7 @@ class Graph:
             words = [f"key {show_serde(topic.key)}", f"value {show_serde(topic.value)}"]
             words += [f"{topic.partitions} partitions"] if topic.partitions else []
             words += [f"replication {topic.replication}"] if topic.replication else []
+            words += [f"cluster {topic.cluster}"] if topic.cluster else []
             words += [f"{setting}={wanted}" for setting, wanted in topic.config.items()]
             lines.append(f"  {topic.name:{width}}  {', '.join(words)}")
         lines += ["", "processors"]

@@ -162,6 +162,9 @@ class TopicInfo:
 class Cluster(Protocol):
     """A Kafka cluster."""
 
+    def named(self, name: str) -> Cluster:
+        """Another cluster, by its name in the settings; this one for "". Raises SettingsError if there is none."""
+
     def consumer(
         self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False, pauses: bool = False
     ) -> Consumer:

@@ -9,14 +9,15 @@ from kstreams_py.errors import DecodeError, GraphError, TopicError, UserMistake
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.topology import Graph
-from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
 from kstreams_py.operations.marks import marked_place
 from kstreams_py.operations.pages import Pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.records import Message, TopicPartition
+from kstreams_py.processing.topics import find_topics
+from kstreams_py.records import Message, Positions, TopicPartition
 
 UNREADABLE_NAMED: Final = 20
 """Records that are no dead letters, and are named one by one."""
@@ -29,38 +30,56 @@ class LetterReader:
         """Raises GraphError if the graph has no topic for dead letters, TopicError if one is missing."""
         self._cluster = environment.cluster
         attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
-        self._pages = Pages(environment.cluster, attempts)
         self._graph = graph
+        self._pages = Pages(environment.cluster, attempts)
+        self._pages_of = {
+            place: Pages(self._cluster.named(place), attempts)
+            for place in {topic.cluster for topic in graph.topics.values()}
+        }
+        """By cluster."""
         names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
         if not names:
             raise GraphError(
                 f"graph {graph.name!r} has no topic for dead letters: declare one with errors=, of the graph or of a "
                 "processor"
             )
-        found = self._cluster.topics([*names, graph.replayed])
+        found = find_topics(graph, self._cluster, names)
         if missing := [name for name in names if name not in found]:
             raise TopicError(
                 f"missing topics: {', '.join(missing)}: no dead letter was ever written there; run "
                 "`kstreams topics create`, or correct --bootstrap-servers"
             )
-        self._has_marks = found.pop(graph.replayed, None) is not None
+        self._has_marks = graph.replayed in self._cluster.topics([graph.replayed])
         self.topics: dict[str, TopicInfo] = found
         """The topics of dead letters, by name."""
         self._decode: dict[str, Callable[[bytes], Any]] = {
             name: bind(graph.topics[name].value, environment.registry, f"{name}-value").deserialize for name in found
         }
         partitions = [TopicPartition(name, n) for name, info in found.items() for n in range(info.partitions)]
-        self._ends = self._cluster.ends(partitions)
+        self._ends = self._ask(partitions, lambda cluster, each: cluster.ends(each))
         self._unreadable: list[str] = []
         self._unnamed = 0
         """Records that are no dead letters, after the first UNREADABLE_NAMED."""
+
+    def _place(self, tp: TopicPartition) -> str:
+        """The cluster of a topic of the graph, by its name in the settings."""
+        return self._graph.topics[tp.topic].cluster
+
+    def _ask(
+        self, partitions: Collection[TopicPartition], ask: Callable[[Cluster, Collection[TopicPartition]], Positions]
+    ) -> Positions:
+        """What each cluster says of those of the partitions that it has."""
+        found: Positions = {}
+        for place in {self._place(tp) for tp in partitions}:
+            found |= ask(self._cluster.named(place), [tp for tp in partitions if self._place(tp) == place])
+        return found
 
     def letters(self) -> Iterator[Letter]:
         """Yields the dead letters of this graph's processors, by topic and partition in the order of their offsets."""
         self._unreadable, self._unnamed = [], 0
         ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
-            for m in self._pages.between(tp, 0, end):
+            for m in self._pages_of[self._place(tp)].between(tp, 0, end):
                 try:
                     letter = parse(m, self._decode[tp.topic])
                 except DecodeError as error:
@@ -90,7 +109,7 @@ class LetterReader:
 
     def deleted(self, places: Collection[Place]) -> list[Place]:
         """Those of the places whose letters are deleted, by the retention of their topic."""
-        starts = self._cluster.starts(list(self._ends))
+        starts = self._ask(list(self._ends), lambda cluster, each: cluster.starts(each))
         return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
 
     def expect_marks(self) -> None:

@@ -47,6 +47,11 @@ class Steps:
         processor = self._processors.get(name)
         if processor is None:
             return f"graph {self._graph.name!r} has no processor {name!r} any more: declare it again"
+        if processor.cluster:
+            return (
+                f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of "
+                "what is replayed: send its inputs again by hand"
+            )
         declared, read = [topic.name for topic in processor.inputs], {each.name: each for each in letter.inputs}
         fits = sorted(read) == sorted(declared) if processor.joins else len(read) == 1 and set(read) <= set(declared)
         if not fits:

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -86,7 +86,7 @@ class Committer(ABC):
         self.session = Session(
             self.producer_mode(processor.durability),
             context.consumer,
-            environment,
+            replace(environment, cluster=environment.cluster.named(processor.cluster)),
             self.attempts,
             transactional_id=context.transactional_id,
             batch_bytes=context.batch_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer
@@ -20,11 +21,15 @@ def committer_of(processor: Processor) -> type[Committer]:
 
 
 def open_journal(
-    topic: str | None, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
+    graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo], writer: str
 ) -> ChoicesJournal | DeliveryJournal | None:
-    """The journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it."""
+    """The journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it.
+
+    - `writer`: the transactional id of this worker's outputs.
+    """
+    topic = graph.journal(processor)
     if topic is None:
         return None
     if processor.journal is None:
         return ChoicesJournal(topic, environment.cluster)
-    return DeliveryJournal(topic, processor, environment.cluster, environment.cluster, topics)
+    return DeliveryJournal(topic, processor, environment.cluster, topics, writer, graph.delivered(processor))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kstreams_py.errors import TopicError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
@@ -12,6 +12,9 @@ from kstreams_py.kafka.contracts import Cluster, TopicInfo
 JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """A journal's newest record must never be lost to time or compaction; the worker deletes older ones."""
 
+DELIVERED_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
+"""Of each task only the newest record counts, and has to be kept."""
+
 BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 
 
@@ -20,15 +23,25 @@ def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PART
 
     The number of partitions is the declared one, or that of Graph.partitions_like(), where `partitions` is the default.
     """
-    counts = {info.name: info.partitions for info in cluster.topics(list(graph.topics)).values()}
+    counts = {info.name: info.partitions for info in find_topics(graph, cluster).values()}
     missing = [name for name in graph.topics if name not in counts]
-    wanted = []
+    wanted: dict[str, list[tuple[str, int, int, Mapping[str, str]]]] = {}
     for name in missing:
         topic = graph.topics[name]
         number = topic.partitions or graph.partitions_like(name, counts, partitions)
-        wanted.append((name, number, topic.replication or -1, topic.config or {}))
-    cluster.create_topics(wanted)
+        wanted.setdefault(topic.cluster, []).append((name, number, topic.replication or -1, topic.config or {}))
+    for place, each in wanted.items():
+        cluster.named(place).create_topics(each)
     return missing
+
+
+def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
+    """The topics of a graph that exist, by name, each as its own cluster describes it; all of them without `names`."""
+    asked = list(graph.topics.values()) if names is None else [graph.topics[name] for name in names]
+    found: dict[str, TopicInfo] = {}
+    for place in dict.fromkeys(topic.cluster for topic in asked):
+        found |= cluster.named(place).topics([topic.name for topic in asked if topic.cluster == place])
+    return {topic.name: found[topic.name] for topic in asked if topic.name in found}
 
 
 def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
@@ -36,7 +49,7 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
 
     Raises TopicError for the first topic that is missing or differs from its declaration.
     """
-    found = cluster.topics(list(graph.topics))
+    found = find_topics(graph, cluster)
     if missing := [name for name in graph.topics if name not in found]:
         raise TopicError(
             f"missing topics: {', '.join(missing)}: run `kstreams topics create`, or start with --create-topics"
@@ -76,7 +89,14 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
     }
     wanted = {name: (partitions, JOURNAL_SETTINGS) for name, partitions in journals.items()}
     wanted[graph.beginnings] = (1, BEGINNINGS_SETTINGS)
-    return ensure_topics(cluster, wanted)
+    created = ensure_topics(cluster, wanted)
+    for processor in graph.processors:
+        journal, delivered = graph.journal(processor), graph.delivered(processor)
+        if delivered is not None and journal in journals:
+            created += ensure_topics(
+                cluster.named(processor.cluster), {delivered: (journals[journal], DELIVERED_SETTINGS)}
+            )
+    return created
 
 
 def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> list[str]:

@@ -40,6 +40,7 @@ from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.sizes import batch_bytes, fetched_bytes
 from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.topics import find_topics
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.processing.waits import Waits
 from kstreams_py.records import Positions, TopicPartition
@@ -57,8 +58,10 @@ def open_worker(graph: Graph, processor: Processor, slot: int, environment: Envi
     """Makes a worker, after asking the cluster for its topics."""
     journal = graph.journal(processor)
     names = [topic.name for topic in (*processor.inputs, *processor.outputs)]
-    names += [name for name in (processor.errors, journal) if name]
-    return Worker(graph, processor, slot, environment, stopping, environment.cluster.topics(names))
+    found = find_topics(graph, environment.cluster, [*names, *([processor.errors] if processor.errors else [])])
+    if journal is not None:
+        found |= environment.cluster.topics([journal])
+    return Worker(graph, processor, slot, environment, stopping, found)
 
 
 class Worker:
@@ -104,7 +107,7 @@ class Worker:
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
-        self._journal = open_journal(journal, processor, environment, topics)
+        self._journal = open_journal(graph, processor, environment, topics, self.instance_id)
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
@@ -543,11 +546,11 @@ class Worker:
         self._beginning.record_missing(positions.keys(), self.committer)
         if self.overlapping is not None:
             self.overlapping.abandon()
-        choices = self._journal.recover(positions) if self._journal else {}
-        starts = self._start_at(positions, owed) if owed else positions
+        delivered, choices = self._journal.recover(positions) if self._journal else (positions, {})
+        starts = self._start_at(positions, owed) if owed else delivered
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
-        self.ledger.commit(positions)
+        self.ledger.commit(positions)  # behind what was delivered to another cluster: the next commit moves them
         if self._taken is not None:  # its steps are committed, not processed: they may still be given back
             self.ledger.advance(self._taken.begins())
         if self._waits is not None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from random import Random
 
@@ -104,6 +105,8 @@ class MemoryCluster(_Reader):
     - `chance`: a seeded Random, by which fetches return partitions in any order, and few or no records at times.
     - `metadata_age`: after how long at most consumers learn of new partitions.
 
+    Another cluster of the same kind is there at its first use (`named`), with faults of its own.
+
     `faults` injects faults; `groups` has the committed offsets of each group, by its name.
     """
 
@@ -124,10 +127,24 @@ class MemoryCluster(_Reader):
         )
         self._network = Network(self._broker, self.clock, linger, chance)
         self._metadata_age = metadata_age
+        self._others: dict[str, MemoryCluster] = {}
+        self._make_other = partial(
+            MemoryCluster,
+            self.clock,
+            transaction_timeout=transaction_timeout,
+            session_timeout=session_timeout,
+            linger=linger,
+            marker_delay=marker_delay,
+            chance=chance,
+            metadata_age=metadata_age,
+        )
         self.faults = Faults(self._network)
         self.groups = Groups(self._network)
 
     # kafka.contracts.Cluster
+
+    def named(self, name: str) -> MemoryCluster:
+        return self._others.setdefault(name, self._make_other()) if name else self
 
     def consumer(self, group: str, instance_id: str, **_: bool) -> MemoryConsumer:
         return MemoryConsumer(self._network, group, instance_id, self._metadata_age)

@@ -48,11 +48,13 @@ class Functions:
     def graph(self) -> Graph:
         """Builds the graph of the current processors."""
         retry = Retry(attempts=ATTEMPTS, backoff="100ms..1s") if self._world.plan.away else None
-        graph = Graph("g", guarantee=self._world.plan.guarantee, errors="dead", stop_on=Halt, retry=retry)
-        for topic in dict.fromkeys(topic for stage in self._world.stages for topic in (*stage.inputs, *stage.outputs)):
+        graph = Graph("g", guarantee=self._world.plan.guarantee, stop_on=Halt, retry=retry)
+        for topic in dict.fromkeys(topic for stage in self._world.stages for topic in stage.inputs):
             graph.topic(topic)
+        for topic in dict.fromkeys(topic for stage in self._world.stages for topic in stage.outputs):
+            graph.topic(topic, cluster="other" if self._world.plan.elsewhere else "")
         for stage in self._world.stages:
-            options: dict[str, Any] = {"id": stage.id, "guarantee": stage.guarantee}
+            options: dict[str, Any] = {"id": stage.id, "guarantee": stage.guarantee, "errors": "dead"}
             if stage.order is not None:
                 options |= {"concurrency": CONCURRENCY, "order": stage.order}
             if stage.batch:

@@ -131,7 +131,7 @@ def _attributed(world: World) -> dict[str, list[tuple[Row, Message]]]:
     dead_letters = world.graph.topics["dead"].value.bind(world.registry, "dead-value")  # type: ignore[attr-defined]
     rows: dict[str, list[tuple[Row, Message]]] = defaultdict(list)
     for topic in world.written:
-        for m in world.cluster.records(topic):
+        for m in world.other.records(topic):
             value = _value(m, dead_letters)
             if (called := world.functions.steps.get(hash_of(m))) is None:
                 world.violate("hash", f"{topic} {value!r} has the hash of no step")

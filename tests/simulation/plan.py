@@ -193,7 +193,7 @@ class Plan:
     so many steps of a task.
 
     As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition, 7~ for `away`,
-    7+key for the `order`, and 7#2 for the `batch`.
+    7+key for the `order`, 7#2 for the `batch`, and 7#2^ where its outputs are `elsewhere`: on another cluster.
     """
 
     kind: Kind
@@ -204,6 +204,7 @@ class Plan:
     away: bool = False
     order: Order | None = None
     batch: int = 0
+    elsewhere: bool = False
 
     def under(self, guarantee: Guarantee, **changed: Any) -> Self:
         """This plan under another guarantee; without its order, if the guarantee excludes that."""
@@ -220,7 +221,7 @@ class Plan:
     def __str__(self) -> str:
         seed = str(self.seed) if self.records == RECORDS else f"{self.seed}/{self.records}"
         order = "" if self.order is None else f"+{self.order}"
-        batch = f"#{self.batch}" if self.batch else ""
+        batch = f"#{self.batch}{'^' * self.elsewhere}" if self.batch else ""
         surroundings = seed + "~" * self.away + order + batch
         return ":".join([self.kind, self.guarantee, surroundings, *map(str, self.strikes)])
 
@@ -248,7 +249,8 @@ class Plan:
             int(records or RECORDS),
             away,
             Order(order) if order else None,
-            int(batch or 0),
+            int(batch.removesuffix("^") or 0),
+            batch.endswith("^"),
         )
 
     @classmethod

@@ -74,7 +74,8 @@ class Restarts:
         world = self._world
         positions = {stage.group: world.cluster.groups[stage.group] for stage in world.stages}
         strikes, world.strikes.left, self.has_reported_loss, self.is_expiring = world.strikes.left, [], False, True
-        world.cluster._network._outages.clear()  # expiry takes days
+        for cluster in world.clusters:
+            cluster._network._outages.clear()  # expiry takes days
         for group in positions:
             world.cluster.faults.forget_positions(group)
         for slot in slots:

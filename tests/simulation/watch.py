@@ -36,9 +36,10 @@ class Watch:
         world = self._world
         if world.restarts.is_expiring:
             return
-        world.cluster._network.pass_time()
+        for cluster in world.clusters:
+            cluster._network.pass_time()
         positions = {stage.id: dict(world.cluster._broker.group(stage.group).positions) for stage in world.stages}
-        partitions = [world.cluster._broker.partition(tp) for tp in world.outputs]
+        partitions = [world.other._broker.partition(tp) for tp in world.outputs]
         functions = world.functions
         seen = (positions, [(p.end, p.stable) for p in partitions], len(functions.steps), functions.effects.total())
         if seen == self._seen:
@@ -61,7 +62,7 @@ class Watch:
         """
         hidden: set[bytes] = set()
         for tp in self._world.outputs:
-            partition = self._world.cluster._broker.partition(tp)
+            partition = self._world.other._broker.partition(tp)
             for m in partition.read(self._read[tp], Isolation.COMMITTED):
                 self._found[hash_of(m)].add(tp.topic)
             self._read[tp] = partition.stable
@@ -79,6 +80,8 @@ class Watch:
         done = all(at < positions.get(TopicPartition(topic, number), 0) for topic, _, number, at in places)
         if done and every:
             self._sound.add(digest)
+        if self._world.plan.elsewhere and every:
+            return  # the committed offsets follow
         if stage.guarantee is EO and (done != some or some != every) and not effect:
             name = str(Kind.TORN_TRANSACTION)
         elif stage.guarantee is ALO and done and not every:

@@ -37,6 +37,9 @@ class WatchedCluster:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
 
+    def named(self, name: str) -> WatchedCluster:
+        return WatchedCluster(self._watched, self._cluster.named(name)) if name else self
+
     def consumer(self, *arguments: Any, **options: Any) -> MemoryConsumer:
         return self._watched.watch_consumer(self._cluster.consumer(*arguments, **options))
 

@@ -39,7 +39,7 @@ X, DEAD = Place("x", 1, 40, HASH), Place("dead", 0, 5, HASH)
 
 def attempt(kind: RecordType, *places: Place, snapshot: Snapshot = SNAPSHOT, a: int = 3, b: int = 10) -> Attempt:
     inputs = (Start("a", "id-a", a), Start("b", "id-b", b))
-    return Attempt(kind, snapshot.hash, HASH, 3, inputs, places)
+    return Attempt(kind, snapshot.hash, HASH, 3, "w", inputs, places)
 
 
 OUTPUT, ERROR, NIL = (
@@ -273,7 +273,7 @@ class Bench:
         self.cluster.create_topics([("y", 1, -1, {"cleanup.policy": "compact"})])
         topics = self.cluster.topics(["x", "y", "dead"])
         topics |= {name: replace(topics["x"], name=name, topic_id=known) for name, known in IDS.items()}
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, self.cluster, topics)
+        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "w")
 
     def append(self, *records: Output) -> None:
         for topic, value, key, partition, _, _, _, headers in records:
@@ -302,16 +302,16 @@ def bench() -> Bench:
 
 
 def test_journal_that_is_empty_recovers_nothing(bench: Bench) -> None:
-    assert (bench.journal.recover(READS), bench.journal.snapshots, bench.journal.choices) == ({}, {}, {})
+    assert (bench.journal.recover(READS), bench.journal.snapshots, bench.journal.choices) == ((READS, {}), {}, {})
 
 
 def test_snapshot_and_choices_are_in_force_after_a_recovery_until_their_delivery(bench: Bench) -> None:
     bench.append(RECORDS["snapshot"], RECORDS["choices"])
-    assert bench.journal.recover(READS) == {0: CHOICES}
+    assert bench.journal.recover(READS) == (READS, {0: CHOICES})
     assert (bench.journal.snapshots, bench.journal.choices) == ({0: SNAPSHOT}, {0: CHOICES})
     bench.journal.deliver([0])
     assert bench.journal.snapshots == {}
-    assert bench.journal.recover(READS) == {0: CHOICES}
+    assert bench.journal.recover(READS) == (READS, {0: CHOICES})
     bench.journal.forget()
     assert (bench.journal.snapshots, bench.journal.choices) == ({}, {})
 
@@ -391,7 +391,7 @@ def test_snapshot_is_found_before_more_attempts_than_one_window_has(bench: Bench
 
 def test_choices_of_a_processor_that_had_no_journal_are_followed(bench: Bench) -> None:
     bench.append((JOURNAL, CHOICES.encode(), None, 0, None, None, 0, [("ks-type", b"alts-choices")]))
-    assert (bench.journal.recover(READS), bench.journal.snapshots) == ({0: CHOICES}, {})
+    assert (bench.journal.recover(READS), bench.journal.snapshots) == ((READS, {0: CHOICES}), {})
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,17 @@ from typing import Final
 
 from kstreams_py.errors import RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.kafka.contracts import Cluster, ProducerMode, TopicInfo
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
+    UNREADABLE,
+    Attempt,
     Place,
     RecordType,
     Snapshot,
     Unit,
+    decode_attempt,
     newest_unit,
     type_of,
 )
@@ -26,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 WINDOW: Final = 16
 """Records at the end of a journal in which the newest snapshot is looked for first; then twice as many, and so on."""
+
+FENCING: Final = ProducerMode(transactional=True, acks=-1, may_repeat=True)
 
 TRUNCATED_EVERY: Final = 1_000
 """Deliveries between two deletions of what is below the newest snapshots."""
@@ -43,30 +48,35 @@ class DeliveryJournal:
         topic: str,
         processor: Processor,
         cluster: Cluster,
-        outputs: Cluster,
         topics: Mapping[str, TopicInfo],
+        writer: str,
+        delivered: str | None = None,
     ) -> None:
         """Makes no request.
 
         - `topic`: the journal.
-        - `cluster`: has the journal; `outputs` has the outputs.
+        - `cluster`: has the journal.
         - `topics`: the processor's inputs and outputs.
+        - `writer`: the transactional id of this worker's outputs.
+        - `delivered`: the topic of the attempts that were committed, beside outputs on another cluster.
         """
         self.topic = topic
+        self.delivered = delivered
+        self.writer = writer
         self.snapshots: dict[int, Snapshot] = {}
         """The snapshot in force, by partition number."""
         self.choices: dict[int, Choices] = {}
         """The choices that were recorded last, by partition number; a part of them may be delivered."""
         self._processor = processor.id
         self._cluster = cluster
-        self._outputs = outputs
+        self._outputs = cluster.named(processor.cluster)
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if "compact" in info.settings["cleanup.policy"]}
         self._delivered = 0
 
-    def recover(self, positions: Positions) -> dict[int, Choices]:
-        """Recovers the tasks at these committed offsets; returns the choices that alts follow.
+    def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
 
         Raises Retriable while an open transaction hides records that decide, RecoveryUndecidable if they contradict
         each other.
@@ -77,27 +87,31 @@ class DeliveryJournal:
             committed.setdefault(tp.partition, {})[tp.topic] = offset
         journals = [TopicPartition(self.topic, number) for number in sorted(committed)]
         starts, ends = self._bounds(journals)
-        choices = {}
+        choices, moved = {}, dict(positions)
         for journal in journals:
             number = journal.partition
             tail = self._tail(journal, starts[journal], ends[journal])
             try:
                 unit = newest_unit(tail, number)
+                confirmed = self._is_confirmed(unit, number)
                 found = self._read_back(unit)
-                recovery = recover(unit, committed[number], self.topic_ids, found)
+                recovery = recover(unit, committed[number], self.topic_ids, found, confirmed)
             except RecoveryUndecidable as error:
                 raise RecoveryUndecidable(
                     f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
                     "and set it (`kstreams recover reset`), then start again"
                 ) from None
             logger.info("%s: partition %d: recovery %s", self._processor, number, recovery.branch)
+            for topic, offset in recovery.offsets.items():
+                if (tp := TopicPartition(topic, number)) in moved:
+                    moved[tp] = max(moved[tp], offset)
             if recovery.snapshot is not None:
                 self.snapshots[number] = recovery.snapshot
             if recovery.choices is not None:
                 self.choices[number] = choices[number] = recovery.choices
             elif unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
                 choices[number] = Choices.decode(tail[-1].value() or b"")
-        return choices
+        return moved, choices
 
     def deliver(self, partitions: Collection[int]) -> None:
         """Notes that deliveries are committed: their snapshots are in force no more."""
@@ -130,6 +144,40 @@ class DeliveryJournal:
             if snapshots or begin <= start:
                 return messages[snapshots[-1] :] if snapshots else messages
             window *= 2
+
+    def _is_confirmed(self, unit: Unit | None, number: int) -> bool | None:
+        """Whether the newest attempt of a task is recorded beside its outputs; None where nothing is.
+
+        The group of the inputs cannot refuse a commit on another cluster: unless it took place, the producer that may
+        still request it is fenced first.
+        """
+        if self.delivered is None or unit is None or unit.attempt is None:
+            return None
+        place = TopicPartition(self.delivered, number)
+        if self._newest_attempt(place) == unit.attempt:
+            return True
+        if unit.attempt.writer != self.writer:
+            self._fence(unit.attempt.writer)
+        if self._outputs.ends([place])[place] < self._outputs.ends([place], committed=False)[place]:
+            raise Retriable(f"a transaction is open on {place}")
+        return self._newest_attempt(place) == unit.attempt
+
+    def _newest_attempt(self, place: TopicPartition) -> Attempt | None:
+        """The newest attempt of a task that was committed with its outputs."""
+        newest = self._outputs.newest(place)
+        try:
+            return None if newest is None else decode_attempt(newest)
+        except UNREADABLE as error:
+            raise RecoveryUndecidable(f"the newest record of {place} is no attempt: {error}") from None
+
+    def _fence(self, writer: str) -> None:
+        """Completes or aborts the transaction of another worker, which can commit nothing from then on."""
+        logger.info("%s: fencing %s, which had the task before", self._processor, writer)
+        producer = self._outputs.producer(FENCING, writer)
+        try:
+            producer.init_transactions()
+        finally:
+            producer.drop()
 
     def _read_back(self, unit: Unit | None) -> dict[Place, Found]:
         """What is at the places of the outputs of a unit's attempt."""
