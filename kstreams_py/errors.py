@@ -20,6 +20,7 @@
     ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
     ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
     │   ├── Retriable                call again
+    │   │   └── SinkAway             a sink's target is away: keep the rows, and write them again
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
     │   ├── Abortable                abort, go back to the committed offsets, and go on
     │   ├── OutcomeUnknown           never abort; replace the producer, then read the committed offsets
@@ -146,6 +147,10 @@ class ClientError(KStreamsError):
 
 class Retriable(ClientError):
     """Call again: nothing is lost."""
+
+
+class SinkAway(Retriable):
+    """A sink's target cannot be used now: keep the rows, and write them again."""
 
 
 class Refused(ClientError):

@@ -15,6 +15,7 @@ from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.formats.serdes import Serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Evidence, Sink
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -106,6 +107,7 @@ class Processor:
     - `asynchronous`: the function is a coroutine function, or an asynchronous generator.
     - `concurrency`: how many calls may be under way at once.
     - `order`: which of these calls wait for one another.
+    - `target`: where the rows of a sink are stored; None for none.
     """
 
     id: str
@@ -125,6 +127,7 @@ class Processor:
     asynchronous: bool = False
     concurrency: int = 1
     order: Order = Order.PARTITION
+    target: Sink | None = None
 
     @property
     def overlaps(self) -> bool:
@@ -135,6 +138,16 @@ class Processor:
     def joins(self) -> bool:
         """A step reads one record of each of several inputs."""
         return len(self.inputs) > 1 and not self.kind.is_alts
+
+    @property
+    def ignores_results(self) -> bool:
+        """What the function returns is neither written nor stored."""
+        return not self.outputs and self.target is None
+
+    @property
+    def stores_offsets(self) -> bool:
+        """The next offsets of the inputs are stored in the target, with the rows."""
+        return self.target is not None and self.target.evidence is Evidence.OFFSETS
 
 
 End = Topic | str

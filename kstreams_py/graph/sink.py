@@ -24,9 +24,10 @@ class Evidence(StrEnum):
 
 
 class Row(NamedTuple):
-    """What one step stores.
+    """A row of the table.
 
-    - `delivery_hash`: 16 bytes.
+    - `delivery_hash`: 16 bytes, unique to the row, and the same at every attempt: that of its step, which the dead
+      letter of the step would have; of further rows of a step, a BLAKE2b hash of that and of the number of the row.
     - `values`: one for each column of the sink.
     """
 
@@ -36,6 +37,9 @@ class Row(NamedTuple):
 
 class SinkConnection(Protocol):
     """One thread's connection to a target. After an exception it stays usable: it connects again when next called.
+
+    The topic of a partition has the broker's id of the topic in its name (`orders@<id>`), so that the offsets of a
+    topic that was deleted are not those of one that is created with its name.
 
     Every method raises SinkUnavailable if the target cannot be used now.
     """

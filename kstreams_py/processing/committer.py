@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -34,7 +35,7 @@ from kstreams_py.processing.refused_outputs import Replacement
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
 from kstreams_py.processing.tracing import Tracing
-from kstreams_py.records import Positions
+from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Context:
     """What a guarantee works with: the parts of one worker.
 
     - `transactional_id`: of the producer; it names the worker in the log, too.
+    - `name`: the processor's with that of its graph.
+    - `topic_ids`: the broker's id of each input.
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: where the choices of an alts are saved; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
@@ -57,6 +60,8 @@ class Context:
     transactional_id: str
     counters: Counters
     replacement: Replacement
+    name: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
     journal: ChoicesJournal | None = None
     batch_bytes: int | None = None
     tracing: Tracing | None = None
@@ -137,6 +142,11 @@ class Committer(ABC):
         )
 
     @property
+    def steps_max(self) -> int:
+        """How many steps to run before the next look whether a commit is due."""
+        return sys.maxsize
+
+    @property
     def uncommitted_steps(self) -> int:
         """How many steps are processed and not committed."""
         return self._steps
@@ -150,6 +160,10 @@ class Committer(ABC):
             raise Abortable("partitions were revoked in mid-transaction")
 
     # Without errors.
+
+    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
+        """The next offsets of these partitions, of which the group has committed `positions`. Raises ClientError."""
+        return positions
 
     @abstractmethod
     def prepare(self, intake: Intake) -> None:

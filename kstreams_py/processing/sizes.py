@@ -1,8 +1,8 @@
-"""Sizes that topics take: of one record, of one batch."""
+"""Sizes: what topics take, of one record and of one batch; what was fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kstreams_py.kafka.contracts import TopicInfo
@@ -26,3 +26,8 @@ def record_bytes(topic: TopicInfo | None, client_settings: Mapping[str, Any]) ->
     if topic is not None:
         limit = min(limit, int(topic.settings.get("max.message.bytes", limit)))
     return max(1, limit - BATCH_OVERHEAD)
+
+
+def fetched_bytes(records: Sequence[Any]) -> int:
+    """Bytes of the values of records as a client returns them: the length of such a record is that of its value."""
+    return sum(map(len, records))

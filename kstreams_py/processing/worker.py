@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 from kstreams_py.errors import (
     ClientError,
@@ -30,16 +30,16 @@ from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committed import CommittedOffsets
 from kstreams_py.processing.committer import Context
+from kstreams_py.processing.committers import committer_of
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.growth import Growth
-from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.pace import Pace
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
-from kstreams_py.processing.sizes import batch_bytes
+from kstreams_py.processing.sizes import batch_bytes, fetched_bytes
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.processing.waits import Waits
@@ -87,7 +87,7 @@ class Worker:
         self.instance_id = f"{self.name}.{slot}"
         self.counters = Counters()
         self.turned_at = environment.clock()
-        committer = COMMITTERS[processor.guarantee]
+        committer = committer_of(processor)
         pauses = processor.overlaps or processor.retry is not None
         self.consumer = environment.cluster.consumer(
             self.name, self.instance_id, commits=not committer.transactional, joins=processor.joins, pauses=pauses
@@ -109,7 +109,7 @@ class Worker:
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
-        self.committer = committer(self._context(environment, limit, tracing))
+        self.committer = committer(self._context(environment, topic_ids, limit, tracing))
         self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries
@@ -123,7 +123,9 @@ class Worker:
         self._stopping = stopping
         self._reset()
 
-    def _context(self, environment: Environment, batch_bytes: int | None, tracing: Tracing | None) -> Context:
+    def _context(
+        self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
+    ) -> Context:
         """What the guarantee works with."""
         return Context(
             self.processor,
@@ -133,6 +135,8 @@ class Worker:
             self.instance_id,
             self.counters,
             self.runner.replacement,
+            self.name,
+            topic_ids,
             self._journal,
             batch_bytes,
             tracing,
@@ -165,8 +169,8 @@ class Worker:
     @property
     def state(self) -> WorkerState:
         """What the worker does now, as far as its loop knows. Another thread may read it."""
-        if self.committer.attempts.waits_for_broker:
-            return WorkerState.BROKER_AWAY
+        if (away := self.committer.attempts.away) is not None:
+            return away
         if not self._has_joined:
             return WorkerState.JOINING
         if self.is_retrying:
@@ -175,11 +179,11 @@ class Worker:
 
     @property
     def why(self) -> str:
-        """The reason of the state, as text: of a broker that is away, and of a step that is run again; "" otherwise."""
+        """The reason of the state, as text: of what is away, and of a step that is run again; "" otherwise."""
         state = self.state
         if state is WorkerState.RETRYING and self._waits is not None:
             return self._waits.why
-        return self.committer.attempts.cause if state is WorkerState.BROKER_AWAY else ""
+        return self.committer.attempts.cause if state is self.committer.attempts.away else ""
 
     @property
     def is_retrying(self) -> bool:
@@ -366,7 +370,7 @@ class Worker:
         self.committer.check()  # `consume` may have revoked partitions: abort if so
         if self._must_rewind:
             return
-        self.counters.bytes_in += estimate(_fetched_bytes, records)
+        self.counters.bytes_in += estimate(fetched_bytes, records)
         self.tasks.add(records)
         if self.committer.must_repeat_commit or self.consumer.tainted:
             self._run_saved()
@@ -412,7 +416,7 @@ class Worker:
     def _take(self) -> Intake | None:
         """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
-            limit = self.pace.take
+            limit = min(self.pace.take, self.committer.steps_max)
             if self.overlapping is not None:  # at least one of each partition, or these would not overlap
                 limit = max(limit, len(self.tasks.by_partition))
             self._taken = self.tasks.take(min(limit, self.search.limit), fills=not self.search.searching)
@@ -536,7 +540,7 @@ class Worker:
             return
         owed = self._owed or self._owing()
         self._growth.check(partitions)
-        positions = self._committed.read(partitions)
+        positions = self.committer.resume(self._committed.read(partitions), partitions)
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)
@@ -643,7 +647,3 @@ class Worker:
         if self.overlapping is not None:
             self.overlapping.abandon()
         self.tasks.clear()
-
-
-def _fetched_bytes(records: Sequence[Any]) -> int:
-    return sum(map(len, records))  # the length of a client's record is that of its value

@@ -4,6 +4,7 @@ In reading order:
 
 memory_broker   rule     a broker in memory: partitions, transactions, groups
 memory_clients  acts     its producers and consumers, and the network between them
+memory_target   acts     a sink's target in memory
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves
 faults          acts     injects faults into it: failed requests, outages, deleted topics
 driver          acts     TestDriver: a graph in one thread, record by record
@@ -22,6 +23,7 @@ from kstreams_py.testing.events import Isolation, Outcome
 from kstreams_py.testing.expected import Expected
 from kstreams_py.testing.history import History
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
+from kstreams_py.testing.memory_target import MemoryTarget
 from kstreams_py.testing.verdicts import Anomaly, Kind
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "ManualClock",
     "MemoryCluster",
     "MemoryRegistry",
+    "MemoryTarget",
     "Outcome",
     "Record",
     "TestDriver",

@@ -55,6 +55,7 @@ class Process:
                 outputs_held=world.outputs_held,
                 chance=world.random.random,
                 open_calls=partial(SimulatedCalls, world.random),
+                open_sink=lambda _, consumer: world.targets[consumer].connect(consumer),
             )
             watched.worker = open_worker(
                 world.graph, processors[watched.stage.id], self.slot, environment, self._stopping

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.sink import Evidence
 from tests.simulation.plan import AMO, Fault, Kind, Plan, Strike
 from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
@@ -45,18 +46,24 @@ def run_block(first: int, guarantee: Guarantee) -> None:
 
 
 def crash_everywhere(
-    kind: Kind, guarantee: Guarantee, attempt: int, *, away: bool = False, order: Order | None = None
+    kind: Kind,
+    guarantee: Guarantee,
+    attempt: int,
+    *,
+    away: bool = False,
+    order: Order | None = None,
+    stores: Evidence | None = None,
 ) -> int:
     """Makes every fault (after the first attempt, CRASHES) happen at every point of the nth attempt.
 
-    The earlier attempts die before their commit. With `away`, functions fail for a while; with `order`, calls overlap.
-    Returns the number of runs.
+    The earlier attempts die before their commit. With `away`, functions fail for a while; with `order`, calls overlap;
+    with `stores`, rows are stored. Returns the number of runs.
     """
     undone = "commit" if guarantee is AMO else "returned"
     records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
     before: tuple[Strike, ...] = ()
     for _ in range(attempt):
-        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order)).strikes.points
+        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order, stores)).strikes.points
         if len(before) < attempt - 1:
             before += (Strike(Fault.DIES, points.index(undone) + 1),)
     runs = 0
@@ -64,7 +71,7 @@ def crash_everywhere(
         for fault in Fault if attempt == 1 else sorted(CRASHES):
             if _can_happen(fault, point):
                 strikes = (*before, Strike(fault, after))
-                world = run(Plan(kind, guarantee, SEED_OF[attempt], strikes, records, away, order))
+                world = run(Plan(kind, guarantee, SEED_OF[attempt], strikes, records, away, order, stores))
                 # an alts that is deployed without its third input has other points
                 has_third = kind is Kind.ALTS and fault is Fault.DEPLOYED
                 assert len(world.strikes.fired) == attempt or has_third, world.report()

@@ -93,7 +93,7 @@ class Bench:
                 "g.p.0",
                 self.counters,
                 lambda *_: None,
-                self.choices,
+                journal=self.choices,
             )
         )
 
