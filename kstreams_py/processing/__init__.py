@@ -26,7 +26,7 @@ committer        acts     what the guarantees share: uncommitted steps, and how 
 guarantees       acts     exactly once, at least once, at most once, side by side
 target           acts     the connection to a sink's target, and what its errors ask of the worker
 storing          acts     the guarantees of processors whose rows are stored in a target
-committers       rule     which of these a processor has
+committers       acts     which of these a processor has
 committed        acts     reads the committed offsets of the group
 beginning        acts     where a group begins to read
 waits            acts     partitions that wait before a step is run again

@@ -96,6 +96,10 @@ class Committer(ABC):
         )
         self.must_repeat_commit = False
         """A flush or an offset commit found no answer: nothing is lost, and `commit` is called again first."""
+        self.steps_max = sys.maxsize
+        """How many steps to run before the next look whether a commit is due."""
+        self.resume: Callable[[Positions, Collection[TopicPartition]], Positions] = lambda positions, _: positions
+        """Returns where to start in partitions, of which the group has committed some offsets. Raises ClientError."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self._ledger = context.ledger
@@ -142,11 +146,6 @@ class Committer(ABC):
         )
 
     @property
-    def steps_max(self) -> int:
-        """How many steps to run before the next look whether a commit is due."""
-        return sys.maxsize
-
-    @property
     def uncommitted_steps(self) -> int:
         """How many steps are processed and not committed."""
         return self._steps
@@ -160,10 +159,6 @@ class Committer(ABC):
             raise Abortable("partitions were revoked in mid-transaction")
 
     # Without errors.
-
-    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
-        """The next offsets of these partitions, of which the group has committed `positions`. Raises ClientError."""
-        return positions
 
     @abstractmethod
     def prepare(self, intake: Intake) -> None:

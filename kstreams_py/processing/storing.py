@@ -38,6 +38,8 @@ class _Storing(Committer):
         self._target = Target(sink, context.name, context.topic_ids, context.environment)
         self._rows: list[Row] = []
         self._row_bytes = 0
+        self.resume = self._resume
+        self.steps_max = self._target.rows_max
 
     @property
     def due(self) -> bool:
@@ -47,13 +49,10 @@ class _Storing(Committer):
             or value_bytes(self._outputs) >= HELD_BYTES
         )
 
-    @property
-    def steps_max(self) -> int:
-        return self._target.rows_max
-
-    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
+    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
+        """Connects, so that a mistake is found before a function is called."""
         self._target.open()
-        return super().resume(positions, partitions)
+        return positions
 
     def write(self, plan: Plan) -> None:
         rows, others = split(plan.outputs)
@@ -78,6 +77,7 @@ class _Storing(Committer):
             self.must_repeat_commit = True
             raise
         self._rows, self._row_bytes = [], 0
+        self.steps_max = self._target.rows_max
 
     def recover(self, error: ClientError) -> bool:
         if isinstance(error, SinkAway):
@@ -112,7 +112,7 @@ class StoredOffsets(_Storing, ExactlyOnce):
         self._delivered: set[bytes | None] = set()
         """Delivery hashes of steps with a committed dead letter whose offsets the target does not have yet."""
 
-    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
+    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
         """The offsets of the target, where it has some; those of the group are set to them."""
         self._stored = self._target.positions(partitions)
         if behind := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:

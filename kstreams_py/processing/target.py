@@ -42,7 +42,7 @@ class Target:
         self._connection: SinkConnection | None = None
 
     def open(self) -> None:
-        """Connects, so that a mistake is found before a function is called."""
+        """Connects, if it is not connected."""
         self._call(lambda _: None)
 
     def positions(self, partitions: Collection[TopicPartition]) -> Positions:

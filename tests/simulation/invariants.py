@@ -23,7 +23,7 @@ position too late             at most once: an output is written whose offset is
 choices                       an alts read records in another order than in an earlier attempt
 calls                         calls that overlap were made in another order than their processor asks for
 hash                          a step has several delivery hashes, or a hash several steps
-positions                     the offsets of a group, or in a target, are not the ends of its inputs at the end of the run
+positions                     the offsets of a group, or in a target, are not the ends of the inputs after the run
 positions lost                the committed offsets of a group were deleted, and no worker reported it
 ended                         a process ended without a fault
 replaced without a holder     a process ended as replaced, and no other member holds its membership

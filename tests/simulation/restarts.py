@@ -93,10 +93,8 @@ class Restarts:
         """Whether a group has processed records whose offsets its target does not have."""
         starts = self._world.inputs.starts
         kept = {s.group: invariants.stored(self._world, s) for s in self._world.stages}
-        begun = (
-            (group, tp) for group, found in positions.items() for tp, at in found.items() if at > starts.get(tp, 0)
-        )
-        return any(tp not in kept[group] for group, tp in begun)
+        read = ((group, tp, at) for group, found in positions.items() for tp, at in found.items())
+        return any(at > starts.get(tp, 0) and tp not in kept[group] for group, tp, at in read)
 
     def _reports_loss(self, slots: list[int]) -> bool:
         """Whether a worker reports the loss within 20 turns of each."""

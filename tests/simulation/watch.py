@@ -45,13 +45,8 @@ class Watch:
         partitions = [world.cluster._broker.partition(tp) for tp in world.outputs]
         functions = world.functions
         rows = sum(len(target.rows) for target in world.targets.values())
-        seen = (
-            positions,
-            [(p.end, p.stable) for p in partitions],
-            len(functions.steps),
-            functions.effects.total(),
-            rows,
-        )
+        ends = [(p.end, p.stable) for p in partitions]
+        seen = (positions, ends, rows, len(functions.steps), functions.effects.total())
         if seen == self._seen:
             return
         self._seen = seen
@@ -94,10 +89,8 @@ class Watch:
         if done and every:
             self._sound.add(digest)
         # rows are stored before the offsets of their evidence, hashes; dead letters before rows with offsets
-        is_early = not done and (
-            (stage.stores is Evidence.HASH and wanted == {ROWS})
-            or (stage.stores is Evidence.OFFSETS and wanted == {"dead"})
-        )
+        early = {Evidence.HASH: {ROWS}, Evidence.OFFSETS: {"dead"}}
+        is_early = stage.stores is not None and not done and wanted == early[stage.stores]
         if stage.guarantee is EO and (done != some or some != every) and not effect and not is_early:
             name = str(Kind.TORN_TRANSACTION)
         elif stage.guarantee is ALO and done and not every:
