@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kstreams_py.errors import ClientError, RowRefused, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.memory_clients import Network
+
+CONNECT: Final = "connect_sink"
+"""The name of the request that connects to a target."""
 
 STORE: Final = "store"
 """The name of the request that stores rows."""
@@ -20,7 +23,7 @@ POSITIONS: Final = "stored_positions"
 class MemoryTarget:
     """Stores rows by their evidence; requests without an answer raise SinkUnavailable.
 
-    MemoryCluster.target() makes one: its requests are "store" and "stored_positions".
+    MemoryCluster.target() makes one: its requests are "connect_sink", "store" and "stored_positions".
     """
 
     def __init__(self, network: Network, evidence: Evidence, refuses: Callable[[tuple[Any, ...]], str]) -> None:
@@ -36,7 +39,7 @@ class MemoryTarget:
 
     def connect(self, consumer: str) -> SinkConnection:
         """Makes a connection."""
-        return _Connection(self, consumer)
+        return cast(SinkConnection, self.request(CONNECT, lambda: _Connection(self, consumer)))
 
     def write(self, consumer: str, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
         """Stores rows and positions together, or raises, as SinkConnection.write does."""
