@@ -126,17 +126,16 @@ def check_stores(processor: Processor) -> None:
     if target is None:
         return
     if not target.columns:
-        raise GraphError(f"{what} stores rows in {target!r}, which has no columns: name at least one")
+        raise GraphError(f"{what} stores rows in {target}, which has no columns: name at least one")
     if twice := [name for i, name in enumerate(target.columns) if name in target.columns[:i]]:
-        raise GraphError(f"{what} stores rows in {target!r}, which has column {twice[0]!r} twice: name it once")
+        raise GraphError(f"{what} stores rows in {target}, which has column {twice[0]!r} twice: name it once")
     if processor.guarantee is Guarantee.AT_MOST_ONCE:
         raise GraphError(
-            f"{what} is at_most_once and stores rows in {target!r}, of which a crash would lose some: choose "
-            "exactly_once"
+            f"{what} is at_most_once and stores rows in {target}, of which a crash would lose some: choose exactly_once"
         )
     if processor.stores_offsets and processor.guarantee is not Guarantee.EXACTLY_ONCE:
         raise GraphError(
-            f"{what} is {processor.guarantee}, and the offsets in {target!r} make it exactly_once: choose that, or "
+            f"{what} is {processor.guarantee}, and the offsets in {target} make it exactly_once: choose that, or "
             f"evidence '{Evidence.HASH}'"
         )
 

@@ -57,7 +57,7 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
         edges += [Edge(f"topic {topic.name}", node, dead=False) for topic in processor.inputs]
         edges += [Edge(node, f"topic {topic.name}", dead=False) for topic in processor.outputs]
         if processor.target is not None:
-            target, columns = repr(processor.target), ", ".join(processor.target.columns)
+            target, columns = str(processor.target), ", ".join(processor.target.columns)
             boxes[f"target {target}"] = Box("target", target, "", "", f"{target}: {columns}")
             edges.append(Edge(node, f"target {target}", dead=False))
         edges += [Edge(node, f"topic {processor.errors}", dead=True)] if processor.errors else []

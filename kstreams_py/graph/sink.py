@@ -65,7 +65,7 @@ class SinkConnection(Protocol):
 class Sink(Protocol):
     """The declaration of a target, in the module of a graph. It is immutable, picklable, and makes no connection.
 
-    Its repr names the target without credentials.
+    Its text, by `str` and `repr`, names the target without credentials.
     """
 
     @property

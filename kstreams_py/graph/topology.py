@@ -411,7 +411,7 @@ class Graph:
                 "stops on": ", ".join(each.__name__ for each in processor.stop_on),
                 "retries": processor.retry and str(processor.retry),
                 "journal": self.journal(processor),
-                "stores": processor.target and f"{processor.target!r}, by {processor.target.evidence}",
+                "stores": processor.target and f"{processor.target}, by {processor.target.evidence}",
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
             lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]

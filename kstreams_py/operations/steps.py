@@ -56,7 +56,7 @@ class Steps:
             )
         if processor.stores_offsets:
             return (
-                f"its processor stores offsets with its rows in {processor.target!r}, which say nothing of a single "
+                f"its processor stores offsets with its rows in {processor.target}, which say nothing of a single "
                 "step: send the record to its topic again"
             )
         if (

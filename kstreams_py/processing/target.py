@@ -82,10 +82,10 @@ class Target:
             return call(self._connection)
         except StaleWriter as error:
             # also after a write without an answer: the offsets that it has stored are not those expected
-            raise Abortable(f"{self._sink!r}: {error}") from error
+            raise Abortable(f"{self._sink}: {error}") from error
         except RowRefused as error:
             raise Refused(error) from error
         except SinkUnavailable as error:
             if not error.may_return:
                 raise
-            raise SinkAway(f"{self._sink!r} is away: {error}") from error
+            raise SinkAway(f"{self._sink} is away: {error}") from error
