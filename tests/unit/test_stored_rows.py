@@ -432,6 +432,21 @@ def test_offsets_are_stored_by_the_id_of_the_topic() -> None:
         assert driver._targets["g.p"].positions == {"g.p": {TopicPartition(f"a@{topic_id}", 0): 1}}
 
 
+def test_offsets_of_a_topic_that_is_created_again_are_not_those_of_the_one_before() -> None:
+    with TestDriver(declared()) as driver:
+        for word in ("bb", "ccc"):
+            driver.send("a", word)
+        driver.run()
+        driver.crash()
+        driver.cluster.faults.delete_topic("a")
+        driver.cluster.create_topics([("a", 1, -1, {})])
+        for word in ("d", "ee", "f"):
+            driver.send("a", word)
+        driver.restart()
+        driver.run()
+        assert driver.rows("p") == [("bb", 2), ("ccc", 3), ("d", 1), ("ee", 2), ("f", 1)]
+
+
 # How much is written at once.
 
 
