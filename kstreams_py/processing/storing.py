@@ -5,7 +5,7 @@ between delivers their steps again, and the target knows the hashes.
 
 By offsets (`StoredOffsets`) rows and the next offsets of the inputs are stored together, if the target still has the
 offsets that this worker has read. What the target has counts; the group's offsets follow. Dead letters are committed
-before the rows of their neighbours, so a crash in between writes them twice, with one delivery hash.
+before the rows of their neighbours, so an end in between writes them twice, with one delivery hash.
 
 No transaction is open while a target writes: however long that takes, the broker does not abort it.
 """
