@@ -24,6 +24,7 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.rows import ROWS, Rows, Stored, row_hash, split
 from kstreams_py.processing.target import ROWS_FIRST, ROWS_MAX, Target
 from kstreams_py.records import Step, TopicPartition
+from kstreams_py.running.live_picture import live_svg
 from kstreams_py.running.overview import overview
 from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
@@ -129,6 +130,9 @@ def test_text_pictures_and_status_name_the_target() -> None:
     assert "    stores        Table(), by offsets" in graph.describe().splitlines()
     assert '    n3(["Table()"]):::target' in picture.mermaid(graph).splitlines()
     assert "<title>p \N{RIGHTWARDS ARROW} Table()</title>" in picture.svg(graph)
+    assert '<g class="target" data-target="Table()"><title>Table(): word, length</title>' in live_svg(
+        graph, upright=False
+    )
     (shown,) = overview(graph, None, 0.0, still=(), unready=())["graph"]["processors"]
     assert (shown["target"], shown["outputs"]) == ("Table()", [])
 
