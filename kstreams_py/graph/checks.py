@@ -125,6 +125,9 @@ def check_stores(processor: Processor) -> None:
     target, what = processor.target, f"processor {processor.id!r}"
     if target is None:
         return
+    if target.evidence not in tuple(Evidence):
+        close = did_you_mean(target.evidence, Evidence) or f"choose {' or '.join(Evidence)}"
+        raise GraphError(f"{what} stores rows in {target}: evidence {target.evidence!r} is not known: {close}")
     if not target.columns:
         raise GraphError(f"{what} stores rows in {target}, which has no columns: name at least one")
     if twice := [name for i, name in enumerate(target.columns) if name in target.columns[:i]]:

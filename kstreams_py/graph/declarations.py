@@ -147,7 +147,7 @@ class Processor:
     @property
     def stores_offsets(self) -> bool:
         """The next offsets of the inputs are stored in the target, with the rows."""
-        return self.target is not None and self.target.evidence is Evidence.OFFSETS
+        return self.target is not None and self.target.evidence == Evidence.OFFSETS
 
 
 End = Topic | str

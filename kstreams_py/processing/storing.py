@@ -12,6 +12,7 @@ No transaction is open while a target writes: however long that takes, the broke
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ from kstreams_py.processing.plan import Plan
 from kstreams_py.processing.rows import split
 from kstreams_py.processing.target import Target
 from kstreams_py.records import HASH_HEADER, Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
 
 
 class _Storing(Committer):
@@ -115,8 +118,14 @@ class StoredOffsets(_Storing, ExactlyOnce):
     def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
         """The offsets of the target, where it has some; those of the group are set to them."""
         self._stored = self._target.positions(partitions)
-        if behind := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:
-            self._transact(behind, [])
+        if differing := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:
+            is_ahead = any(positions.get(tp, at) > at for tp, at in differing.items())
+            logger.log(
+                logging.WARNING if is_ahead else logging.INFO,  # behind it is after a crash between the two
+                "%s: continues at the offsets that its target has, not at those of its group: %s", self._processor.id,
+                ", ".join(f"{tp}@{at}, not {positions.get(tp, 'any')}" for tp, at in sorted(differing.items())),
+            )  # fmt: skip
+            self._transact(differing, [])
         return positions | self._stored
 
     def _commit(self) -> None:

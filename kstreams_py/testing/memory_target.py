@@ -46,7 +46,7 @@ class MemoryTarget:
         for index, row in enumerate(rows):
             if why := self._refuses(row.values):
                 raise RowRefused(f"row {row.values}: {why}", index)
-        if self.evidence is Evidence.OFFSETS:
+        if self.evidence == Evidence.OFFSETS:
             stored = self.positions.setdefault(consumer, {})
             found = {tp: stored[tp] for tp in positions if tp in stored}
             if found != expected:

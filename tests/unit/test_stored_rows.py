@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -93,6 +94,10 @@ def declared(table: Table = OFFSETS, function: Callable[..., Any] = measure, **o
             "processor 'measure' writes to topics and to Table(): store its rows by a graph.sink with to=",
         ),
         (
+            lambda graph: graph.sink("a", to=Table(cast(Evidence, "ofsets"))),
+            "processor 'measure' stores rows in Table(): evidence 'ofsets' is not known: did you mean offsets?",
+        ),
+        (
             lambda graph: graph.sink("a", to=Table(columns=())),
             "processor 'measure' stores rows in Table(), which has no columns: name at least one",
         ),
@@ -130,9 +135,8 @@ def test_text_pictures_and_status_name_the_target() -> None:
     assert "    stores        Table(), by offsets" in graph.describe().splitlines()
     assert '    n3(["Table()"]):::target' in picture.mermaid(graph).splitlines()
     assert "<title>p \N{RIGHTWARDS ARROW} Table()</title>" in picture.svg(graph)
-    assert '<g class="target" data-target="Table()"><title>Table(): word, length</title>' in live_svg(
-        graph, upright=False
-    )
+    box = '<g class="target" data-target="Table()"><title>Table(): word, length</title>'
+    assert box in live_svg(graph, upright=False)
     (shown,) = overview(graph, None, 0.0, still=(), unready=())["graph"]["processors"]
     assert (shown["target"], shown["outputs"]) == ("Table()", [])
 
@@ -401,8 +405,14 @@ def test_row_that_is_refused_without_a_topic_for_dead_letters_ends_the_worker() 
 # Offsets in the target.
 
 
-@pytest.mark.parametrize("change", [lambda group: group.clear(), lambda group: group.update({A0: 3})])
-def test_target_wins_over_the_offsets_of_the_group(change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize(
+    ("change", "level", "found"),
+    [(lambda group: group.clear(), "INFO", "any"), (lambda group: group.update({A0: 3}), "WARNING", "3")],
+)
+def test_target_wins_over_the_offsets_of_the_group_and_the_log_tells(
+    change: Callable[[Any], None], level: str, found: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with TestDriver(declared()) as driver:
         driver.send("a", "bb")
         driver.run()
@@ -413,6 +423,10 @@ def test_target_wins_over_the_offsets_of_the_group(change: Callable[[Any], None]
         driver.restart()
         driver.run()
         assert (driver.rows("p"), driver.committed("p")) == ([("bb", 2), ("ccc", 3), ("d", 1)], {A0: 3})
+    text = f"p: continues at the offsets that its target has, not at those of its group: a[0]@1, not {found}"
+    assert [(each.levelname, each.message) for each in caplog.records if "continues at" in each.message] == [
+        (level, text)
+    ]
 
 
 def test_worker_whose_target_was_written_by_another_continues_from_there() -> None:
