@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeVar
 
+from typing_extensions import TypeIs
+
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.declarations import RESERVED, Classes, Options, Order, Processor, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Evidence, Sink
 
 Choice = TypeVar("Choice", Guarantee, Durability, Order)
 
@@ -150,6 +153,11 @@ def check_journal(processor: Processor) -> None:
             f"{what} and is {processor.guarantee}, which commits outputs and offsets apart: give it "
             "persistence='transaction', or guarantee exactly_once"
         )
+    if processor.target is not None:
+        raise GraphError(
+            f"{what} and stores rows in {processor.target}, which has the evidence of its own: give it "
+            "persistence='transaction'"
+        )
     if processor.overlaps:
         raise GraphError(
             f"{what} and calls that overlap, which end in another order than they are recorded: give it "
@@ -177,6 +185,44 @@ def check_concurrency(processor: Processor, order: str | None) -> None:
         raise GraphError(
             f"{what} is at_most_once with order '{processor.order}': a step that ran ahead of one that fails could be "
             "neither kept nor repeated: choose order 'partition', or another guarantee"
+        )
+
+
+def check_target(what: str, target: object) -> Sink | None:
+    """The target of a sink, as the option `to` has it; None for none."""
+    if target is None or is_target(target):
+        return target
+    raise GraphError(
+        f"{what}: to={target!r} is no target of a sink: give one of kstreams_py.sinks, or declare it with graph.map to "
+        "write to a topic"
+    )
+
+
+def is_target(target: object) -> TypeIs[Sink]:
+    """Whether this is the declaration of a sink's target."""
+    return not isinstance(target, type) and callable(getattr(target, "open", None)) and hasattr(target, "evidence")
+
+
+def check_stores(processor: Processor) -> None:
+    """Refuses a target whose rows could be lost, or could not be told apart."""
+    target, what = processor.target, f"processor {processor.id!r}"
+    if target is None:
+        return
+    if target.evidence not in tuple(Evidence):
+        close = did_you_mean(target.evidence, Evidence) or f"choose {' or '.join(Evidence)}"
+        raise GraphError(f"{what} stores rows in {target}: evidence {target.evidence!r} is not known: {close}")
+    if not target.columns:
+        raise GraphError(f"{what} stores rows in {target}, which has no columns: name at least one")
+    if twice := [name for i, name in enumerate(target.columns) if name in target.columns[:i]]:
+        raise GraphError(f"{what} stores rows in {target}, which has column {twice[0]!r} twice: name it once")
+    if processor.guarantee is Guarantee.AT_MOST_ONCE:
+        raise GraphError(
+            f"{what} is at_most_once and stores rows in {target}, of which a crash would lose some: choose exactly_once"
+        )
+    if processor.stores_offsets and processor.guarantee is not Guarantee.EXACTLY_ONCE:
+        raise GraphError(
+            f"{what} is {processor.guarantee}, and the offsets in {target} make it exactly_once: choose that, or "
+            f"evidence '{Evidence.HASH}'"
         )
 
 

@@ -6,7 +6,7 @@ Each declaration is checked at once, and refused with a GraphError that names th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, Unpack, overload
 
@@ -23,10 +23,13 @@ from kstreams_py.graph.checks import (
     check_graph_name,
     check_journal,
     check_retry,
+    check_stores,
+    check_target,
     check_topic,
     check_topic_name,
     choose,
     choose_journal,
+    is_target,
     list_exceptions,
     name_processor,
 )
@@ -50,6 +53,7 @@ from kstreams_py.graph.declarations import (
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Sink
 
 OwnKey = TypeVar("OwnKey", default=bytes)
 OwnValue = TypeVar("OwnValue", default=bytes)
@@ -191,29 +195,62 @@ class Graph:
 
     @overload
     def sink(
-        self, topic: Topic[Any, Value], /, *, batch: Literal[False] = ..., **options: Unpack[OptionsOfAll]
+        self,
+        topic: Topic[Any, Value],
+        /,
+        *,
+        to: Sink | None = ...,
+        batch: Literal[False] = ...,
+        **options: Unpack[OptionsOfAll],
     ) -> OfOne[Value]: ...
     @overload
     def sink(
-        self, topic: Topic[Any, Value], /, *, batch: Literal[True], **options: Unpack[OptionsOfAll]
+        self,
+        topic: Topic[Any, Value],
+        /,
+        *,
+        to: Sink | None = ...,
+        batch: Literal[True],
+        **options: Unpack[OptionsOfAll],
     ) -> OfOne[list[Value]]: ...
     @overload
     def sink(
-        self, topic: Topic, second: End, /, *more: End, alts: bool = ..., **options: Unpack[Options]
+        self,
+        topic: Topic,
+        second: End,
+        /,
+        *more: End,
+        to: Sink | None = ...,
+        alts: bool = ...,
+        **options: Unpack[Options],
     ) -> Callable[[Function], Function]: ...
     @overload
     def sink(
-        self, topic: str, /, *more: End, alts: bool = ..., **options: Unpack[Options]
+        self, topic: str, /, *more: End, to: Sink | None = ..., alts: bool = ..., **options: Unpack[Options]
     ) -> Callable[[Function], Function]: ...
-    def sink(self, *topics: End, alts: bool = False, **options: Unpack[Options]) -> Callable[[Any], Any]:
-        """Declares a processor that reads one record of each input in step, and ignores the function's result.
+    def sink(
+        self, *topics: End, to: Sink | None = None, alts: bool = False, **options: Unpack[Options]
+    ) -> Callable[[Any], Any]:
+        """Declares a processor that reads one record of each input in step, and writes to no topic.
 
-        With `alts`, it reads one record of an input that is ready.
+        - `to`: where the rows that the function returns are stored, each once, such as `sinks.SQLite(...)`: a row is a
+          tuple with a value for each column, or a dict of column to value. The function returns one, a list of them,
+          or None for none; or it yields them. Without `to` the result is ignored.
+        - `alts`: it reads one record of an input that is ready.
+
+        Raises GraphError.
         """
-        return self._declare(topics, None, options, least=2 if alts else 1, alts=alts)
+        return self._declare(topics, None, options, least=2 if alts else 1, alts=alts, target=to)
 
     def _declare(
-        self, inputs: Many, outputs: Many | None, options: Options, *, least: int = 1, alts: bool = False
+        self,
+        inputs: Many,
+        outputs: Many | None,
+        options: Options,
+        *,
+        least: int = 1,
+        alts: bool = False,
+        target: object = None,
     ) -> Callable[[Function], Function]:
         """A decorator that declares a processor of a function, and returns the function unchanged."""
 
@@ -234,7 +271,7 @@ class Graph:
                 function=function,
                 wants_step=wants_step(what, function, 1 if kind.is_alts else len(reads), batch=batch),
                 batch=batch,
-                generator=is_generator(what, function, batch=batch, sink=not writes),
+                generator=is_generator(what, function, batch=batch, sink=not writes and target is None),
                 guarantee=choose(what, Guarantee, "guarantee", chosen["guarantee"]),
                 durability=choose(what, Durability, "durability", chosen["durability"]),
                 errors=self._resolve_errors(what, chosen["errors"]),
@@ -246,9 +283,11 @@ class Graph:
                 order=choose(what, Order, "order", chosen.get("order", Order.PARTITION)),
                 journal=choose_journal(what, chosen.get("persistence"), writes),
                 cluster=writes[0].cluster if writes else "",
+                target=check_target(what, target),
             )
             check_concurrency(processor, chosen.get("order"))
             check_clusters(processor, self.topics)
+            check_stores(processor)
             check_journal(processor)
             self._add(what, processor)
             return function
@@ -275,6 +314,8 @@ class Graph:
         """This graph's topics for topics or their names."""
         known = self.topics
         for topic in ends:
+            if is_target(topic):
+                raise GraphError(f"{what} writes to topics and to {topic!r}: store its rows by a graph.sink with to=")
             if not isinstance(topic, Topic | str):
                 raise GraphError(f"{what}: {topic!r} is no topic: give what graph.topic returned, or a topic's name")
             if str(topic) not in known:
@@ -396,6 +437,7 @@ class Graph:
                 "stops on": ", ".join(each.__name__ for each in processor.stop_on),
                 "retries": processor.retry and str(processor.retry),
                 "journal": self.journal(processor),
+                "stores": processor.target and f"{processor.target}, by {processor.target.evidence}",
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
             lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
@@ -407,4 +449,4 @@ def _declared_partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
 
 
 def _listed(to: End | Many) -> Many:
-    return (to,) if isinstance(to, Topic | str) else to
+    return to if isinstance(to, Sequence) and not isinstance(to, str) else (to,)

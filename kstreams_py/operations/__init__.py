@@ -14,6 +14,7 @@ tailing              acts  reads the records of a topic, and follows them
 reading              acts  reads the dead letters of a graph, and their marks
 steps                acts  runs the step of a dead letter through its processor, without writing
 replay_transactions  acts  one replay at a time: outputs and marks in one transaction
+row_writer           acts  stores the rows of replayed steps
 replay               acts  replays the dead letters that are chosen
 hanging              rule  what an open transaction holds back, and what its coordinator decided about it
 ending               acts  finds open transactions that hang, and ends them

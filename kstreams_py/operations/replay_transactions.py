@@ -26,6 +26,7 @@ from kstreams_py.errors import (
     Retriable,
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.sink import Row
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output, Producer
 from kstreams_py.operations.letters import Letter, Place
@@ -48,11 +49,12 @@ DELETIONS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that was run: its letter, the places of all letters of its delivery, its outputs."""
+    """A step that was run: its letter, the places of all letters of its delivery, its outputs, its rows."""
 
     letter: Letter
     places: Sequence[Place]
     outputs: Sequence[Output]
+    rows: Sequence[Row] = ()
 
 
 class Transactions:

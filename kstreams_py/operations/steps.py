@@ -59,6 +59,11 @@ class Steps:
                 f"it read {', '.join(map(repr, read))}, and processor {name!r} reads "
                 f"{', '.join(map(repr, declared))} now: declare the inputs as they were"
             )
+        if processor.stores_offsets:
+            return (
+                f"its processor stores offsets with its rows in {processor.target}, which say nothing of a single "
+                "step: send the record to its topic again"
+            )
         if (
             processor.guarantee is Guarantee.AT_MOST_ONCE
             and letter.error in REFUSED

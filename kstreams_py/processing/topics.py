@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from kstreams_py.errors import TopicError
-from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 
@@ -42,6 +42,14 @@ def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = 
     for place in dict.fromkeys(topic.cluster for topic in asked):
         found |= cluster.named(place).topics([topic.name for topic in asked if topic.cluster == place])
     return {topic.name: found[topic.name] for topic in asked if topic.name in found}
+
+
+def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
+    """The topics of a processor that exist, with its journal."""
+    names = [topic.name for topic in (*processor.inputs, *processor.outputs)]
+    found = find_topics(graph, cluster, [*names, *([processor.errors] if processor.errors else [])])
+    journal = graph.journal(processor)
+    return found if journal is None else found | cluster.topics([journal])
 
 
 def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:

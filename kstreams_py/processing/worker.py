@@ -40,7 +40,7 @@ from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.sizes import batch_bytes, fetched_bytes
 from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.topics import find_topics
+from kstreams_py.processing.topics import find_topics_of
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.processing.waits import Waits
 from kstreams_py.records import Positions, TopicPartition
@@ -56,12 +56,7 @@ IDLE_WAIT: Final = 0.25
 
 def open_worker(graph: Graph, processor: Processor, slot: int, environment: Environment, stopping: Event) -> Worker:
     """Makes a worker, after asking the cluster for its topics."""
-    journal = graph.journal(processor)
-    names = [topic.name for topic in (*processor.inputs, *processor.outputs)]
-    found = find_topics(graph, environment.cluster, [*names, *([processor.errors] if processor.errors else [])])
-    if journal is not None:
-        found |= environment.cluster.topics([journal])
-    return Worker(graph, processor, slot, environment, stopping, found)
+    return Worker(graph, processor, slot, environment, stopping, find_topics_of(graph, processor, environment.cluster))
 
 
 class Worker:
@@ -111,7 +106,7 @@ class Worker:
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
-        self.committer = committer(self._context(environment, limit, tracing))
+        self.committer = committer(self._context(environment, topic_ids, limit, tracing))
         self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries
@@ -125,7 +120,9 @@ class Worker:
         self._stopping = stopping
         self._reset()
 
-    def _context(self, environment: Environment, batch_bytes: int | None, tracing: Tracing | None) -> Context:
+    def _context(
+        self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
+    ) -> Context:
         """What the guarantee works with."""
         return Context(
             self.processor,
@@ -136,6 +133,7 @@ class Worker:
             self.counters,
             self.runner.replacement,
             self.name,
+            topic_ids,
             self._journal,
             batch_bytes,
             tracing,
@@ -168,8 +166,8 @@ class Worker:
     @property
     def state(self) -> WorkerState:
         """What the worker does now, as far as its loop knows. Another thread may read it."""
-        if self.committer.attempts.waits_for_broker:
-            return WorkerState.BROKER_AWAY
+        if (away := self.committer.attempts.away) is not None:
+            return away
         if not self._has_joined:
             return WorkerState.JOINING
         if self.is_retrying:
@@ -178,11 +176,11 @@ class Worker:
 
     @property
     def why(self) -> str:
-        """The reason of the state, as text: of a broker that is away, and of a step that is run again; "" otherwise."""
+        """The reason of the state, as text: of what is away, and of a step that is run again; "" otherwise."""
         state = self.state
         if state is WorkerState.RETRYING and self._waits is not None:
             return self._waits.why
-        return self.committer.attempts.cause if state is WorkerState.BROKER_AWAY else ""
+        return self.committer.attempts.cause if state is self.committer.attempts.away else ""
 
     @property
     def is_retrying(self) -> bool:
@@ -415,7 +413,7 @@ class Worker:
     def _take(self) -> Intake | None:
         """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
-            limit = self.pace.take
+            limit = min(self.pace.take, self.committer.steps_max)
             if self.overlapping is not None:  # at least one of each partition, or these would not overlap
                 limit = max(limit, len(self.tasks.by_partition))
             self._taken = self.tasks.take(min(limit, self.search.limit), fills=not self.search.searching)
@@ -539,7 +537,7 @@ class Worker:
             return
         owed = self._owed or self._owing()
         self._growth.check(partitions)
-        positions = self._committed.read(partitions)
+        positions = self.committer.resume(self._committed.read(partitions), partitions)
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)

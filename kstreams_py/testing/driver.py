@@ -23,7 +23,8 @@ from typing import Any, Final, Self
 from kstreams_py.errors import DecodeError, GraphError, UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
-from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.declarations import Processor, Topic
+from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.processing.calls import open_calls
 from kstreams_py.processing.environment import Environment, open_tracing
@@ -33,6 +34,7 @@ from kstreams_py.records import HASH_HEADER, Headers, Message, Positions
 from kstreams_py.settings import Settings
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
+from kstreams_py.testing.memory_target import MemoryTarget
 
 QUIET_TURNS: Final = 3
 """Turns in a row without a change, after which a run is complete."""
@@ -126,7 +128,10 @@ class TestDriver:
             chance=lambda: 1.0,
             open_calls=partial(open_calls, patience=None),
             tracing=open_tracing(settings),
+            open_sink=self._open_sink,
         )
+        self._targets: dict[str, MemoryTarget] = {}
+        """The target of each sink that stores rows, by the processor with its graph."""
         self._serdes: dict[tuple[str, str], Serde] = {}
         self._down: set[int] = set()
         self._joining: set[int] = set()
@@ -200,11 +205,31 @@ class TestDriver:
 
     def committed(self, processor: str) -> Positions:
         """Returns the committed offsets of a processor, by its id; partitions without one are left out."""
-        ids = [each.id for each in self._graph.processors]
-        if processor not in ids:
-            close = did_you_mean(processor, ids) or f"it has {', '.join(ids)}"
-            raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: {close}")
-        return self.cluster.groups[f"{self._graph.name}.{processor}"]
+        return self.cluster.groups[self._consumer(self._processor(processor))]
+
+    def rows(self, processor: str) -> list[tuple[Any, ...]]:
+        """Returns the rows that a sink has stored, in the order in which they were, each with a value per column.
+
+        The target is one in memory in place of that of the sink (`to=`), with its columns and its evidence.
+        """
+        found = self._processor(processor)
+        if found.target is None:
+            raise GraphError(f"processor {processor!r} stores no rows: declare a target, @graph.sink(..., to=)")
+        target = self._targets.get(self._consumer(found))
+        return [row.values for row in target.rows] if target is not None else []
+
+    def _processor(self, name: str) -> Processor:
+        processors = {each.id: each for each in self._graph.processors}
+        if name not in processors:
+            close = did_you_mean(name, processors) or f"it has {', '.join(processors)}"
+            raise GraphError(f"graph {self._graph.name!r} has no processor {name!r}: {close}")
+        return processors[name]
+
+    def _consumer(self, processor: Processor) -> str:
+        return f"{self._graph.name}.{processor.id}"
+
+    def _open_sink(self, sink: Sink, consumer: str) -> SinkConnection:
+        return self._targets.setdefault(consumer, self.cluster.target(sink.evidence)).connect(consumer)
 
     # Turns.
 

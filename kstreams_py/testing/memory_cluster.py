@@ -22,7 +22,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from random import Random
+from typing import Any
 
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
 from kstreams_py.kafka.transactions import OpenTransaction
@@ -31,6 +33,7 @@ from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.faults import Faults
 from kstreams_py.testing.memory_broker import Broker, Content
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer, Network
+from kstreams_py.testing.memory_target import MemoryTarget
 
 
 class ManualClock:
@@ -206,6 +209,12 @@ class MemoryCluster(_Reader):
         self._network.request("truncate", lambda: self._broker.partition(partition).truncate(before))
 
     # For tests.
+
+    def target(
+        self, evidence: Evidence | str = Evidence.HASH, refuses: Callable[[tuple[Any, ...]], str] = lambda _: ""
+    ) -> MemoryTarget:
+        """Makes a sink's target whose requests have the faults of this cluster; see MemoryTarget."""
+        return MemoryTarget(self._network, Evidence(evidence), refuses)
 
     def append(
         self,

@@ -19,7 +19,7 @@ SESSION_TIMEOUT: Final = Settings().session_timeout_ms / 1000
 
 MAY_COME_LATE: Final = {
     "produce", "add_partition", "add_offsets", "send_offsets", "commit_transaction", "abort_transaction",
-    "init_transactions", "commit",
+    "init_transactions", "commit", "store",
 }  # fmt: skip
 """Requests that change the broker's state also when they arrive late."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.sink import Evidence
 from tests.simulation.plan import AMO, EO, Fault, Kind, Plan, Strike
 from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
@@ -72,17 +73,19 @@ def crash_everywhere(
     order: Order | None = None,
     batch: int = 0,
     elsewhere: bool = False,
+    stores: Evidence | None = None,
 ) -> int:
     """Makes every fault (after the first attempt, CRASHES) happen at every point of the nth attempt.
 
     The earlier attempts die before their commit. With `away`, functions fail for a while; with `order`, calls overlap;
-    with `batch`, deliveries go through a journal, and with `elsewhere` to another cluster. Returns the number of runs.
+    with `batch`, deliveries go through a journal, and with `elsewhere` to another cluster; with `stores`, rows are
+    stored. Returns the number of runs.
     """
     undone = "commit" if guarantee is AMO else "returned"
     records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
     before: tuple[Strike, ...] = ()
     for _ in range(attempt):
-        plan = Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order, batch, elsewhere)
+        plan = Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order, batch, elsewhere, stores)
         points = run(plan).strikes.points
         if len(before) < attempt - 1:
             before += (Strike(Fault.DIES, points.index(undone) + 1),)

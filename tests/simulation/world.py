@@ -28,7 +28,7 @@ from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from tests.simulation import invariants
 from tests.simulation.bounds import Bounds
-from tests.simulation.functions import Functions
+from tests.simulation.functions import Functions, refuse
 from tests.simulation.inputs import Inputs
 from tests.simulation.plan import ALO, AMO, EO, PARTITIONS, Halt, Kind, Plan, Stage
 from tests.simulation.process import Process
@@ -70,9 +70,22 @@ class World:
         self.work_seconds = random.choice((0.0, 0.02, 0.3))
         self.outputs_held = random.choice((OUTPUTS_HELD, 0, 1))
         self.stages = [
-            Stage("p", plan.kind, plan.guarantee, plan.inputs, plan.kind.outputs, plan.order, plan.batch),
+            Stage(
+                "p",
+                plan.kind,
+                plan.guarantee,
+                plan.inputs,
+                () if plan.stores else plan.kind.outputs,
+                plan.order,
+                plan.batch,
+                plan.stores,
+            ),
             *self._second(),
         ]
+        self.targets = {
+            stage.group: self.cluster.target(stage.stores, refuse) for stage in self.stages if stage.stores is not None
+        }
+        """The target of each processor that stores rows."""
         self.bounds = Bounds()
         self.functions = Functions(self)
         self.strikes = Strikes(self, plan.strikes)
@@ -112,7 +125,7 @@ class World:
         kind = self.plan.kind
         how = self.random.choice(("", "", "", "chained", "parallel"))
         guarantee = self.random.choice((self.plan.guarantee, EO, ALO, AMO))
-        if not how or not kind.outputs or self.plan.elsewhere:
+        if not how or not kind.outputs or self.plan.elsewhere or self.plan.stores:
             return []
         return [Stage("q", Kind.MAP, guarantee, ("x",) if how == "chained" else ("a",), ("z",))]
 

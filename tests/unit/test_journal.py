@@ -488,6 +488,17 @@ def test_combinations_that_a_journal_excludes_are_refused_with_the_reason(
     assert str(raised.value) == message
 
 
+def test_rows_of_a_target_exclude_a_journal() -> None:
+    graph = ks.Graph("g")
+    target = sinks.SQLite("rows.db", table="t", columns=("value",), evidence="hash")
+    with pytest.raises(GraphError) as raised:
+        graph.sink(graph.topic("in"), to=target, id="p", persistence="journal")(lambda value: (value,))
+    assert str(raised.value) == (
+        f"processor 'p' has a journal and stores rows in {target}, which has the evidence of its own: give it "
+        "persistence='transaction'"
+    )
+
+
 @pytest.mark.parametrize("batch", [0, 10_001, True, "7"])
 def test_batch_of_a_journal_is_a_number_from_1_to_10_000(batch: Any) -> None:
     with pytest.raises(GraphError) as raised:
