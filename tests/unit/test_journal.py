@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
+from kstreams_py import sinks
 from kstreams_py.errors import GraphError, RecoveryUndecidable, Retriable
 from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.processing.choices import Choices, Start
