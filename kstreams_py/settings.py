@@ -94,9 +94,9 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: "***" if _SECRET.search(name) else value for name, value in settings.items()}
 
 
-def client_variable(name: str) -> str:
-    """The end of the environment variable of a client's setting."""
-    return name.upper().replace(".", "_")
+def _client_variable(table: str, name: str) -> str:
+    """The environment variable of a client's setting."""
+    return f"KSTREAMS_{table}__{name.upper().replace('.', '_')}"
 
 
 class ClientSettings(Mapping[str, str]):
@@ -307,13 +307,28 @@ class Settings(BaseModel):
         """These settings as the KSTREAMS_* variables of another process, secrets included."""
         plain = [name for name in type(self).model_fields if name not in _TABLES]
         values = {f"KSTREAMS_{name.upper()}": getattr(self, name) for name in plain}
-        tables = {"KAFKA": self.kafka}
         for cluster, each in self.clusters.items():
             values[f"KSTREAMS_CLUSTERS__{cluster.upper()}__BOOTSTRAP_SERVERS"] = each.bootstrap_servers
-            tables[f"CLUSTERS__{cluster.upper()}__KAFKA"] = each.kafka
-        for table, client in tables.items():
-            values |= {f"KSTREAMS_{table}__{client_variable(name)}": value for name, value in client.items()}
+        for table, client in self._clients():
+            values |= {_client_variable(table, name): value for name, value in client.items()}
         return {name: str(value) for name, value in values.items() if value is not None}
+
+    def secret_variables(self) -> set[str]:
+        """Those variables of `as_environment` whose values are secrets."""
+        found = {
+            _client_variable(table, name)
+            for table, client in self._clients()
+            for name, value in mask(client).items()
+            if value == "***"
+        }
+        url = self.schema_registry_url
+        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact_url(url) != url else set())
+
+    def _clients(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """The settings of clients, each with the table that they are in."""
+        yield "KAFKA", self.kafka
+        for name, each in self.clusters.items():
+            yield f"CLUSTERS__{name.upper()}__KAFKA", each.kafka
 
     @classmethod
     def load(cls, file: Path | None = None, **arguments: Any) -> Settings:

@@ -13,6 +13,7 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.lines import Lines
 from kstreams_py.operations.tailing import POLL_SECONDS, Tail
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.topics import ask_clusters
 from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,10 @@ class Following:
     def __init__(self, environment: Environment, graph: Graph, found: Mapping[str, TopicInfo], show: Show) -> None:
         """`found` describes the graph's topics. Raises as Lines does."""
         names = written_topics(graph)
-        self._clusters = {name: environment.cluster.named(graph.topics[name].cluster) for name in names}
+        self._graph, self._cluster = graph, environment.cluster
         self._tails = {
-            name: Tail(replace(environment, cluster=cluster), found[name]) for name, cluster in self._clusters.items()
+            name: Tail(replace(environment, cluster=self._cluster.named(graph.topics[name].cluster)), found[name])
+            for name in names
         }
         self._lines = {name: Lines(name, graph, environment.registry) for name in names}
         self._show = show
@@ -49,11 +51,8 @@ class Following:
         self.positions |= {tp: at for tp, at in positions.items() if at <= ends.get(tp, -1)}
 
     def _ends(self) -> Positions:
-        found: Positions = {}
-        for cluster in dict.fromkeys(self._clusters.values()):
-            held = [tail for name, tail in self._tails.items() if self._clusters[name] is cluster]
-            found |= cluster.ends([tp for tail in held for tp in tail.partitions])
-        return found
+        partitions = [tp for tail in self._tails.values() for tp in tail.partitions]
+        return ask_clusters(self._graph, self._cluster, partitions, lambda cluster, each: cluster.ends(each))
 
     def look(self) -> bool:
         """Shows the records that are new, topic by topic; returns whether there were any."""

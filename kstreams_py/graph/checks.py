@@ -189,7 +189,10 @@ def check_concurrency(processor: Processor, order: str | None) -> None:
 
 
 def check_target(what: str, target: object) -> Sink | None:
-    """The target of a sink, as the option `to` has it; None for none."""
+    """Returns the target of a sink, or None; raises GraphError for anything else.
+
+    - `target`: the value of the option `to`.
+    """
     if target is None or is_target(target):
         return target
     raise GraphError(

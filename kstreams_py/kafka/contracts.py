@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Membership
@@ -105,6 +105,9 @@ class ProducerMode:
     @property
     def idempotent(self) -> bool:
         return self.acks == -1
+
+
+TRANSACTIONAL: Final = ProducerMode(transactional=True, acks=-1, may_repeat=True)
 
 
 class Producer(Protocol):

@@ -9,15 +9,15 @@ from kstreams_py.errors import DecodeError, GraphError, TopicError, UserMistake
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.topology import Graph
-from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
 from kstreams_py.operations.marks import marked_place
 from kstreams_py.operations.pages import Pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.processing.topics import find_topics
-from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.processing.topics import ask_clusters, find_topics
+from kstreams_py.records import Message, TopicPartition
 
 UNREADABLE_NAMED: Final = 20
 """Records that are no dead letters, and are named one by one."""
@@ -31,12 +31,11 @@ class LetterReader:
         self._cluster = environment.cluster
         attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
         self._graph = graph
-        self._pages = Pages(environment.cluster, attempts)
-        self._pages_of = {
+        self._pages = {
             place: Pages(self._cluster.named(place), attempts)
-            for place in {topic.cluster for topic in graph.topics.values()}
+            for place in {"", *(topic.cluster for topic in graph.topics.values())}
         }
-        """By cluster."""
+        """By the name of the cluster."""
         names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
         if not names:
             raise GraphError(
@@ -56,30 +55,17 @@ class LetterReader:
             name: bind(graph.topics[name].value, environment.registry, f"{name}-value").deserialize for name in found
         }
         partitions = [TopicPartition(name, n) for name, info in found.items() for n in range(info.partitions)]
-        self._ends = self._ask(partitions, lambda cluster, each: cluster.ends(each))
+        self._ends = ask_clusters(graph, self._cluster, partitions, lambda cluster, each: cluster.ends(each))
         self._unreadable: list[str] = []
         self._unnamed = 0
         """Records that are no dead letters, after the first UNREADABLE_NAMED."""
-
-    def _place(self, tp: TopicPartition) -> str:
-        """The cluster of a topic of the graph, by its name in the settings."""
-        return self._graph.topics[tp.topic].cluster
-
-    def _ask(
-        self, partitions: Collection[TopicPartition], ask: Callable[[Cluster, Collection[TopicPartition]], Positions]
-    ) -> Positions:
-        """What each cluster says of those of the partitions that it has."""
-        found: Positions = {}
-        for place in {self._place(tp) for tp in partitions}:
-            found |= ask(self._cluster.named(place), [tp for tp in partitions if self._place(tp) == place])
-        return found
 
     def letters(self) -> Iterator[Letter]:
         """Yields the dead letters of this graph's processors, by topic and partition in the order of their offsets."""
         self._unreadable, self._unnamed = [], 0
         ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
-            for m in self._pages_of[self._place(tp)].between(tp, 0, end):
+            for m in self._pages[self._graph.topics[tp.topic].cluster].between(tp, 0, end):
                 try:
                     letter = parse(m, self._decode[tp.topic])
                 except DecodeError as error:
@@ -102,14 +88,14 @@ class LetterReader:
             return set()
         tp = TopicPartition(self._graph.replayed, 0)
         found = set[Place]()
-        for m in self._pages.between(tp, 0, self._cluster.ends([tp])[tp]):
+        for m in self._pages[""].between(tp, 0, self._cluster.ends([tp])[tp]):
             if (place := marked_place(m, self.topics)) is not None:
                 (found.discard if m.value() is None else found.add)(place)
         return found
 
     def deleted(self, places: Collection[Place]) -> list[Place]:
         """Those of the places whose letters are deleted, by the retention of their topic."""
-        starts = self._ask(list(self._ends), lambda cluster, each: cluster.starts(each))
+        starts = ask_clusters(self._graph, self._cluster, self._ends, lambda cluster, each: cluster.starts(each))
         return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
 
     def expect_marks(self) -> None:
@@ -180,7 +166,7 @@ class LetterReader:
             return None
         found = []
         for each in letter.inputs:
-            page = self._pages.read(TopicPartition(each.name, each.number), each.at, 1)
+            page = self._pages[""].read(TopicPartition(each.name, each.number), each.at, 1)
             if not page or page[0].offset() != each.at:
                 return None
             found.append(page[0])

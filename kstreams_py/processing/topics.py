@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from kstreams_py.errors import TopicError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """A journal's newest record must never be lost to time or compaction; the worker deletes older ones."""
@@ -42,6 +43,22 @@ def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = 
     for place in dict.fromkeys(topic.cluster for topic in asked):
         found |= cluster.named(place).topics([topic.name for topic in asked if topic.cluster == place])
     return {topic.name: found[topic.name] for topic in asked if topic.name in found}
+
+
+def ask_clusters(
+    graph: Graph,
+    cluster: Cluster,
+    partitions: Collection[TopicPartition],
+    ask: Callable[[Cluster, Collection[TopicPartition]], Positions],
+) -> Positions:
+    """Asks each cluster about the partitions that it has, of topics of the graph; returns what all of them answer."""
+    by_place: dict[str, list[TopicPartition]] = {}
+    for tp in partitions:
+        by_place.setdefault(graph.topics[tp.topic].cluster, []).append(tp)
+    found: Positions = {}
+    for place, each in by_place.items():
+        found |= ask(cluster.named(place), each)
+    return found
 
 
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
@@ -90,21 +107,17 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
 
 def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> list[str]:
     """Creates the framework's own topics, and returns their names; lets journals grow with their inputs."""
-    journals = {
-        journal: found[processor.inputs[0].name].partitions
-        for processor in graph.processors
-        if processor.inputs[0].name in found and (journal := graph.journal(processor)) is not None
-    }
-    wanted = {name: (partitions, JOURNAL_SETTINGS) for name, partitions in journals.items()}
-    wanted[graph.beginnings] = (1, BEGINNINGS_SETTINGS)
-    created = ensure_topics(cluster, wanted)
+    wanted: dict[str, dict[str, tuple[int, Mapping[str, str]]]] = {"": {}}
     for processor in graph.processors:
-        journal, delivered = graph.journal(processor), graph.delivered(processor)
-        if delivered is not None and journal in journals:
-            created += ensure_topics(
-                cluster.named(processor.cluster), {delivered: (journals[journal], DELIVERED_SETTINGS)}
-            )
-    return created
+        if processor.inputs[0].name not in found:
+            continue
+        partitions = found[processor.inputs[0].name].partitions
+        if (journal := graph.journal(processor)) is not None:
+            wanted[""][journal] = (partitions, JOURNAL_SETTINGS)
+        if (delivered := graph.delivered(processor)) is not None:
+            wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
+    wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
+    return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]
 
 
 def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> list[str]:

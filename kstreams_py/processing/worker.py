@@ -91,8 +91,8 @@ class Worker:
         )
         self.ledger = Ledger()
         topic_ids = {topic: info.topic_id for topic, info in topics.items()}
-        journal = graph.journal(processor)
-        prepares = committer.commits_each_intake or journal is not None
+        self._journal = open_journal(graph, processor, environment, topics, self.instance_id)
+        prepares = committer.commits_each_intake or self._journal is not None
         refills = processor.overlaps and not prepares
         self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids, refills=refills)
         tracing = environment.tracing(graph.name, processor, slot) if environment.tracing else None
@@ -102,7 +102,6 @@ class Worker:
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
-        self._journal = open_journal(graph, processor, environment, topics, self.instance_id)
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)

@@ -147,7 +147,11 @@ class MemoryCluster(_Reader):
     # kafka.contracts.Cluster
 
     def named(self, name: str) -> MemoryCluster:
-        return self._others.setdefault(name, self._make_other()) if name else self
+        if not name:
+            return self
+        if name not in self._others:
+            self._others[name] = self._make_other()
+        return self._others[name]
 
     def consumer(self, group: str, instance_id: str, **_: bool) -> MemoryConsumer:
         return MemoryConsumer(self._network, group, instance_id, self._metadata_age)

@@ -8,7 +8,7 @@ from typing import Final
 
 from kstreams_py.errors import RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import Cluster, ProducerMode, TopicInfo
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Cluster, TopicInfo
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 WINDOW: Final = 16
 """Records at the end of a journal in which the newest snapshot is looked for first; then twice as many, and so on."""
-
-FENCING: Final = ProducerMode(transactional=True, acks=-1, may_repeat=True)
 
 TRUNCATED_EVERY: Final = 1_000
 """Deliveries between two deletions of what is below the newest snapshots."""
@@ -173,7 +171,7 @@ class DeliveryJournal:
     def _fence(self, writer: str) -> None:
         """Completes or aborts the transaction of another worker, which can commit nothing from then on."""
         logger.info("%s: fencing %s, which had the task before", self._processor, writer)
-        producer = self._outputs.producer(FENCING, writer)
+        producer = self._outputs.producer(TRANSACTIONAL, writer)
         try:
             producer.init_transactions()
         finally:
