@@ -1,4 +1,4 @@
-"""`kstreams recover`: moves the positions of a graph's processors, keeps them in a file, and restores them."""
+"""`kstreams recover`: shows and moves the positions of a graph's processors, keeps them in a file, restores them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,35 @@ from kstreams_py.operations.ending import UNCHANGED
 from kstreams_py.operations.moving import BEGINNING, END, GraphPositions
 from kstreams_py.operations.moving import Target as Goal
 from kstreams_py.operations.positions import Move, as_fields, describe, parse_targets
+from kstreams_py.operations.standing import read_status
+from kstreams_py.operations.task_status import as_fields as as_status_fields
+from kstreams_py.operations.task_status import describe as describe_status
 
 app = typer.Typer(
-    help="The positions of a graph's processors: move them, keep them in a file, restore them.", no_args_is_help=True
+    help="The positions of a graph's processors: show them, move them, keep them in a file, restore them.",
+    no_args_is_help=True,
 )
 
+AsJsonLines = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line; needs --yes or --dry-run")]
+
+
+@app.command()
+def status(
+    target: Target, as_json: AsJsonLines = False, bootstrap_servers: Bootstrap = None, config: Config = None
+) -> None:
+    """Show where each task stands and what the next start does with it; exit status 1 if a start would be refused.
+
+    A task is a processor on one partition number. Changes nothing, and fences nobody. Needs READ on the groups, the
+    topics and __ks.*.
+    """
+    refused = False
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        for each in read_status(graph, environment, GroupAdmin(environment.settings)):
+            print(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
+            refused |= each.is_refused
+    if refused:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -20,6 +20,8 @@ hanging              rule  what an open transaction holds back, and what its coo
 ending               acts  finds open transactions that hang, and ends them
 positions            rule  positions of processors: what moves where, and the file that keeps them
 moving               acts  reads positions, and sets them in one transaction
+task_status          rule  where a task stands and what its next start does, as text and as JSON
+standing             acts  reads where tasks stand, and decides as a worker would
 diagnosis            rule  what holds a reader back or endangers a promise
 examining            acts  collects the facts of a diagnosis
 """

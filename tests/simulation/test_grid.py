@@ -292,7 +292,7 @@ def no_record_beside_outputs(patch: pytest.MonkeyPatch) -> None:
 
 def offsets_decide_between_clusters(patch: pytest.MonkeyPatch) -> None:
     """The committed offsets, which follow a commit on another cluster, decide whether that took place."""
-    patch.setattr(DeliveryJournal, "_is_confirmed", lambda *_: None)
+    patch.setattr(DeliveryJournal, "_is_confirmed", lambda *_, **__: None)
 
 
 def goes_on_at_the_committed_offsets(patch: pytest.MonkeyPatch) -> None:

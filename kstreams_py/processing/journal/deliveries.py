@@ -22,7 +22,7 @@ from kstreams_py.processing.journal.records import (
     newest_unit,
     type_of,
 )
-from kstreams_py.processing.journal.recovery import Found, recover
+from kstreams_py.processing.journal.recovery import Found, Recovery, recover
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -83,22 +83,11 @@ class DeliveryJournal:
         committed: dict[int, dict[str, int]] = {}
         for tp, offset in positions.items():
             committed.setdefault(tp.partition, {})[tp.topic] = offset
-        journals = [TopicPartition(self.topic, number) for number in sorted(committed)]
-        starts, ends = self._bounds(journals)
         choices, moved = {}, dict(positions)
-        for journal in journals:
+        starts, ends = self._bounds([TopicPartition(self.topic, number) for number in committed])
+        for journal in sorted(starts):
             number = journal.partition
-            tail = self._tail(journal, starts[journal], ends[journal])
-            try:
-                unit = newest_unit(tail, number)
-                confirmed = self._is_confirmed(unit, number)
-                found = self._read_back(unit)
-                recovery = recover(unit, committed[number], self.topic_ids, found, confirmed)
-            except RecoveryUndecidable as error:
-                raise RecoveryUndecidable(
-                    f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
-                    "and set it (`kstreams recover reset`), then start again"
-                ) from None
+            recovery = self._decide(journal, starts[journal], ends[journal], committed[number], fences=True)
             logger.info("%s: partition %d: recovery %s", self._processor, number, recovery.branch)
             for topic, offset in recovery.offsets.items():
                 if (tp := TopicPartition(topic, number)) in moved:
@@ -106,10 +95,37 @@ class DeliveryJournal:
             if recovery.snapshot is not None:
                 self.snapshots[number] = recovery.snapshot
             if recovery.choices is not None:
-                self.choices[number] = choices[number] = recovery.choices
-            elif unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
-                choices[number] = Choices.decode(tail[-1].value() or b"")
+                choices[number] = recovery.choices
+                if recovery.branch != "1a":
+                    self.choices[number] = recovery.choices
         return moved, choices
+
+    def look(self, number: int, committed: Mapping[str, int]) -> Recovery:
+        """Decides where a task goes on, and fences nobody. Raises as `recover`.
+
+        - `committed`: the committed offset of each of its inputs.
+        """
+        journal = TopicPartition(self.topic, number)
+        starts, ends = self._bounds([journal])
+        return self._decide(journal, starts[journal], ends[journal], committed, fences=False)
+
+    def _decide(
+        self, journal: TopicPartition, start: int, end: int, committed: Mapping[str, int], *, fences: bool
+    ) -> Recovery:
+        """Decides by a journal from `start` to `end`; `fences` as in `_is_confirmed`."""
+        number = journal.partition
+        tail = self._tail(journal, start, end)
+        try:
+            unit = newest_unit(tail, number)
+            confirmed = self._is_confirmed(unit, number, fences=fences)
+            if unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
+                return Recovery("1a", choices=Choices.decode(tail[-1].value() or b""))
+            return recover(unit, committed, self.topic_ids, self._read_back(unit), confirmed)
+        except RecoveryUndecidable as error:
+            raise RecoveryUndecidable(
+                f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
+                "and set it (`kstreams recover reset`), then start again"
+            ) from None
 
     def deliver(self, partitions: Collection[int]) -> None:
         """Notes that deliveries are committed: their snapshots are in force no more."""
@@ -129,7 +145,7 @@ class DeliveryJournal:
         starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
         written = self._cluster.ends(journals, committed=False)
         if hidden := [tp for tp in journals if ends[tp] < written[tp]]:
-            raise Retriable(f"a transaction is open on journal {', '.join(map(str, hidden))}")
+            raise Retriable(f"a transaction is open on journal {', '.join(map(str, sorted(hidden)))}")
         return starts, ends
 
     def _tail(self, journal: TopicPartition, start: int, end: int) -> Sequence[Message]:
@@ -143,18 +159,18 @@ class DeliveryJournal:
                 return messages[snapshots[-1] :] if snapshots else messages
             window *= 2
 
-    def _is_confirmed(self, unit: Unit | None, number: int) -> bool | None:
+    def _is_confirmed(self, unit: Unit | None, number: int, *, fences: bool) -> bool | None:
         """Whether the newest attempt of a task is recorded beside its outputs; None where nothing is.
 
         The group of the inputs cannot refuse a commit on another cluster: unless it took place, the producer that may
-        still request it is fenced first.
+        still request it is fenced first, with `fences`.
         """
         if self.delivered is None or unit is None or unit.attempt is None:
             return None
         place = TopicPartition(self.delivered, number)
         if self._newest_attempt(place) == unit.attempt:
             return True
-        if unit.attempt.writer != self.writer:
+        if fences and unit.attempt.writer != self.writer:
             self._fence(unit.attempt.writer)
         if self._outputs.ends([place])[place] < self._outputs.ends([place], committed=False)[place]:
             raise Retriable(f"a transaction is open on {place}")
