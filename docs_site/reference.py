@@ -86,7 +86,8 @@ def _bounds(limit: object) -> Iterator[tuple[str, str]]:
 
 def variable_of_setting(name: str) -> str:
     """The variable of a setting; each client setting has one of its own."""
-    return "KSTREAMS_KAFKA__<NAME>" if name == "kafka" else f"KSTREAMS_{name.upper()}"
+    tables = {"kafka": "KSTREAMS_KAFKA__<NAME>", "clusters": "KSTREAMS_CLUSTERS__<CLUSTER>__<NAME>"}
+    return tables.get(name, f"KSTREAMS_{name.upper()}")
 
 
 def default_of_setting(value: object) -> str:
@@ -128,6 +129,14 @@ all clients: under `[kafka]` in the file, as `KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS=
 `ks.Settings(kafka={{"socket.timeout.ms": 2000}})`. These are refused, because the framework sets them itself:
 
 {table(("librdkafka's setting", "why, or what to use"), [(code(name), why) for name, why in OWNED.items()])}
+## Other clusters
+
+Outputs can be [on another cluster](../delivery.md#exactly_once-to-another-cluster), which has `bootstrap_servers` and
+client settings of its own: under `[clusters.west]` and `[clusters.west.kafka]` in the file, as
+`KSTREAMS_CLUSTERS__WEST__BOOTSTRAP_SERVERS` and `KSTREAMS_CLUSTERS__WEST__KAFKA__SASL_PASSWORD` in the environment, or
+as `ks.Settings(clusters={{"west": {{"bootstrap_servers": "west:9092"}}}})`. All other settings are the same for all
+clusters.
+
 ## Variables that are no settings
 
 {table(("variable", "what it is"), others)}"""

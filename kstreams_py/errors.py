@@ -9,7 +9,8 @@
     │   ├── TopicError               a topic is missing, or has the wrong settings
     │   ├── SchemaError              a schema does not parse, is unknown, or does not fit
     │   ├── RecordRefused            a topic refuses an output on every attempt, and no dead-letter topic is declared
-    │   │   └── RecordTooLarge       the output is larger than its topic takes
+    │   │   ├── RecordTooLarge       the output is larger than its topic takes
+    │   │   └── RowRefused           a sink's target never takes a row: a constraint, a type
     │   └── MissingSoftware          Java, jars or an optional package is missing
     ├── Unavailable                  an external system does not answer: repair it, then start again   (exit status 3)
     │   ├── BrokerUnavailable        no broker answers, or it refuses the credentials
@@ -20,6 +21,7 @@
     │   └── RecoveryUndecidable      a journal contradicts what was committed: decide, then reset
     ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
     │   ├── Retriable                call again
+    │   │   └── SinkAway             a sink's target is away: keep the rows, and write them again
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
     │   ├── Abortable                abort, go back to the committed offsets, and go on
     │   ├── OutcomeUnknown           never abort; replace the producer, then read the committed offsets
@@ -27,6 +29,7 @@
     │   └── Fatal                    this client cannot be used any more
     ├── DrainTimeout                 a worker did not stop in time
     ├── WorkerStuck                  a worker has run no turn for stuck_timeout_ms: start it again
+    ├── StaleWriter                  another writer has moved the offsets in a sink's target: read them again
     ├── HistoryError                 a test's history cannot be judged: it is incomplete, or contradicts itself
     ├── WorkersFailed                a worker could not be kept running; the exit status is that of the worker
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
@@ -87,6 +90,17 @@ class RecordTooLarge(RecordRefused):
     """An output is larger than its topic takes."""
 
 
+class RowRefused(RecordRefused):
+    """A sink's target never takes a row: a constraint, a type. Nothing of its write is stored.
+
+    `index`: of the row in the write.
+    """
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 class MissingSoftware(UserMistake):
     """Java, jars or an optional package is missing."""
 
@@ -106,7 +120,14 @@ class NotAuthorized(Unavailable):
 
 
 class SinkUnavailable(Unavailable):
-    """A sink's target cannot be written: a full disk, a closed database."""
+    """A sink's target cannot be written: a full disk, a closed database.
+
+    `may_return`: another attempt may succeed without anybody's help: the target is away, or locked.
+    """
+
+    def __init__(self, message: str, *, may_return: bool = False) -> None:
+        super().__init__(message)
+        self.may_return = may_return
 
 
 class Replaced(KStreamsError):
@@ -131,6 +152,10 @@ class ClientError(KStreamsError):
 
 class Retriable(ClientError):
     """Call again: nothing is lost."""
+
+
+class SinkAway(Retriable):
+    """A sink's target cannot be used now: keep the rows, and write them again."""
 
 
 class Refused(ClientError):
@@ -177,6 +202,10 @@ class DrainTimeout(KStreamsError):
 
 class WorkerStuck(KStreamsError):
     """A worker has run no turn for stuck_timeout_ms; its uncommitted steps will be run again."""
+
+
+class StaleWriter(KStreamsError):
+    """Another writer has moved the offsets that a sink's target stores: read them again. Nothing is stored."""
 
 
 class HistoryError(KStreamsError):

@@ -42,6 +42,8 @@ class WorkerState(StrEnum):
     """A function failed, and is called again after a wait (Retry)."""
     BROKER_AWAY = "broker away"
     """A broker that it needs gives no answer."""
+    SINK_AWAY = "sink away"
+    """The target of its rows is away; they wait."""
     DRAINING = "draining"
     """It commits what is processed, and ends."""
     REPLACED = "replaced"

@@ -94,6 +94,11 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: "***" if _SECRET.search(name) else value for name, value in settings.items()}
 
 
+def _client_variable(table: str, name: str) -> str:
+    """The environment variable of a client's setting."""
+    return f"KSTREAMS_{table}__{name.upper().replace('.', '_')}"
+
+
 class ClientSettings(Mapping[str, str]):
     """librdkafka settings by their dotted names; secrets do not show in `repr`, `str` or a traceback."""
 
@@ -176,6 +181,30 @@ LIVEZ_TIMEOUT_MIN_MS: Final = 3_000
 """Workers report once a second: with less, those that make progress would count as not alive."""
 
 
+Client = Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)]
+
+_CLUSTER: Final = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+
+
+def _cluster_name(name: str) -> str:
+    if not _CLUSTER.fullmatch(name):
+        raise ValueError("a cluster's name has a-z, 0-9 and single _ between them")
+    return name
+
+
+class OtherCluster(BaseModel):
+    """A cluster to which processors write, beside the one that they read.
+
+    - `bootstrap_servers`: its brokers, as host:port, with commas between them.
+    - `kafka`: librdkafka's settings for it; those of the first cluster do not count.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+
+    bootstrap_servers: Annotated[str, AfterValidator(_address)]
+    kafka: Client = ClientSettings({})
+
+
 class Settings(BaseModel):
     """All settings. Times are in milliseconds. A setting that is not passed is read from the environment.
 
@@ -197,6 +226,7 @@ class Settings(BaseModel):
       if that is longer.
     - `tracing`: spans for each step and commit, and `traceparent` in the headers of outputs; needs the extra `otel`.
     - `kafka`: librdkafka's settings by their names, passed to every client.
+    - `clusters`: other clusters by name, an OtherCluster each: where a topic with `cluster=` is.
 
     Raises SettingsError, which names the setting, where it is written and the remedy.
     """
@@ -220,9 +250,8 @@ class Settings(BaseModel):
     http: Annotated[str, AfterValidator(_http_address)] | None = None
     livez_timeout_ms: Annotated[int, Field(ge=LIVEZ_TIMEOUT_MIN_MS)] | None = None
     tracing: bool = False
-    kafka: Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)] = (
-        ClientSettings({})
-    )
+    kafka: Client = ClientSettings({})
+    clusters: Mapping[Annotated[str, AfterValidator(_cluster_name)], OtherCluster] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -264,13 +293,42 @@ class Settings(BaseModel):
         """Seconds without a turn after which a worker counts as not alive."""
         return (self.livez_timeout_ms or max(30_000, self.transaction_timeout_ms)) / 1000
 
+    def of_cluster(self, name: str) -> Settings:
+        """These settings for another cluster. Raises SettingsError if there is none of this name."""
+        if name not in self.clusters:
+            close = did_you_mean(name, self.clusters) or f"write [clusters.{name}] with its bootstrap_servers"
+            raise SettingsError(f"clusters has no {name!r}, which a topic of the graph names: {close}")
+        other = self.clusters[name]
+        return self.model_copy(
+            update={"bootstrap_servers": other.bootstrap_servers, "kafka": other.kafka, "clusters": {}}
+        )
+
     def as_environment(self) -> dict[str, str]:
         """These settings as the KSTREAMS_* variables of another process, secrets included."""
-        values = {
-            f"KSTREAMS_{name.upper()}": getattr(self, name) for name in type(self).model_fields if name != "kafka"
-        }
-        values |= {f"KSTREAMS_KAFKA__{name.upper().replace('.', '_')}": value for name, value in self.kafka.items()}
+        plain = [name for name in type(self).model_fields if name not in _TABLES]
+        values = {f"KSTREAMS_{name.upper()}": getattr(self, name) for name in plain}
+        for cluster, each in self.clusters.items():
+            values[f"KSTREAMS_CLUSTERS__{cluster.upper()}__BOOTSTRAP_SERVERS"] = each.bootstrap_servers
+        for table, client in self._clients():
+            values |= {_client_variable(table, name): value for name, value in client.items()}
         return {name: str(value) for name, value in values.items() if value is not None}
+
+    def secret_variables(self) -> set[str]:
+        """Those variables of `as_environment` whose values are secrets."""
+        found = {
+            _client_variable(table, name)
+            for table, client in self._clients()
+            for name, value in mask(client).items()
+            if value == "***"
+        }
+        url = self.schema_registry_url
+        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact_url(url) != url else set())
+
+    def _clients(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """The settings of clients, each with the table that they are in."""
+        yield "KAFKA", self.kafka
+        for name, each in self.clusters.items():
+            yield f"CLUSTERS__{name.upper()}__KAFKA", each.kafka
 
     @classmethod
     def load(cls, file: Path | None = None, **arguments: Any) -> Settings:
@@ -302,9 +360,12 @@ def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
     found = None if file is None else _File(file, _read(file))  # once: a pipe is empty then
     settings = Settings.model_validate(passed, context=found)
     sources = _sources(found, Settings.model_fields, passed)
-    shown = settings.model_dump(mode="json", exclude={"kafka"})
+    shown = settings.model_dump(mode="json", exclude={*_TABLES})
     values = {name: "not set" if value is None else _text(value) for name, value in shown.items()}
     values |= {f"kafka.{name}": value for name, value in mask(settings.kafka).items()}
+    for cluster, each in settings.clusters.items():
+        values[f"clusters.{cluster}.bootstrap_servers"] = each.bootstrap_servers
+        values |= {f"clusters.{cluster}.kafka.{name}": value for name, value in mask(each.kafka).items()}
     return [Shown(name, value, _origin(name, sources) or "default") for name, value in values.items()]
 
 
@@ -322,12 +383,12 @@ class _Source(NamedTuple):
     place: Callable[[str], str]
 
     def has(self, name: str) -> bool:
-        """Whether it sets the setting; `kafka.<name>` is one of the client."""
-        table, dot, client = name.partition(".")
+        """Whether it sets the setting: also `kafka.<name>` of the client, and `clusters.<cluster>.<name>`."""
+        table, dot, rest = name.partition(".")
         if not dot:
             return table in self.values
         found = self.values.get(table)
-        return isinstance(found, Mapping) and client in ClientSettings(found)
+        return isinstance(found, Mapping) and _canonical(rest) in ClientSettings(found)
 
 
 def _sources(file: _File | None, fields: Collection[str], arguments: Mapping[str, Any]) -> list[_Source]:
@@ -347,8 +408,11 @@ def _origin(name: str, sources: Iterable[_Source]) -> str:
 
 def _variable(name: str) -> str:
     """The environment variable of a setting."""
-    table, dot, client = name.partition(".")
-    single = f"KSTREAMS_KAFKA__{client.upper().replace('.', '_')}"
+    table, dot, rest = name.partition(".")
+    if table == "clusters" and dot:
+        cluster, _, rest = rest.partition(".")
+        rest = f"{cluster}__{rest.replace('kafka.', 'kafka__', 1)}"
+    single = f"KSTREAMS_{table}__{rest}".upper().replace(".", "_")
     return single if dot and single in map(str.upper, os.environ) else f"KSTREAMS_{table.upper()}"
 
 
@@ -382,6 +446,15 @@ _REMEDIES: Final = {
 }
 """What to do about an error of pydantic, by its type or the first word of that."""
 
+_OF_CLUSTERS: Final = {
+    "missing": "write it",
+    "extra_forbidden": "there is no such setting: a cluster has bootstrap_servers and kafka",
+    "dict_type": "write a table for each cluster, such as [clusters.west]",
+    "mapping_type": "write a table for each cluster, such as [clusters.west]",
+    "model_type": "write a table with bootstrap_servers",
+}
+"""The same for the settings of other clusters."""
+
 
 def _refusal(error: ErrorDetails, sources: Sequence[_Source], fields: Sequence[str]) -> str:
     """One error of pydantic as a message with the setting, its value, where it is written, and the remedy."""
@@ -391,6 +464,9 @@ def _refusal(error: ErrorDetails, sources: Sequence[_Source], fields: Sequence[s
         written = "; ".join(f"{name}: {origin}" for name, origin in named if origin)
         return f"{text} ({written})" if written else text
     name = str(error["loc"][0])
+    if name == "clusters":
+        full = ".".join(str(part) for part in error["loc"] if part != "[key]")
+        return f"{full} ({_origin(full, sources) or _origin(name, sources)}): {_OF_CLUSTERS.get(kind, text)}"
     if kind == "extra_forbidden":
         of_client = any(isinstance(source.values.get(name), Mapping) for source in sources) or "." in name
         more = "; librdkafka's settings belong under [kafka]" if of_client else ""
@@ -417,7 +493,7 @@ def check_variables(fields: Collection[str] | None = None) -> None:
         if (
             name.startswith("KSTREAMS_")
             and name not in known
-            and not name.startswith("KSTREAMS_KAFKA__")
+            and not name.startswith(("KSTREAMS_KAFKA__", "KSTREAMS_CLUSTERS__"))
             and not _OF_A_SERVICE.search(name)
         ):
             client = name.removeprefix("KSTREAMS_KAFKA_")
@@ -449,27 +525,46 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
 
 
 def _environment(fields: Collection[str]) -> dict[str, Any]:
-    """The settings in KSTREAMS_* variables. Client settings have a variable each, or all of them one, as JSON."""
+    """The settings in KSTREAMS_* variables. Those of a table have a variable each, or all of them one, as JSON."""
     variables = {name.lower(): value for name, value in os.environ.items()}
     found: dict[str, Any] = {field: variables[name] for field in fields if (name := f"kstreams_{field}") in variables}
-    if "kafka" in found:
+    for table in found.keys() & set(_TABLES):
         try:
-            found["kafka"] = json.loads(found["kafka"])
+            found[table] = json.loads(found[table])
         except ValueError:
             raise SettingsError(
-                "KSTREAMS_KAFKA does not parse as JSON: correct it, or use KSTREAMS_KAFKA__<NAME>"
+                f"KSTREAMS_{table.upper()} does not parse as JSON: correct it, or use KSTREAMS_{_TABLES[table]}"
             ) from None
-    prefix = "kstreams_kafka__"
-    single = {name.removeprefix(prefix): value for name, value in variables.items() if name.startswith(prefix)}
-    return _merged(found, {"kafka": single}) if single else found
+    kafka: dict[str, Any] = {}
+    clusters: dict[str, Any] = {}
+    for name, value in variables.items():
+        match name.split("__"):
+            case ["kstreams_kafka", *rest] if rest:
+                kafka["__".join(rest)] = value
+            case ["kstreams_clusters", cluster, "kafka", client]:
+                clusters.setdefault(cluster, {}).setdefault("kafka", {})[client] = value
+            case ["kstreams_clusters", cluster, *rest] if rest:
+                clusters.setdefault(cluster, {})["__".join(rest)] = value
+    return _merged(found, *({table: each} for table, each in (("kafka", kafka), ("clusters", clusters)) if each))
 
 
 def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the settings of all sources: the last source that has one wins. Client settings are merged one by one."""
+    """Merges the settings of all sources: the last source that has one wins. Those of tables are merged one by one."""
     merged: dict[str, Any] = {}
     for source in sources:
-        before, after = merged.get("kafka"), source.get("kafka")
+        before = dict(merged)
         merged |= source
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            merged["kafka"] = {**ClientSettings(before), **ClientSettings(after)}
+        for table in before.keys() & source.keys() & set(_TABLES):
+            old, new = before[table], source[table]
+            if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+                continue
+            if table == "kafka":
+                merged[table] = {**ClientSettings(old), **ClientSettings(new)}
+            else:
+                both = {name for name in old.keys() & new.keys() if isinstance(old[name], Mapping)}
+                merged[table] = {**old, **new, **{name: _merged(old[name], new[name]) for name in both}}
     return merged
+
+
+_TABLES: Final = {"kafka": "KAFKA__<NAME>", "clusters": "CLUSTERS__<CLUSTER>__<NAME>"}
+"""Settings that are tables, with the variable of a single one."""

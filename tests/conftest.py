@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from bench.servers import Server, start_postgresql, start_redis
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
@@ -44,6 +46,20 @@ def broker() -> Iterator[RunningBroker]:
         return
     with EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
         yield RunningBroker(kafka.bootstrap_servers)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Server]:
+    """A PostgreSQL of this session, whose commits need not outlive the machine."""
+    with closing(start_postgresql(sync=False)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Server]:
+    """A Redis of this session."""
+    with closing(start_redis()) as server:
+        yield server
 
 
 @pytest.fixture

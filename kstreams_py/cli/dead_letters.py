@@ -5,24 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target, open_environment, parse_since
+from kstreams_py.cli.options import Bootstrap, Config, Target, open_graph, parse_since
 from kstreams_py.errors import SettingsError
-from kstreams_py.graph.loading import load
-from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.described import Describer, group_as_json, groups_as_text
 from kstreams_py.operations.letters import Letter, Selection, group
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.operations.replay import Outcome, plan_replay
 from kstreams_py.operations.replay import replay as replay_letters
-from kstreams_py.processing.environment import Environment
-from kstreams_py.settings import Settings
 
 app = typer.Typer(help="The dead letters of a graph: list, show and replay them.", no_args_is_help=True)
 
@@ -53,7 +46,7 @@ def list_letters(
 ) -> None:
     """Count the dead letters by processor and class of the exception, with the newest message of each."""
     selection = Selection(processor, error, parse_since(since, time.time()), topic)
-    with _opened(target, bootstrap_servers, config) as (graph, environment):
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
         marks = reader.marks()
         groups = group((letter, letter.place in marks) for letter in reader.selected(selection))
@@ -82,7 +75,7 @@ def show(
 ) -> None:
     """Print dead letters with their inputs decoded: what was read, the exception, the traceback."""
     selection = _select(processor, error, since, topic, partition, offset)
-    with _opened(target, bootstrap_servers, config) as (graph, environment):
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
         marks = reader.marks()
         kept: dict[tuple[str, int], deque[Letter]] = {}
@@ -126,7 +119,7 @@ def replay(
         elif dry_run:
             print(f"{letter.place}  {letter.processor}  would be replayed ({letter.error}: {letter.message[:100]})")
 
-    with _opened(target, bootstrap_servers, config) as (graph, environment):
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
         act = plan_replay if dry_run else replay_letters
         summary = act(graph, environment, selection, report)
     _warn_unreadable(summary.unreadable)
@@ -152,15 +145,6 @@ def _select(
     if offset is not None and partition is None:
         raise SettingsError("--offset names a letter together with its partition: add --partition")
     return Selection(processor, error, parse_since(since, time.time()), topic, partition, offset)
-
-
-@contextmanager
-def _opened(target: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[tuple[Graph, Environment]]:
-    """The graph, and a real cluster to work in."""
-    graph = load(target)
-    graph.validate()
-    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
-        yield graph, environment
 
 
 def _warn_unreadable(reasons: list[str]) -> None:

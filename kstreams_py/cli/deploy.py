@@ -18,7 +18,7 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
 from kstreams_py.running.systemd import unit
-from kstreams_py.settings import Settings, mask, redact_url
+from kstreams_py.settings import Settings
 
 GRACE_SECONDS: Final = 10
 """Seconds after drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
@@ -137,11 +137,7 @@ def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden:
         if getattr(settings, name) == field.default
     }
     found = {name: value for name, value in settings.as_environment().items() if name not in usual}
-    masked = [name for name, value in mask(settings.kafka).items() if value == "***"]
-    secret = {f"KSTREAMS_KAFKA__{name.upper().replace('.', '_')}" for name in masked}
-    if settings.schema_registry_url and redact_url(settings.schema_registry_url) != settings.schema_registry_url:
-        secret.add("KSTREAMS_SCHEMA_REGISTRY_URL")
-    for name in sorted(secret):
+    for name in sorted(settings.secret_variables()):
         if hidden is None:
             raise SettingsError(f"{name} is a secret, and is not printed: {remedy}")
         del found[name]

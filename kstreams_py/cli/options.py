@@ -15,6 +15,8 @@ import typer
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import Environment
 from kstreams_py.running.slot_number import slot_number
@@ -47,6 +49,8 @@ Slot = Annotated[
         "or from the name of a StatefulSet's pod",
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would change, and change nothing")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create missing topics first")]
 
 
@@ -67,6 +71,30 @@ def parse_time(option: str, text: str | None, now: float) -> int | None:
         raise SettingsError(
             f"{option} {text!r}: write a number with s, m, h or d, such as 1h, or a time such as 2026-05-01T12:00"
         ) from None
+
+
+def check_json(*, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Raises SettingsError if a command would ask a question between its lines of JSON."""
+    if as_json and not (dry_run or yes):
+        raise SettingsError("--json does not ask: add --yes or --dry-run")
+
+
+def is_confirmed(question: str) -> bool:
+    """Asks the question; the end of standard input, and Ctrl-C, are a no."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort:
+        print()
+        return False
+
+
+@contextmanager
+def open_graph(target: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[tuple[Graph, Environment]]:
+    """The graph, and a real cluster to work in, closed at the end."""
+    graph = load(target)
+    graph.validate()
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+        yield graph, environment
 
 
 @contextmanager

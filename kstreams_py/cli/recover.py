@@ -1,9 +1,8 @@
-"""`kstreams recover`: moves the positions of a graph's processors, keeps them in a file, and restores them."""
+"""`kstreams recover`: shows and moves the positions of a graph's processors, keeps them in a file, restores them."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,23 +11,52 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target, open_environment, parse_time
+from kstreams_py.cli.options import (
+    Bootstrap,
+    Config,
+    DryRun,
+    Target,
+    Yes,
+    check_json,
+    is_confirmed,
+    open_graph,
+    parse_time,
+)
 from kstreams_py.errors import SettingsError, UserMistake
-from kstreams_py.graph.loading import load
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.operations.ending import UNCHANGED
 from kstreams_py.operations.moving import BEGINNING, END, GraphPositions
 from kstreams_py.operations.moving import Target as Goal
 from kstreams_py.operations.positions import Move, as_fields, describe, parse_targets
-from kstreams_py.settings import Settings
+from kstreams_py.operations.standing import read_status
+from kstreams_py.operations.task_status import as_fields as as_status_fields
+from kstreams_py.operations.task_status import describe as describe_status
 
 app = typer.Typer(
-    help="The positions of a graph's processors: move them, keep them in a file, restore them.", no_args_is_help=True
+    help="The positions of a graph's processors: show them, move them, keep them in a file, restore them.",
+    no_args_is_help=True,
 )
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would change, and change nothing")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line; needs --yes or --dry-run")]
+
+
+@app.command()
+def status(
+    target: Target, as_json: AsJsonLines = False, bootstrap_servers: Bootstrap = None, config: Config = None
+) -> None:
+    """Show where each task stands and what the next start does with it; exit status 1 if a start would be refused.
+
+    A task is a processor on one partition number. Changes nothing, and fences nobody. Needs READ on the groups, the
+    topics and __ks.*.
+    """
+    refused = False
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        for each in read_status(graph, environment, GroupAdmin(environment.settings)):
+            print(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
+            refused |= each.is_refused
+    if refused:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -62,7 +90,7 @@ def reset(
     GRAPH.recover.
     """
     goal = _goal(to_offset, to_time, to_beginning, to_end)
-    _check_options(dry_run, yes, as_json)
+    check_json(dry_run=dry_run, yes=yes, as_json=as_json)
     with _opened(target, bootstrap_servers, config) as positions:
         _move(positions, positions.plan_reset(processor, goal), (dry_run, yes, as_json))
 
@@ -91,7 +119,7 @@ def restore(
 
     Refused while members are in a group, and if a topic was deleted and created again since.
     """
-    _check_options(dry_run, yes, as_json)
+    check_json(dry_run=dry_run, yes=yes, as_json=as_json)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,17 +137,12 @@ def _goal(to_offset: list[str] | None, to_time: str | None, to_beginning: bool, 
     return Goal(since=parse_time("--to-time", to_time, time.time()), end=END if to_end else BEGINNING)
 
 
-def _check_options(dry_run: bool, yes: bool, as_json: bool) -> None:
-    if as_json and not (dry_run or yes):
-        raise SettingsError("--json does not ask: add --yes or --dry-run")
-
-
 def _move(positions: GraphPositions, moves: list[Move], options: tuple[bool, bool, bool]) -> None:
     dry_run, yes, as_json = options
     if not as_json:
         print("\n".join(describe(moves)) or "the positions are there already")
     if moves and not dry_run:
-        if not yes and not _is_confirmed():
+        if not yes and not is_confirmed("set these positions?"):
             print(UNCHANGED)
             raise typer.Exit(1)
         positions.move(moves)
@@ -129,18 +152,7 @@ def _move(positions: GraphPositions, moves: list[Move], options: tuple[bool, boo
         print(f"would be set; {UNCHANGED}" if dry_run else "set")
 
 
-def _is_confirmed() -> bool:
-    try:
-        return typer.confirm("set these positions?")
-    except typer.Abort:  # standard input has ended, or Ctrl-C
-        print(file=sys.stdout)
-        return False
-
-
 @contextmanager
 def _opened(target: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[GraphPositions]:
-    graph = load(target)
-    graph.validate()
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
-    with open_environment(settings) as environment:
-        yield GraphPositions(graph, target, environment, GroupAdmin(settings))
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        yield GraphPositions(graph, target, environment, GroupAdmin(environment.settings))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_environment
+from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_graph
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
-from kstreams_py.graph.loading import load
 from kstreams_py.operations.marks import MARKS_SETTINGS
-from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, ensure_topics
-from kstreams_py.settings import Settings
+from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, ensure_topics, find_topics
 
 app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
 
@@ -25,12 +23,10 @@ def create(
 
     Workers, and a replay of dead letters, then need no right to create topics.
     """
-    graph = load(target)
-    graph.validate()
-    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
         cluster = environment.cluster
         created = create_topics(graph, cluster, partitions or DEFAULT_PARTITIONS)
-        created += create_own_topics(graph, cluster, cluster.topics(list(graph.topics)))
+        created += create_own_topics(graph, cluster, find_topics(graph, cluster))
         if any(processor.errors for processor in graph.processors):
             created += ensure_topics(cluster, {graph.replayed: (1, MARKS_SETTINGS)})
     print("\n".join(f"created {name}" for name in created) or "all topics exist")
@@ -39,9 +35,7 @@ def create(
 @app.command()
 def check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Check that the graph's topics exist and have the settings that it needs."""
-    graph = load(target)
-    graph.validate()
-    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
         found = check_topics(graph, environment.cluster)
     print(
         "\n".join(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import UNITS, Bootstrap, Config
+from kstreams_py.cli.options import UNITS, Bootstrap, Config, DryRun, Yes, check_json, is_confirmed
 from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, did_you_mean
 from kstreams_py.graph.loading import load
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
@@ -34,8 +34,6 @@ OnPartition = Annotated[int, typer.Option("--partition", help="the partition", m
 StartOffset = Annotated[
     int, typer.Option("--start-offset", help="the offset of the transaction's first record on the partition", min=0)
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would change, and change nothing")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
 
 @app.command("list")
@@ -199,15 +197,14 @@ def _end(
     verb: str, place: TopicPartition, start: int, options: tuple[bool, bool, bool], admin: TransactionAdmin
 ) -> None:
     dry_run, yes, as_json = options
-    if as_json and not (dry_run or yes):
-        raise SettingsError("--json does not ask: add --yes or --dry-run")
+    check_json(dry_run=dry_run, yes=yes, as_json=as_json)
     transactions = Transactions(admin)
     found = transactions.select(place, start, verb)
     now = time.time()
     if not as_json:
         print("\n".join([headline(found, now), *(f"  {line}" for line in consequences(found))]))
     if not dry_run:
-        if not yes and not _is_confirmed(verb):
+        if not yes and not is_confirmed(f"{verb} it?"):
             print(UNCHANGED)
             raise typer.Exit(1)
         transactions.end(found, verb)
@@ -216,14 +213,6 @@ def _end(
     else:
         ended = "aborted" if verb == "abort" else "committed"
         print(f"would be {ended}; {UNCHANGED}" if dry_run else f"{ended} on {place}")
-
-
-def _is_confirmed(verb: str) -> bool:
-    try:
-        return typer.confirm(f"{verb} it?")
-    except typer.Abort:  # standard input has ended, or Ctrl-C
-        print()
-        return False
 
 
 def _admin(bootstrap_servers: str | None, config: Path | None) -> TransactionAdmin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
 from kstreams_py.graph.topology import Graph
@@ -12,6 +13,7 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.lines import Lines
 from kstreams_py.operations.tailing import POLL_SECONDS, Tail
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.topics import ask_clusters
 from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -33,8 +35,11 @@ class Following:
     def __init__(self, environment: Environment, graph: Graph, found: Mapping[str, TopicInfo], show: Show) -> None:
         """`found` describes the graph's topics. Raises as Lines does."""
         names = written_topics(graph)
-        self._cluster = environment.cluster
-        self._tails = {name: Tail(environment, found[name]) for name in names}
+        self._graph, self._cluster = graph, environment.cluster
+        self._tails = {
+            name: Tail(replace(environment, cluster=self._cluster.named(graph.topics[name].cluster)), found[name])
+            for name in names
+        }
         self._lines = {name: Lines(name, graph, environment.registry) for name in names}
         self._show = show
         self.positions: Positions = self._ends()
@@ -46,7 +51,8 @@ class Following:
         self.positions |= {tp: at for tp, at in positions.items() if at <= ends.get(tp, -1)}
 
     def _ends(self) -> Positions:
-        return dict(self._cluster.ends([tp for tail in self._tails.values() for tp in tail.partitions]))
+        partitions = [tp for tail in self._tails.values() for tp in tail.partitions]
+        return ask_clusters(self._graph, self._cluster, partitions, lambda cluster, each: cluster.ends(each))
 
     def look(self) -> bool:
         """Shows the records that are new, topic by topic; returns whether there were any."""

@@ -5,6 +5,7 @@ In reading order:
 guarantees    rule     the guarantees and durabilities that a graph declares
 retry         rule     Retry: when a step is run again, and how long apart
 persistence   rule     Journal: deliveries that are recorded in a topic of their own
+sink          rule     Sink: the protocol of a table elsewhere that stores each row once
 declarations  rule     Topic, Processor and their kinds: what is declared
 topology      rule     Graph: takes declarations, and validates the whole
 checks        rule     refuses wrong declarations

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeVar
+
+from typing_extensions import TypeIs
 
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.declarations import RESERVED, Classes, Options, Order, Processor, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Evidence, Sink
 
 Choice = TypeVar("Choice", Guarantee, Durability, Order)
 
@@ -85,17 +88,59 @@ def check_retry(what: str, retry: object) -> Retry | None:
     return retry
 
 
-def choose_journal(what: str, persistence: object) -> Journal | None:
-    """The journal of the option `persistence`; None for "transaction"."""
+def choose_journal(what: str, persistence: object, writes: Sequence[Topic]) -> Journal | None:
+    """The journal of the option `persistence`; None for "transaction".
+
+    Without the option (None), a processor has a journal if its outputs are on another cluster.
+    """
+    elsewhere = next((topic for topic in writes if topic.cluster), None)
     if isinstance(persistence, Journal):
         return persistence
-    if persistence == "journal":
+    if persistence == "journal" or (persistence is None and elsewhere is not None):
         return Journal()
-    if persistence != "transaction":
+    if persistence not in ("transaction", None):
         raise GraphError(
             f"{what}: persistence {persistence!r} is not known: choose 'transaction', 'journal' or Journal(batch=...)"
         )
+    if elsewhere is not None:
+        raise GraphError(
+            f"{what} writes to {elsewhere.name!r} on cluster {elsewhere.cluster!r}, and no transaction spans two "
+            "clusters: leave persistence out, or give it 'journal'"
+        )
     return None
+
+
+def check_clusters(processor: Processor, topics: Mapping[str, Topic]) -> None:
+    """Refuses topics on clusters that no transaction of this processor spans; `topics` are those of its graph."""
+    what, cluster = f"processor {processor.id!r}", processor.cluster
+    if foreign := next((topic for topic in processor.inputs if topic.cluster), None):
+        raise GraphError(
+            f"{what} reads {foreign.name!r} on cluster {foreign.cluster!r}: it can only write there; give a graph of "
+            "its own to what reads it, run with that cluster's bootstrap_servers"
+        )
+    if other := next((topic for topic in processor.outputs if topic.cluster != cluster), None):
+        raise GraphError(
+            f"{what} writes to {_show_cluster(cluster)} and, with {other.name!r}, to {_show_cluster(other.cluster)}, "
+            "and no transaction spans both: write to one of them, and let another processor write to the other"
+        )
+    if cluster and processor.guarantee is not Guarantee.EXACTLY_ONCE:
+        raise GraphError(
+            f"{what} is {processor.guarantee} and writes to {_show_cluster(cluster)}: give it guarantee exactly_once, "
+            "which goes through a journal there"
+        )
+    if processor.errors is None:
+        return
+    known = topics.get(processor.errors)
+    if known is not None and (place := known.cluster) != cluster:
+        raise GraphError(
+            f"{what} writes to {_show_cluster(cluster)} and its dead letters, {processor.errors!r}, to "
+            f"{_show_cluster(place)}, and no transaction spans both: give it errors=None, or the name of another "
+            "topic, which is then on the cluster of its outputs"
+        )
+
+
+def _show_cluster(name: str) -> str:
+    return f"cluster {name!r}" if name else "the graph's own cluster"
 
 
 def check_journal(processor: Processor) -> None:
@@ -107,6 +152,11 @@ def check_journal(processor: Processor) -> None:
         raise GraphError(
             f"{what} and is {processor.guarantee}, which commits outputs and offsets apart: give it "
             "persistence='transaction', or guarantee exactly_once"
+        )
+    if processor.target is not None:
+        raise GraphError(
+            f"{what} and stores rows in {processor.target}, which has the evidence of its own: give it "
+            "persistence='transaction'"
         )
     if processor.overlaps:
         raise GraphError(
@@ -135,6 +185,47 @@ def check_concurrency(processor: Processor, order: str | None) -> None:
         raise GraphError(
             f"{what} is at_most_once with order '{processor.order}': a step that ran ahead of one that fails could be "
             "neither kept nor repeated: choose order 'partition', or another guarantee"
+        )
+
+
+def check_target(what: str, target: object) -> Sink | None:
+    """Returns the target of a sink, or None; raises GraphError for anything else.
+
+    - `target`: the value of the option `to`.
+    """
+    if target is None or is_target(target):
+        return target
+    raise GraphError(
+        f"{what}: to={target!r} is no target of a sink: give one of kstreams_py.sinks, or declare it with graph.map to "
+        "write to a topic"
+    )
+
+
+def is_target(target: object) -> TypeIs[Sink]:
+    """Whether this is the declaration of a sink's target."""
+    return not isinstance(target, type) and callable(getattr(target, "open", None)) and hasattr(target, "evidence")
+
+
+def check_stores(processor: Processor) -> None:
+    """Refuses a target whose rows could be lost, or could not be told apart."""
+    target, what = processor.target, f"processor {processor.id!r}"
+    if target is None:
+        return
+    if target.evidence not in tuple(Evidence):
+        close = did_you_mean(target.evidence, Evidence) or f"choose {' or '.join(Evidence)}"
+        raise GraphError(f"{what} stores rows in {target}: evidence {target.evidence!r} is not known: {close}")
+    if not target.columns:
+        raise GraphError(f"{what} stores rows in {target}, which has no columns: name at least one")
+    if twice := [name for i, name in enumerate(target.columns) if name in target.columns[:i]]:
+        raise GraphError(f"{what} stores rows in {target}, which has column {twice[0]!r} twice: name it once")
+    if processor.guarantee is Guarantee.AT_MOST_ONCE:
+        raise GraphError(
+            f"{what} is at_most_once and stores rows in {target}, of which a crash would lose some: choose exactly_once"
+        )
+    if processor.stores_offsets and processor.guarantee is not Guarantee.EXACTLY_ONCE:
+        raise GraphError(
+            f"{what} is {processor.guarantee}, and the offsets in {target} make it exactly_once: choose that, or "
+            f"evidence '{Evidence.HASH}'"
         )
 
 

@@ -16,6 +16,7 @@ from kstreams_py.formats.serdes import Serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Evidence, Sink
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -79,6 +80,7 @@ class Topic(Generic[K, V]):
     - `key`, `value`: the serdes by which its records are read and written.
     - `partitions`, `replication`: their numbers; None accepts any number.
     - `config`: the broker's settings of the topic.
+    - `cluster`: the cluster where it is, by its name in the settings; "" for that of the graph.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Topic(Generic[K, V]):
     partitions: int | None
     replication: int | None
     config: Mapping[str, str]
+    cluster: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -108,6 +111,8 @@ class Processor:
     - `concurrency`: how many calls may be under way at once.
     - `order`: which of these calls wait for one another.
     - `journal`: how deliveries are recorded in a journal; None where the transaction is enough.
+    - `cluster`: the cluster of its outputs and dead letters, as in Topic.
+    - `target`: where the rows of a sink are stored; None for none.
     """
 
     id: str
@@ -128,6 +133,8 @@ class Processor:
     concurrency: int = 1
     order: Order = Order.PARTITION
     journal: Journal | None = None
+    cluster: str = ""
+    target: Sink | None = None
 
     @property
     def overlaps(self) -> bool:
@@ -138,6 +145,16 @@ class Processor:
     def joins(self) -> bool:
         """A step reads one record of each of several inputs."""
         return len(self.inputs) > 1 and not self.kind.is_alts
+
+    @property
+    def ignores_results(self) -> bool:
+        """What the function returns is neither written nor stored."""
+        return not self.outputs and self.target is None
+
+    @property
+    def stores_offsets(self) -> bool:
+        """The next offsets of the inputs are stored in the target, with the rows."""
+        return self.target is not None and self.target.evidence == Evidence.OFFSETS
 
 
 End = Topic | str

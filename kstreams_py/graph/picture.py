@@ -15,6 +15,7 @@ FONT: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 INKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "topic": ("#f4f6f9", "#7b8794", "#1f2933"),
     "processor": ("#e6f0ff", "#3b74d1", "#12305f"),
+    "target": ("#eef7ec", "#4f9a46", "#1f4a1a"),
     "dead_letters": ("#fdeeec", "#cf5044", "#7f2219"),
 }
 """Colours of fill, stroke and text, by role; boxes are filled, so they are legible on light and on dark pages."""
@@ -55,6 +56,10 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
         boxes[node] = Box("processor", processor.id, kind, guarantee, f"{processor.id}: {kind}, {guarantee}")
         edges += [Edge(f"topic {topic.name}", node, dead=False) for topic in processor.inputs]
         edges += [Edge(node, f"topic {topic.name}", dead=False) for topic in processor.outputs]
+        if processor.target is not None:
+            target, columns = str(processor.target), ", ".join(processor.target.columns)
+            boxes[f"target {target}"] = Box("target", target, "", "", f"{target}: {columns}")
+            edges.append(Edge(node, f"target {target}", dead=False))
         edges += [Edge(node, f"topic {processor.errors}", dead=True)] if processor.errors else []
     return boxes, edges
 

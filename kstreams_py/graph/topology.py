@@ -6,7 +6,7 @@ Each declaration is checked at once, and refused with a GraphError that names th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, Unpack, overload
 
@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.formats.serdes import Bytes, Serde
 from kstreams_py.graph.checks import (
+    check_clusters,
     check_concurrency,
     check_dead_letter_loops,
     check_dead_letters,
@@ -22,10 +23,13 @@ from kstreams_py.graph.checks import (
     check_graph_name,
     check_journal,
     check_retry,
+    check_stores,
+    check_target,
     check_topic,
     check_topic_name,
     choose,
     choose_journal,
+    is_target,
     list_exceptions,
     name_processor,
 )
@@ -49,6 +53,7 @@ from kstreams_py.graph.declarations import (
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Sink
 
 OwnKey = TypeVar("OwnKey", default=bytes)
 OwnValue = TypeVar("OwnValue", default=bytes)
@@ -80,7 +85,8 @@ class Graph:
     ) -> None:
         self.name = name
         self._topics: dict[str, Topic] = {}
-        self._dead_letters: dict[str, Topic | None] = {}
+        self._dead_letters: dict[str, Topic | str] = {}
+        """By name a topic of dead letters; its cluster while it is not declared and nothing has asked for it."""
         self._processors: dict[str, Processor] = {}
         self._options = Options(
             guarantee=guarantee,
@@ -99,7 +105,7 @@ class Graph:
             check_dead_letters(errors)
             self._dead_letters[errors.name] = errors
         else:
-            self._reserve_for_dead_letters(errors)
+            self._reserve_for_dead_letters(errors, "")
 
     def topic(
         self,
@@ -110,6 +116,7 @@ class Graph:
         partitions: int | None = None,
         replication: int | None = None,
         config: Mapping[str, object] | None = None,
+        cluster: str = "",
     ) -> Topic[OwnKey, OwnValue]:
         """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
 
@@ -118,11 +125,14 @@ class Graph:
           those that it is made from, and with 4 if they do not exist either.
         - `replication`: for the topic's creation; None for the broker's default.
         - `config`: the broker's settings of the topic.
+        - `cluster`: another cluster, by its name in the settings (`clusters`), to which a processor with a journal
+          writes; processors read only the graph's own.
 
         Partitions and settings of an existing topic are checked before a worker starts.
         """
         check_topic_name(name)
         of_dead_letters = name in self._dead_letters
+        reserved = self._dead_letters.get(name, "")
         topic: Topic = Topic(
             name,
             key=Bytes() if key is None else key,
@@ -130,12 +140,17 @@ class Graph:
             partitions=partitions,
             replication=replication,
             config={k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in (config or {}).items()},
+            cluster=cluster or (reserved if isinstance(reserved, str) else reserved.cluster),
         )
         check_topic(topic)
         if of_dead_letters:
             check_dead_letters(topic)
-        known = self._topics.get(name) or self._dead_letters.get(name)
+        known = self._topics.get(name) or (None if isinstance(reserved, str) else reserved)
         if known is None:
+            if of_dead_letters and topic.cluster != reserved:
+                raise GraphError(
+                    f"topic {name!r} takes dead letters of a processor that writes elsewhere: leave cluster= out"
+                )
             self._topics[name] = topic
             return topic
         if differing := [f.name for f in fields(Topic) if getattr(known, f.name) != getattr(topic, f.name)]:
@@ -180,29 +195,62 @@ class Graph:
 
     @overload
     def sink(
-        self, topic: Topic[Any, Value], /, *, batch: Literal[False] = ..., **options: Unpack[OptionsOfAll]
+        self,
+        topic: Topic[Any, Value],
+        /,
+        *,
+        to: Sink | None = ...,
+        batch: Literal[False] = ...,
+        **options: Unpack[OptionsOfAll],
     ) -> OfOne[Value]: ...
     @overload
     def sink(
-        self, topic: Topic[Any, Value], /, *, batch: Literal[True], **options: Unpack[OptionsOfAll]
+        self,
+        topic: Topic[Any, Value],
+        /,
+        *,
+        to: Sink | None = ...,
+        batch: Literal[True],
+        **options: Unpack[OptionsOfAll],
     ) -> OfOne[list[Value]]: ...
     @overload
     def sink(
-        self, topic: Topic, second: End, /, *more: End, alts: bool = ..., **options: Unpack[Options]
+        self,
+        topic: Topic,
+        second: End,
+        /,
+        *more: End,
+        to: Sink | None = ...,
+        alts: bool = ...,
+        **options: Unpack[Options],
     ) -> Callable[[Function], Function]: ...
     @overload
     def sink(
-        self, topic: str, /, *more: End, alts: bool = ..., **options: Unpack[Options]
+        self, topic: str, /, *more: End, to: Sink | None = ..., alts: bool = ..., **options: Unpack[Options]
     ) -> Callable[[Function], Function]: ...
-    def sink(self, *topics: End, alts: bool = False, **options: Unpack[Options]) -> Callable[[Any], Any]:
-        """Declares a processor that reads one record of each input in step, and ignores the function's result.
+    def sink(
+        self, *topics: End, to: Sink | None = None, alts: bool = False, **options: Unpack[Options]
+    ) -> Callable[[Any], Any]:
+        """Declares a processor that reads one record of each input in step, and writes to no topic.
 
-        With `alts`, it reads one record of an input that is ready.
+        - `to`: where the rows that the function returns are stored, each once, such as `sinks.SQLite(...)`: a row is a
+          tuple with a value for each column, or a dict of column to value. The function returns one, a list of them,
+          or None for none; or it yields them. Without `to` the result is ignored.
+        - `alts`: it reads one record of an input that is ready.
+
+        Raises GraphError.
         """
-        return self._declare(topics, None, options, least=2 if alts else 1, alts=alts)
+        return self._declare(topics, None, options, least=2 if alts else 1, alts=alts, target=to)
 
     def _declare(
-        self, inputs: Many, outputs: Many | None, options: Options, *, least: int = 1, alts: bool = False
+        self,
+        inputs: Many,
+        outputs: Many | None,
+        options: Options,
+        *,
+        least: int = 1,
+        alts: bool = False,
+        target: object = None,
     ) -> Callable[[Function], Function]:
         """A decorator that declares a processor of a function, and returns the function unchanged."""
 
@@ -223,7 +271,7 @@ class Graph:
                 function=function,
                 wants_step=wants_step(what, function, 1 if kind.is_alts else len(reads), batch=batch),
                 batch=batch,
-                generator=is_generator(what, function, batch=batch, sink=not writes),
+                generator=is_generator(what, function, batch=batch, sink=not writes and target is None),
                 guarantee=choose(what, Guarantee, "guarantee", chosen["guarantee"]),
                 durability=choose(what, Durability, "durability", chosen["durability"]),
                 errors=self._resolve_errors(what, chosen["errors"]),
@@ -233,9 +281,13 @@ class Graph:
                 asynchronous=is_asynchronous(function),
                 concurrency=chosen.get("concurrency", 1),
                 order=choose(what, Order, "order", chosen.get("order", Order.PARTITION)),
-                journal=choose_journal(what, chosen.get("persistence", "transaction")),
+                journal=choose_journal(what, chosen.get("persistence"), writes),
+                cluster=writes[0].cluster if writes else "",
+                target=check_target(what, target),
             )
             check_concurrency(processor, chosen.get("order"))
+            check_clusters(processor, self.topics)
+            check_stores(processor)
             check_journal(processor)
             self._add(what, processor)
             return function
@@ -246,22 +298,24 @@ class Graph:
         if (why := RULES[processor.guarantee].refused.get(processor.durability)) is not None:
             raise GraphError(f"{what} is {processor.guarantee} with durability {processor.durability}: {why}")
         check_dead_letter_loops((*self._processors.values(), processor))
-        self._reserve_for_dead_letters(processor.errors)
+        self._reserve_for_dead_letters(processor.errors, processor.cluster)
         self._processors[processor.id] = processor
 
-    def _reserve_for_dead_letters(self, name: str | None) -> None:
-        """Reserves a topic for dead letters."""
+    def _reserve_for_dead_letters(self, name: str | None, cluster: str) -> None:
+        """Reserves a topic for dead letters, on this cluster if it is not known yet."""
         if name is None:
             return
         check_topic_name(name)
         if name in self._topics:
             check_dead_letters(self._topics[name])
-        self._dead_letters.setdefault(name, None)
+        self._dead_letters.setdefault(name, cluster)
 
     def _resolve(self, what: str, ends: Many) -> tuple[Topic, ...]:
         """This graph's topics for topics or their names."""
         known = self.topics
         for topic in ends:
+            if is_target(topic):
+                raise GraphError(f"{what} writes to topics and to {topic!r}: store its rows by a graph.sink with to=")
             if not isinstance(topic, Topic | str):
                 raise GraphError(f"{what}: {topic!r} is no topic: give what graph.topic returned, or a topic's name")
             if str(topic) not in known:
@@ -279,9 +333,9 @@ class Graph:
     def topics(self) -> dict[str, Topic]:
         """All topics by name, with those of dead letters, without journals."""
         for name, topic in self._dead_letters.items():
-            if topic is None and name not in self._topics:
-                self._dead_letters[name] = Topic(name, Bytes(), dead_letters(), None, None, {})
-        return self._topics | {name: topic for name, topic in self._dead_letters.items() if topic is not None}
+            if isinstance(topic, str) and name not in self._topics:
+                self._dead_letters[name] = Topic(name, Bytes(), dead_letters(), None, None, {}, topic)
+        return self._topics | {name: topic for name, topic in self._dead_letters.items() if isinstance(topic, Topic)}
 
     @property
     def processors(self) -> tuple[Processor, ...]:
@@ -306,6 +360,10 @@ class Graph:
         if processor.journal is not None or (processor.kind.is_alts and RULES[processor.guarantee].journals_choices):
             return f"{RESERVED}ks.{self.name}.{processor.id}.journal"
         return None
+
+    def delivered(self, processor: Processor) -> str | None:
+        """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""
+        return f"{RESERVED}ks.{self.name}.{processor.id}.delivered" if processor.cluster else None
 
     def validate(self) -> None:
         """Checks what no single declaration shows, before anything starts. Raises GraphError."""
@@ -361,6 +419,7 @@ class Graph:
             words = [f"key {show_serde(topic.key)}", f"value {show_serde(topic.value)}"]
             words += [f"{topic.partitions} partitions"] if topic.partitions else []
             words += [f"replication {topic.replication}"] if topic.replication else []
+            words += [f"cluster {topic.cluster}"] if topic.cluster else []
             words += [f"{setting}={wanted}" for setting, wanted in topic.config.items()]
             lines.append(f"  {topic.name:{width}}  {', '.join(words)}")
         lines += ["", "processors"]
@@ -378,6 +437,7 @@ class Graph:
                 "stops on": ", ".join(each.__name__ for each in processor.stop_on),
                 "retries": processor.retry and str(processor.retry),
                 "journal": self.journal(processor),
+                "stores": processor.target and f"{processor.target}, by {processor.target.evidence}",
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
             lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
@@ -389,4 +449,4 @@ def _declared_partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
 
 
 def _listed(to: End | Many) -> Many:
-    return (to,) if isinstance(to, Topic | str) else to
+    return to if isinstance(to, Sequence) and not isinstance(to, str) else (to,)

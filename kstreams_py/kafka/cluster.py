@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -42,13 +43,38 @@ LEAVE_SECONDS: Final = 4.0
 """Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
 
 
-class KafkaCluster:
+class _Reading:
+    """Reads partitions without a group."""
+
+    _topics: TopicAdmin
+    _reader: Reader
+    _uncommitted: Reader
+
+    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
+        return self._reader.starts(partitions, since)
+
+    def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
+        return (self._reader if committed else self._uncommitted).ends(partitions)
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        return self._reader.newest(partition)
+
+    def read(
+        self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
+    ) -> Sequence[Message]:
+        return (self._reader if committed else self._uncommitted).read(partition, start, limit)
+
+
+class KafkaCluster(_Reading):
     """kafka.contracts.Cluster on a real cluster."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.leave_on_stop:
             connection(settings)  # raises now, not at the stop, for settings with which no worker can leave
         self._settings = settings
+        self._others: dict[str, KafkaCluster] = {}
+        self._lock = threading.Lock()
+        """Held while another cluster is opened: workers of several processors ask for it at once."""
         self._limit = settings.request_timeout_ms / 1000
         self._common = {
             "bootstrap.servers": settings.bootstrap_servers,
@@ -77,9 +103,19 @@ class KafkaCluster:
 
     def close(self) -> None:
         """Ends the clients of the cluster's own requests; callers end their consumers and producers."""
+        for other in self._others.values():
+            other.close()
         self._topics.close()
         self._reader.close()
         self._uncommitted.close()
+
+    def named(self, name: str) -> KafkaCluster:
+        if not name:
+            return self
+        with self._lock:
+            if name not in self._others:
+                self._others[name] = KafkaCluster(self._settings.of_cluster(name))
+            return self._others[name]
 
     def consumer(
         self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False, pauses: bool = False
@@ -229,17 +265,3 @@ class KafkaCluster:
 
     def offsets_retention_minutes(self) -> int | None:
         return self._topics.offsets_retention_minutes()
-
-    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
-        return self._reader.starts(partitions, since)
-
-    def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
-        return (self._reader if committed else self._uncommitted).ends(partitions)
-
-    def newest(self, partition: TopicPartition) -> Message | None:
-        return self._reader.newest(partition)
-
-    def read(
-        self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
-    ) -> Sequence[Message]:
-        return (self._reader if committed else self._uncommitted).read(partition, start, limit)

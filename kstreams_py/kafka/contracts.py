@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Membership
@@ -107,6 +107,9 @@ class ProducerMode:
         return self.acks == -1
 
 
+TRANSACTIONAL: Final = ProducerMode(transactional=True, acks=-1, may_repeat=True)
+
+
 class Producer(Protocol):
     """Writes records; with a transactional id, in transactions."""
 
@@ -161,6 +164,9 @@ class TopicInfo:
 
 class Cluster(Protocol):
     """A Kafka cluster."""
+
+    def named(self, name: str) -> Cluster:
+        """Another cluster, by its name in the settings; this one for "". Raises SettingsError if there is none."""
 
     def consumer(
         self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False, pauses: bool = False

@@ -256,7 +256,8 @@ def _unseen(subject: str, remedy: str) -> Finding:
 
 def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Topics that the graph declares and the cluster lacks."""
-    for name in sorted(examined.graph.topics.keys() - facts.cluster.topics.keys() - {*facts.cluster.hidden}):
+    declared = {topic.name for topic in examined.graph.topics.values() if not topic.cluster}
+    for name in sorted(declared - facts.cluster.topics.keys() - {*facts.cluster.hidden}):
         yield Finding(
             Severity.ERROR,
             "missing_topic",

@@ -53,6 +53,9 @@ class Examination:
             described = self._look("groups", lambda: groups.describe(names), {})
             positions = self._look(POSITIONS, lambda: admin.positions(names), {})
             logs = self._look("the ends of inputs", lambda: self._logs(admin, cluster, positions, now), {})
+        if examined is not None:
+            for name in sorted({topic.cluster for topic in examined.graph.topics.values()} - {""}):
+                self._unseen[f"cluster {name!r}"] = "run `kstreams doctor --bootstrap-servers ...` with its address"
         looked = [name for name in cluster.topics if name != TRANSACTIONS_TOPIC]
         transactions = Transactions(TransactionAdmin(settings))
         found = self._look("transactions", lambda: transactions.find(looked, OPEN_SECONDS), Findings([], {}))

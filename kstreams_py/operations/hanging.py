@@ -65,9 +65,13 @@ def is_found(transaction: OpenTransaction, limit: float, now: float) -> bool:
 
 
 def topics_of(graph: Graph) -> set[str]:
-    """All topics that the workers and the replays of a graph write to or read, with that of its groups' offsets."""
+    """All topics that the workers and the replays of a graph write to or read, with that of its groups' offsets.
+
+    Without those on other clusters.
+    """
     journals = {journal for processor in graph.processors if (journal := graph.journal(processor)) is not None}
-    return {*graph.topics, *journals, graph.beginnings, graph.replayed, POSITIONS_TOPIC}
+    declared = {topic.name for topic in graph.topics.values() if not topic.cluster}
+    return {*declared, *journals, graph.beginnings, graph.replayed, POSITIONS_TOPIC}
 
 
 def order(found: Iterable[Found]) -> list[Found]:

@@ -17,7 +17,7 @@ from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, Ou
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
-from kstreams_py.kafka.contracts import Consumer, Output, Producer, TopicInfo
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Consumer, Output, Producer, TopicInfo
 from kstreams_py.operations.ending import UNCHANGED
 from kstreams_py.operations.positions import (
     Move,
@@ -29,7 +29,6 @@ from kstreams_py.operations.positions import (
     partitions_of,
     select,
 )
-from kstreams_py.operations.replay_transactions import TRANSACTIONAL
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.beginning import Begun, begun_record, read_begun
 from kstreams_py.processing.choices import Choices, Start
@@ -61,7 +60,10 @@ class GraphPositions:
     """The positions of the processors of a graph."""
 
     def __init__(self, graph: Graph, name: str, environment: Environment, admin: GroupAdmin) -> None:
-        """Makes no request. `name` is the graph as the command line has it, for messages."""
+        """Makes no request.
+
+        - `name`: the graph's name on the command line, for the commands that messages name.
+        """
         self._graph = graph
         self._name = name
         self._id = f"{graph.name}.recover"

@@ -16,6 +16,7 @@ from kstreams_py.operations.pages import Pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
+from kstreams_py.processing.topics import ask_clusters, find_topics
 from kstreams_py.records import Message, TopicPartition
 
 UNREADABLE_NAMED: Final = 20
@@ -29,28 +30,32 @@ class LetterReader:
         """Raises GraphError if the graph has no topic for dead letters, TopicError if one is missing."""
         self._cluster = environment.cluster
         attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
-        self._pages = Pages(environment.cluster, attempts)
         self._graph = graph
+        self._pages = {
+            place: Pages(self._cluster.named(place), attempts)
+            for place in {"", *(topic.cluster for topic in graph.topics.values())}
+        }
+        """By the name of the cluster."""
         names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
         if not names:
             raise GraphError(
                 f"graph {graph.name!r} has no topic for dead letters: declare one with errors=, of the graph or of a "
                 "processor"
             )
-        found = self._cluster.topics([*names, graph.replayed])
+        found = find_topics(graph, self._cluster, names)
         if missing := [name for name in names if name not in found]:
             raise TopicError(
                 f"missing topics: {', '.join(missing)}: no dead letter was ever written there; run "
                 "`kstreams topics create`, or correct --bootstrap-servers"
             )
-        self._has_marks = found.pop(graph.replayed, None) is not None
+        self._has_marks = graph.replayed in self._cluster.topics([graph.replayed])
         self.topics: dict[str, TopicInfo] = found
         """The topics of dead letters, by name."""
         self._decode: dict[str, Callable[[bytes], Any]] = {
             name: bind(graph.topics[name].value, environment.registry, f"{name}-value").deserialize for name in found
         }
         partitions = [TopicPartition(name, n) for name, info in found.items() for n in range(info.partitions)]
-        self._ends = self._cluster.ends(partitions)
+        self._ends = ask_clusters(graph, self._cluster, partitions, lambda cluster, each: cluster.ends(each))
         self._unreadable: list[str] = []
         self._unnamed = 0
         """Records that are no dead letters, after the first UNREADABLE_NAMED."""
@@ -60,7 +65,7 @@ class LetterReader:
         self._unreadable, self._unnamed = [], 0
         ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
-            for m in self._pages.between(tp, 0, end):
+            for m in self._pages[self._graph.topics[tp.topic].cluster].between(tp, 0, end):
                 try:
                     letter = parse(m, self._decode[tp.topic])
                 except DecodeError as error:
@@ -83,14 +88,14 @@ class LetterReader:
             return set()
         tp = TopicPartition(self._graph.replayed, 0)
         found = set[Place]()
-        for m in self._pages.between(tp, 0, self._cluster.ends([tp])[tp]):
+        for m in self._pages[""].between(tp, 0, self._cluster.ends([tp])[tp]):
             if (place := marked_place(m, self.topics)) is not None:
                 (found.discard if m.value() is None else found.add)(place)
         return found
 
     def deleted(self, places: Collection[Place]) -> list[Place]:
         """Those of the places whose letters are deleted, by the retention of their topic."""
-        starts = self._cluster.starts(list(self._ends))
+        starts = ask_clusters(self._graph, self._cluster, self._ends, lambda cluster, each: cluster.starts(each))
         return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
 
     def expect_marks(self) -> None:
@@ -161,7 +166,7 @@ class LetterReader:
             return None
         found = []
         for each in letter.inputs:
-            page = self._pages.read(TopicPartition(each.name, each.number), each.at, 1)
+            page = self._pages[""].read(TopicPartition(each.name, each.number), each.at, 1)
             if not page or page[0].offset() != each.at:
                 return None
             found.append(page[0])

@@ -21,6 +21,8 @@ worker (`stop_on`, a registry without an answer), what is done is committed, and
 - *Batches*: the function gets a list of one value.
 - *Refused outputs*: the letter of an output that a topic refused is replayed like others. At most once the other
   outputs of such a step are written already: it stays if the step could have several.
+- *Sinks with a target*: rows are stored by their delivery hashes before the mark is committed; after a crash in between
+  the target knows them. With offsets as evidence a letter stays, for a crash in between would store its rows twice.
 - *At least once* a crash can leave several letters of one delivery: one is run, and all are marked. A delivery that
   succeeded after its letter was written is sent once more by a replay, as this guarantee allows.
 - *Weaker guarantees*: outputs and marks are transactional for them too; a reader must be `read_committed`, or it sees
@@ -37,20 +39,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from kstreams_py.errors import Refused, Stop
+from kstreams_py.errors import Refused, RowRefused, Stop
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter, Place, Selection
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.operations.replay_transactions import Done, Transactions
+from kstreams_py.operations.row_writer import RowWriter
 from kstreams_py.operations.steps import Steps
 from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.outputs import are_many, value_bytes
+from kstreams_py.processing.rows import split
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +125,8 @@ def replay(graph: Graph, environment: Environment, selection: Selection, report:
     transactions = Transactions(graph, reader, environment)
     try:
         transactions.start()
-        return _Replay(graph, environment, reader, transactions, report).run(selection)
+        with closing(_Replay(graph, environment, reader, transactions, report)) as replay:
+            return replay.run(selection)
     finally:
         transactions.end()
 
@@ -140,6 +146,11 @@ class _Replay:
         self._done: list[Done] = []
         self._outputs: list[Output] = []
         self._begun = self._shown = self._clock()
+        self._rows = RowWriter(graph, environment)
+
+    def close(self) -> None:
+        """Closes the connections to targets."""
+        self._rows.close()
 
     def run(self, selection: Selection) -> Summary:
         chosen = self._reader.waiting(selection, self._transactions.marks)
@@ -173,7 +184,8 @@ class _Replay:
         if isinstance(outputs, Failure):
             self._count(letter, Outcome.FAILED, str(outputs))
             return
-        self._done.append(Done(letter, places, outputs))
+        rows, others = split(outputs)
+        self._done.append(Done(letter, places, others, rows))
         self._outputs += outputs
 
     @property
@@ -190,10 +202,11 @@ class _Replay:
         if not done:
             return
         try:
+            self._rows.write(done)
             self._transactions.commit(done)
-        except Refused as refused:
+        except (Refused, RowRefused) as refused:
             if len(done) == 1:
-                self._count(done[0].letter, Outcome.FAILED, str(refused.mistake))
+                self._count(done[0].letter, Outcome.FAILED, str(refused))
                 return
         else:
             for step in done:

@@ -25,22 +25,19 @@ from kstreams_py.errors import (
     Replaced,
     Retriable,
 )
-from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.sink import Row
 from kstreams_py.graph.topology import Graph
-from kstreams_py.kafka.contracts import Output, Producer
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
 from kstreams_py.operations.letters import Letter, Place
 from kstreams_py.operations.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.processing.sizes import batch_bytes
 from kstreams_py.processing.topics import ensure_topics
 from kstreams_py.records import TopicPartition
 
 logger = logging.getLogger(__name__)
-
-TRANSACTIONAL: Final = producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED)
 
 DELETIONS_MAX: Final = 10_000
 """Marks that are deleted in one transaction."""
@@ -48,11 +45,12 @@ DELETIONS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that was run: its letter, the places of all letters of its delivery, its outputs."""
+    """A step that was run: its letter, the places of all letters of its delivery, its outputs, its rows."""
 
     letter: Letter
     places: Sequence[Place]
     outputs: Sequence[Output]
+    rows: Sequence[Row] = ()
 
 
 class Transactions:

@@ -47,12 +47,22 @@ class Steps:
         processor = self._processors.get(name)
         if processor is None:
             return f"graph {self._graph.name!r} has no processor {name!r} any more: declare it again"
+        if processor.cluster:
+            return (
+                f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of "
+                "what is replayed: send its inputs again by hand"
+            )
         declared, read = [topic.name for topic in processor.inputs], {each.name: each for each in letter.inputs}
         fits = sorted(read) == sorted(declared) if processor.joins else len(read) == 1 and set(read) <= set(declared)
         if not fits:
             return (
                 f"it read {', '.join(map(repr, read))}, and processor {name!r} reads "
                 f"{', '.join(map(repr, declared))} now: declare the inputs as they were"
+            )
+        if processor.stores_offsets:
+            return (
+                f"its processor stores offsets with its rows in {processor.target}, which say nothing of a single "
+                "step: send the record to its topic again"
             )
         if (
             processor.guarantee is Guarantee.AT_MOST_ONCE

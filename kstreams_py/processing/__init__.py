@@ -9,6 +9,7 @@ task             rule     one processor on one partition number, and the records
 ready            rule     steps that are ready to be run, by arrival or by partition
 tasks            rule     routes records to tasks, and takes the steps that are ready
 hashes           rule     the delivery hash of a step
+rows             rule     makes rows of the results of a step, for a sink's target
 outputs          rule     makes records of the results of a step
 retries          rule     which failures are tried again, and how often they were
 tracing          rule     steps in spans, and their trace context in the headers of their outputs
@@ -23,6 +24,8 @@ attempts         acts     attempts at a request: how often, how long after a fai
 session          acts     one producer at a time, as the states allow
 committer        acts     what the guarantees share: uncommitted steps, and how an attempt fails
 guarantees       acts     exactly once, at least once, at most once, side by side
+target           acts     the connection to a sink's target, and what its errors ask of the worker
+storing          acts     the guarantees of processors whose rows are stored in a target
 committed        acts     reads the committed offsets of the group
 beginning        acts     where a group begins to read
 waits            acts     partitions that wait before a step is run again
@@ -30,11 +33,11 @@ worker           acts     the loop: from fetch to commit
 topics           acts     creates and checks the topics of a graph
 growth           acts     checks inputs again, and extends journals, when partitions are added
 dead_letters     rule     a step that failed, as a record
-sizes            rule     bytes that topics take: of one record, of one batch
+sizes            rule     bytes that topics take, of one record and of one batch; bytes that were fetched
 search           rule     finds the step whose output a topic refuses
 refused_outputs  rule     outputs that came back, of steps that are not run again
 otel             adapter  spans of steps and commits, by OpenTelemetry
 choices          rule     which input each coming step of an alts reads
 choices_journal  acts     saves the choices of an alts
-committers       acts     which guarantee a processor has, and its journal
+committers       acts     which guarantee a processor has, its journal, and where its rows are stored
 """

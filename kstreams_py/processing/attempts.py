@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kstreams_py.errors import ClientError, Fatal, Refused, Retriable
+from kstreams_py.errors import ClientError, Fatal, Refused, Retriable, SinkAway
 from kstreams_py.log_fields import answers, away, repeated
+from kstreams_py.metrics import WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ class Attempts:
         self._no_outages = 0
         """Failures that no broker being away explains."""
         self._producers = 0
-        self.waits_for_broker = False
-        """The last attempt failed because a broker is away. Another thread may read it."""
+        self.away: WorkerState | None = None
+        """The worker's state, if its last attempt failed because a broker or sink is away. Any thread may read it."""
         self._is_away = False
         """Attempts failed because a broker is away, and none has succeeded since."""
         self.cause = ""
@@ -57,7 +58,7 @@ class Attempts:
 
     def answered(self) -> None:
         """Notes that the broker has answered."""
-        self.waits_for_broker = False
+        self.away = None
         if self._is_away:
             self._is_away = False
             logger.info("%s: the broker answers again", self._processor, extra=answers(self._id))
@@ -80,7 +81,7 @@ class Attempts:
     def failed(self, error: ClientError, then: str) -> None:
         """Logs a failure and the reaction to it (`then`), and waits if there were several in a row.
 
-        Raises Fatal after FAILURES_MAX of them. Retriable does not count: a broker that is away is waited for without
+        Raises Fatal after FAILURES_MAX of them. Retriable does not count: what is away is waited for without
         limit, and the rebalance that follows a long outage must not end the worker.
         """
         self.cause = str(error)
@@ -88,12 +89,13 @@ class Attempts:
             logger.info("%s: %s; looking for the record", self._processor, error)
             self._producers = 0  # not the producer's fault, and halving ends
             return
-        self.waits_for_broker = isinstance(error, Retriable)
+        self.away = _what_is_away(error)
         self._failures += 1
         self._no_outages += not isinstance(error, Retriable)
         level = logging.WARNING if self._failures >= FAILURES_WARNED else logging.INFO
-        self._is_away |= self.waits_for_broker
-        extra = away(self._id) if self.waits_for_broker else repeated(f"failures of {self._id}", str(error))
+        is_of_broker = self.away is WorkerState.BROKER_AWAY
+        self._is_away |= is_of_broker
+        extra = away(self._id) if is_of_broker else repeated(f"failures of {self._id}", str(error))
         logger.log(level, "%s: %s; %s", self._processor, error, then, extra=extra)
         if self._no_outages >= FAILURES_MAX:
             raise Fatal(
@@ -105,11 +107,10 @@ class Attempts:
 
     def producer_failed(self, error: ClientError) -> None:
         """Logs why a new producer could not start."""
-        self.waits_for_broker = isinstance(error, Retriable)
-        self._is_away |= self.waits_for_broker
-        extra = (
-            away(self._id) if self.waits_for_broker else repeated(f"producers of {self._id} that failed", str(error))
-        )
+        self.away = _what_is_away(error)
+        is_of_broker = self.away is not None
+        self._is_away |= is_of_broker
+        extra = away(self._id) if is_of_broker else repeated(f"producers of {self._id} that failed", str(error))
         logger.warning("%s: %s; trying again", self._id, error, extra=extra)
         self.cause = str(error)
 
@@ -126,3 +127,9 @@ class Attempts:
         if self._producers:
             self._sleep(min(0.1 * 2**self._producers, WAIT_MAX))
         self._producers += 1
+
+
+def _what_is_away(error: ClientError) -> WorkerState | None:
+    if isinstance(error, SinkAway):
+        return WorkerState.SINK_AWAY
+    return WorkerState.BROKER_AWAY if isinstance(error, Retriable) else None

@@ -78,6 +78,14 @@ class Beginning:
 
         Raises InputLost if one of the partitions was begun before.
         """
+        starts, named = self.plan(partitions), self._named_starts(partitions)
+        shown = (f"{tp}@{at}{_AS_NAMED if tp in named else ''}" for tp, at in sorted(starts.items()))
+        logger.info("%s: begins at %s", self._processor, ", ".join(shown))
+        self._record_starts(starts, starts, committer)
+        return starts
+
+    def plan(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The start offsets of partitions without a committed offset; records nothing. Raises InputLost as `start`."""
         begun = self._read()
         if lost := [tp for tp in sorted(partitions) if self._named(tp) in begun]:
             minutes = self._cluster.offsets_retention_minutes()
@@ -87,15 +95,18 @@ class Beginning:
                 f"({'not known' if minutes is None else minutes}): decide where it goes "
                 "on, and set it once the group has no members (`kstreams recover reset`), then start again"
             )
-        named = {tp: at for tp in partitions if (at := self._starts.get(self._named(tp))) is not None}
+        return self.first(partitions)
+
+    def first(self, partitions: Collection[TopicPartition]) -> Positions:
+        """The start offsets of partitions that were never begun, as far as records of beginnings were read."""
+        named = self._named_starts(partitions)
         new = set(partitions) - named.keys()
         first = new if self._from_start else {tp for tp in new if self._was_added(tp)}
         starts = self._cluster.starts(first | named.keys()) | self._cluster.ends(new - first)
-        starts |= {tp: max(at, starts[tp]) for tp, at in named.items()}  # records may have been deleted since
-        shown = (f"{tp}@{at}{_AS_NAMED if tp in named else ''}" for tp, at in sorted(starts.items()))
-        logger.info("%s: begins at %s", self._processor, ", ".join(shown))
-        self._record_starts(starts, starts, committer)
-        return starts
+        return starts | {tp: max(at, starts[tp]) for tp, at in named.items()}  # records may have been deleted since
+
+    def _named_starts(self, partitions: Collection[TopicPartition]) -> Positions:
+        return {tp: at for tp in partitions if (at := self._starts.get(self._named(tp))) is not None}
 
     def record_missing(self, partitions: Collection[TopicPartition], committer: Committer) -> None:
         """Records the beginning of partitions that have a committed offset and no record, once in a process.

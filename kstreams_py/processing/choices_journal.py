@@ -25,9 +25,9 @@ class ChoicesJournal:
         """Choices that this worker saved: they may not be readable yet, because markers follow the commit's answer."""
         self._saved = 0
 
-    def recover(self, positions: Positions) -> dict[int, Choices]:
-        """The choices that each of the tasks at these offsets saved last. Raises TopicError."""
-        return {tp.partition: self.newest(tp.partition) for tp in positions}
+    def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        """These offsets, and the choices that each of their tasks saved last. Raises TopicError."""
+        return positions, {tp.partition: self.newest(tp.partition) for tp in positions}
 
     def newest(self, partition: int) -> Choices:
         """The choices that a task saved last, including those that are delivered since.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ from kstreams_py.processing.refused_outputs import Replacement
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
 from kstreams_py.processing.tracing import Tracing
-from kstreams_py.records import Positions
+from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Context:
 
     - `transactional_id`: of the producer; it names the worker in the log, too.
     - `name`: the processor's with that of its graph.
+    - `topic_ids`: the broker's id of each input.
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: where the choices of an alts are saved, or deliveries recorded; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
@@ -60,6 +62,7 @@ class Context:
     counters: Counters
     replacement: Replacement
     name: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
     journal: ChoicesJournal | DeliveryJournal | None = None
     batch_bytes: int | None = None
     tracing: Tracing | None = None
@@ -86,7 +89,7 @@ class Committer(ABC):
         self.session = Session(
             self.producer_mode(processor.durability),
             context.consumer,
-            environment,
+            replace(environment, cluster=environment.cluster.named(processor.cluster)),
             self.attempts,
             transactional_id=context.transactional_id,
             batch_bytes=context.batch_bytes,
@@ -94,6 +97,10 @@ class Committer(ABC):
         )
         self.must_repeat_commit = False
         """A flush or an offset commit found no answer: nothing is lost, and `commit` is called again first."""
+        self.steps_max = sys.maxsize
+        """How many steps to run before the next look whether a commit is due."""
+        self.resume: Callable[[Positions, Collection[TopicPartition]], Positions] = lambda positions, _: positions
+        """Returns where to start in partitions, of which the group has committed some offsets. Raises ClientError."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self._ledger = context.ledger

@@ -1,10 +1,12 @@
-"""Which guarantee a processor has, and its journal."""
+"""Which guarantee a processor has, its journal, and where its rows are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer
@@ -12,19 +14,30 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.journaled import Journaled
+from kstreams_py.processing.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
 
 
 def committer_of(processor: Processor) -> type[Committer]:
-    """The guarantee of a processor: with a journal if it has one."""
-    return COMMITTERS[processor.guarantee] if processor.journal is None else Journaled
+    """The guarantee of a processor: with a journal if it has one, with rows if it has a target for them."""
+    if processor.journal is not None:
+        return Journaled
+    if processor.target is None:
+        return COMMITTERS[processor.guarantee]
+    if processor.stores_offsets:
+        return StoredOffsets
+    return ExactlyOnceRows if processor.guarantee is Guarantee.EXACTLY_ONCE else AtLeastOnceRows
 
 
 def open_journal(
-    topic: str | None, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
+    graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo], writer: str
 ) -> ChoicesJournal | DeliveryJournal | None:
-    """The journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it."""
+    """The journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it.
+
+    - `writer`: the transactional id of this worker's outputs.
+    """
+    topic = graph.journal(processor)
     if topic is None:
         return None
     if processor.journal is None:
         return ChoicesJournal(topic, environment.cluster)
-    return DeliveryJournal(topic, processor, environment.cluster, environment.cluster, topics)
+    return DeliveryJournal(topic, processor, environment.cluster, topics, writer, graph.delivered(processor))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from kstreams_py.formats.registry import Registry
+from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.processing.calls import OpenCalls, open_calls
 from kstreams_py.processing.tracing import OpenTracing
@@ -32,6 +33,7 @@ class Environment:
     - `chance`: returns a number between 0 and 1, by which the waits before retries differ.
     - `open_calls`: opens the calls of a function where they overlap.
     - `tracing`: makes the spans of a worker; None for no tracing.
+    - `open_sink`: connects to the target of a sink, for the named processor with its graph.
     """
 
     cluster: Cluster
@@ -43,6 +45,7 @@ class Environment:
     chance: Callable[[], float] = random.random
     open_calls: OpenCalls = open_calls
     tracing: OpenTracing | None = None
+    open_sink: Callable[[Sink, str], SinkConnection] = lambda sink, consumer: sink.open(consumer)
 
 
 def open_tracing(settings: Settings, provider: Any = None) -> OpenTracing | None:

@@ -12,6 +12,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Output
+from kstreams_py.processing.rows import Rows, size_of
 from kstreams_py.records import HASH_HEADER, KEEP, Headers, Inputs, Message, Out
 
 OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
@@ -25,7 +26,7 @@ OUTPUT_BYTES: Final = 16 << 20
 
 
 class Outputs:
-    """Makes the outputs of one processor's steps.
+    """Makes the outputs of one processor's steps; of a sink with a target, its rows (rows.py).
 
     `emit` makes one output of one record and its result. It is for results that are plain values, of processors with
     one output topic; None for all others.
@@ -36,6 +37,7 @@ class Outputs:
         self._topics = [topic.name for topic in processor.outputs]
         self._encode = {t.name: encoder(t.value, registry, f"{t.name}-value") for t in processor.outputs}
         self._encode_key = {t.name: encoder(t.key, registry, f"{t.name}-key") for t in processor.outputs}
+        self._rows = Rows(processor.id, processor.target.columns) if processor.target is not None else None
         self.emit: Callable[[Message, Any, bytes], Output] | None = None
         if len(self._topics) == 1:
             topic = self._topics[0]
@@ -45,6 +47,8 @@ class Outputs:
     def of(self, result: Any, inputs: Inputs, digest: bytes) -> list[Output]:
         """All outputs of one step, whose delivery hash is `digest`; raises if one of them cannot be made."""
         results = result if self._processor.generator else (result,)
+        if self._rows is not None:
+            return self._rows.of(results, digest)
         if (emit := self.emit) is not None and len(inputs) == 1:
             (m,), (topic,) = inputs, self._topics
             return [
@@ -141,8 +145,8 @@ def value_bytes(outputs: Sequence[Output]) -> int:
     """Bytes of the values."""
     try:
         return sum(map(len, map(_VALUE, outputs)))
-    except TypeError:  # a tombstone has no value
-        return sum(map(len, filter(None, map(_VALUE, outputs))))
+    except TypeError:  # a tombstone has no value, and a row has no length
+        return sum(map(size_of, map(_VALUE, outputs)))
 
 
 def is_same(one: Output, other: Output) -> bool:

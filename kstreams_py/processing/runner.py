@@ -47,7 +47,7 @@ class Runner:
         self._tasks = tasks
         self._ledger = tasks.ledger
         self._joins = processor.joins
-        self._sink = not processor.outputs
+        self._sink = processor.ignores_results
         self._outputs = Outputs(processor, registry)
         self._decode = {t.name: decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
         self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
@@ -148,7 +148,7 @@ class Runner:
         """One record a step. The hot loop: nothing is computed here that is neither asked for nor sent."""
         processor, tasks, sink, emit = self._processor, self._tasks.by_partition, self._sink, self._outputs.emit
         function, wants_step, alts = processor.function, processor.wants_step, processor.kind.is_alts
-        hashed = wants_step or (processor.hash_header and not sink)
+        hashed = wants_step or processor.target is not None or (processor.hash_header and not sink)
         topic, current, digest = processor.inputs[0].name, -1, b""
         decode, append = self._decode[topic], plan.outputs.append
         for m in messages:

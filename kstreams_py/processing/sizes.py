@@ -1,4 +1,4 @@
-"""Sizes that topics take: of one record, of one batch."""
+"""Sizes: what topics take, of one record and of one batch; what was fetched."""
 
 from __future__ import annotations
 

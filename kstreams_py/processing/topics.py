@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from kstreams_py.errors import TopicError
-from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """A journal's newest record must never be lost to time or compaction; the worker deletes older ones."""
+
+DELIVERED_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
+"""Of each task only the newest record counts, and has to be kept."""
 
 BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 
@@ -20,15 +24,49 @@ def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PART
 
     The number of partitions is the declared one, or that of Graph.partitions_like(), where `partitions` is the default.
     """
-    counts = {info.name: info.partitions for info in cluster.topics(list(graph.topics)).values()}
+    counts = {info.name: info.partitions for info in find_topics(graph, cluster).values()}
     missing = [name for name in graph.topics if name not in counts]
-    wanted = []
+    wanted: dict[str, list[tuple[str, int, int, Mapping[str, str]]]] = {}
     for name in missing:
         topic = graph.topics[name]
         number = topic.partitions or graph.partitions_like(name, counts, partitions)
-        wanted.append((name, number, topic.replication or -1, topic.config or {}))
-    cluster.create_topics(wanted)
+        wanted.setdefault(topic.cluster, []).append((name, number, topic.replication or -1, topic.config or {}))
+    for place, each in wanted.items():
+        cluster.named(place).create_topics(each)
     return missing
+
+
+def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
+    """The topics of a graph that exist, by name, each as its own cluster describes it; all of them without `names`."""
+    asked = list(graph.topics.values()) if names is None else [graph.topics[name] for name in names]
+    found: dict[str, TopicInfo] = {}
+    for place in dict.fromkeys(topic.cluster for topic in asked):
+        found |= cluster.named(place).topics([topic.name for topic in asked if topic.cluster == place])
+    return {topic.name: found[topic.name] for topic in asked if topic.name in found}
+
+
+def ask_clusters(
+    graph: Graph,
+    cluster: Cluster,
+    partitions: Collection[TopicPartition],
+    ask: Callable[[Cluster, Collection[TopicPartition]], Positions],
+) -> Positions:
+    """Asks each cluster about the partitions that it has, of topics of the graph; returns what all of them answer."""
+    by_place: dict[str, list[TopicPartition]] = {}
+    for tp in partitions:
+        by_place.setdefault(graph.topics[tp.topic].cluster, []).append(tp)
+    found: Positions = {}
+    for place, each in by_place.items():
+        found |= ask(cluster.named(place), each)
+    return found
+
+
+def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
+    """The topics of a processor that exist, with its journal."""
+    names = [topic.name for topic in (*processor.inputs, *processor.outputs)]
+    found = find_topics(graph, cluster, [*names, *([processor.errors] if processor.errors else [])])
+    journal = graph.journal(processor)
+    return found if journal is None else found | cluster.topics([journal])
 
 
 def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
@@ -36,7 +74,7 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
 
     Raises TopicError for the first topic that is missing or differs from its declaration.
     """
-    found = cluster.topics(list(graph.topics))
+    found = find_topics(graph, cluster)
     if missing := [name for name in graph.topics if name not in found]:
         raise TopicError(
             f"missing topics: {', '.join(missing)}: run `kstreams topics create`, or start with --create-topics"
@@ -69,14 +107,17 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
 
 def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> list[str]:
     """Creates the framework's own topics, and returns their names; lets journals grow with their inputs."""
-    journals = {
-        journal: found[processor.inputs[0].name].partitions
-        for processor in graph.processors
-        if processor.inputs[0].name in found and (journal := graph.journal(processor)) is not None
-    }
-    wanted = {name: (partitions, JOURNAL_SETTINGS) for name, partitions in journals.items()}
-    wanted[graph.beginnings] = (1, BEGINNINGS_SETTINGS)
-    return ensure_topics(cluster, wanted)
+    wanted: dict[str, dict[str, tuple[int, Mapping[str, str]]]] = {"": {}}
+    for processor in graph.processors:
+        if processor.inputs[0].name not in found:
+            continue
+        partitions = found[processor.inputs[0].name].partitions
+        if (journal := graph.journal(processor)) is not None:
+            wanted[""][journal] = (partitions, JOURNAL_SETTINGS)
+        if (delivered := graph.delivered(processor)) is not None:
+            wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
+    wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
+    return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]
 
 
 def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> list[str]:

@@ -11,6 +11,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.outputs import are_many, value_bytes
 from kstreams_py.processing.plan import Intake, Plan
+from kstreams_py.processing.rows import ROWS
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.records import Headers, Inputs
 
@@ -91,6 +92,8 @@ def _in_trace(
 
     A context that the function has set itself, such as that of a span of its own, stays.
     """
+    if output[0] == ROWS:
+        return output
     kept = []
     for header in output[7] or ():
         if header[0] not in fields:

@@ -40,6 +40,7 @@ from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.sizes import batch_bytes, fetched_bytes
 from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.topics import find_topics_of
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.processing.waits import Waits
 from kstreams_py.records import Positions, TopicPartition
@@ -55,10 +56,7 @@ IDLE_WAIT: Final = 0.25
 
 def open_worker(graph: Graph, processor: Processor, slot: int, environment: Environment, stopping: Event) -> Worker:
     """Makes a worker, after asking the cluster for its topics."""
-    journal = graph.journal(processor)
-    names = [topic.name for topic in (*processor.inputs, *processor.outputs)]
-    names += [name for name in (processor.errors, journal) if name]
-    return Worker(graph, processor, slot, environment, stopping, environment.cluster.topics(names))
+    return Worker(graph, processor, slot, environment, stopping, find_topics_of(graph, processor, environment.cluster))
 
 
 class Worker:
@@ -93,8 +91,8 @@ class Worker:
         )
         self.ledger = Ledger()
         topic_ids = {topic: info.topic_id for topic, info in topics.items()}
-        journal = graph.journal(processor)
-        prepares = committer.commits_each_intake or journal is not None
+        self._journal = open_journal(graph, processor, environment, topics, self.instance_id)
+        prepares = committer.commits_each_intake or self._journal is not None
         refills = processor.overlaps and not prepares
         self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids, refills=refills)
         tracing = environment.tracing(graph.name, processor, slot) if environment.tracing else None
@@ -104,11 +102,10 @@ class Worker:
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
-        self._journal = open_journal(journal, processor, environment, topics)
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
-        self.committer = committer(self._context(environment, limit, tracing))
+        self.committer = committer(self._context(environment, topic_ids, limit, tracing))
         self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries
@@ -122,7 +119,9 @@ class Worker:
         self._stopping = stopping
         self._reset()
 
-    def _context(self, environment: Environment, batch_bytes: int | None, tracing: Tracing | None) -> Context:
+    def _context(
+        self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
+    ) -> Context:
         """What the guarantee works with."""
         return Context(
             self.processor,
@@ -133,6 +132,7 @@ class Worker:
             self.counters,
             self.runner.replacement,
             self.name,
+            topic_ids,
             self._journal,
             batch_bytes,
             tracing,
@@ -165,8 +165,8 @@ class Worker:
     @property
     def state(self) -> WorkerState:
         """What the worker does now, as far as its loop knows. Another thread may read it."""
-        if self.committer.attempts.waits_for_broker:
-            return WorkerState.BROKER_AWAY
+        if (away := self.committer.attempts.away) is not None:
+            return away
         if not self._has_joined:
             return WorkerState.JOINING
         if self.is_retrying:
@@ -175,11 +175,11 @@ class Worker:
 
     @property
     def why(self) -> str:
-        """The reason of the state, as text: of a broker that is away, and of a step that is run again; "" otherwise."""
+        """The reason of the state, as text: of what is away, and of a step that is run again; "" otherwise."""
         state = self.state
         if state is WorkerState.RETRYING and self._waits is not None:
             return self._waits.why
-        return self.committer.attempts.cause if state is WorkerState.BROKER_AWAY else ""
+        return self.committer.attempts.cause if state is self.committer.attempts.away else ""
 
     @property
     def is_retrying(self) -> bool:
@@ -412,7 +412,7 @@ class Worker:
     def _take(self) -> Intake | None:
         """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
-            limit = self.pace.take
+            limit = min(self.pace.take, self.committer.steps_max)
             if self.overlapping is not None:  # at least one of each partition, or these would not overlap
                 limit = max(limit, len(self.tasks.by_partition))
             self._taken = self.tasks.take(min(limit, self.search.limit), fills=not self.search.searching)
@@ -536,18 +536,18 @@ class Worker:
             return
         owed = self._owed or self._owing()
         self._growth.check(partitions)
-        positions = self._committed.read(partitions)
+        positions = self.committer.resume(self._committed.read(partitions), partitions)
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)
         self._beginning.record_missing(positions.keys(), self.committer)
         if self.overlapping is not None:
             self.overlapping.abandon()
-        choices = self._journal.recover(positions) if self._journal else {}
-        starts = self._start_at(positions, owed) if owed else positions
+        delivered, choices = self._journal.recover(positions) if self._journal else (positions, {})
+        starts = self._start_at(positions, owed) if owed else delivered
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
-        self.ledger.commit(positions)
+        self.ledger.commit(positions)  # behind what was delivered to another cluster: the next commit moves them
         if self._taken is not None:  # its steps are committed, not processed: they may still be given back
             self.ledger.advance(self._taken.begins())
         if self._waits is not None:

@@ -21,6 +21,9 @@ LOOK_LATE: Final = 2.0
 READY: Final = frozenset({WorkerState.RUNNING, WorkerState.RETRYING, WorkerState.SPARE})
 """The states of a worker that holds its place in the group."""
 
+AWAY: Final = frozenset({WorkerState.BROKER_AWAY, WorkerState.SINK_AWAY})
+"""The states of a worker that waits for another system."""
+
 
 class Still(NamedTuple):
     """What stands still, as text, for how many seconds, and where: no slot if nobody looks, no processor for all."""
@@ -52,7 +55,7 @@ def _still(slot: SlotStatus, since: float, limit: float) -> Iterator[Still]:
     if not slot.has_reported:
         return
     for report in slot.reports:
-        if report.still_seconds > limit and report.state is not WorkerState.BROKER_AWAY:
+        if report.still_seconds > limit and report.state not in AWAY:
             what = f"slot {slot.number}: {report.processor} has not turned, it is in {report.place}"
             yield Still(what, report.still_seconds, slot.number, report.processor)
 

@@ -1,7 +1,8 @@
 """The graph's picture for the page: SVG whose boxes and lines have places for live values.
 
-The page finds them by their attributes: `data-processor` and `data-topic` of a box, `data-reader` with `data-topic` of
-the line from a topic to its reader, `data-dead` of that to the dead letters; `data-value` names the value of a text.
+The page finds them by their attributes: `data-processor`, `data-topic` and `data-target` of a box, `data-reader` with
+`data-topic` of the line from a topic to its reader, `data-dead` of that to the dead letters; `data-value` names the
+value of a text.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _draw_box(drawn: _Drawn) -> str:
     box, x, y, width, height = drawn
     is_processor = box.role == "processor"
     left, top = x - width / 2, y - height / 2
-    attribute = "data-processor" if is_processor else "data-topic"
+    attribute = {"processor": "data-processor", "target": "data-target"}.get(box.role, "data-topic")
     texts = [(y + 4.5, "name", "", box.name)]
     if is_processor:
         texts = [

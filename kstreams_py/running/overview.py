@@ -55,6 +55,7 @@ def overview(
                     "guarantee": each.guarantee,
                     "inputs": [topic.name for topic in each.inputs],
                     "outputs": [topic.name for topic in each.outputs],
+                    "target": None if each.target is None else str(each.target),
                     "dead_letters": each.errors,
                     "totals": _totals(sums.get(each.id), view),
                 }

@@ -23,6 +23,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "joining": "Wait: a place in the group may take session_timeout_ms; if it stays, check the brokers and the log.",
     "retrying": "Repair what it calls, as its error says (see the log): the step is repeated, nothing is lost.",
     "broker_away": "Check that the brokers run, and that this machine reaches them: the worker continues by itself.",
+    "sink_away": "Repair what it stores its rows in, as its error says: the worker continues by itself.",
     "replaced": "Nothing is lost: another process runs it. Give each a --slot of its own; to run it here, start again.",
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
     "open_transaction": "Look what its function waits for: readers of committed records see nothing newer until then.",
@@ -53,6 +54,7 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "joining": "KstreamsJoining",
     "retrying": "KstreamsRetrying",
     "broker_away": "KstreamsBrokerAway",
+    "sink_away": "KstreamsSinkAway",
     "replaced": "KstreamsReplaced",
     "spare": "Spare workers",
     "open_transaction": "KstreamsOpenTransaction",
@@ -103,9 +105,13 @@ STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.JOINING: ("note", "joining"),
     WorkerState.RETRYING: ("bad", "retrying"),
     WorkerState.BROKER_AWAY: ("bad", "broker_away"),
+    WorkerState.SINK_AWAY: ("bad", "sink_away"),
     WorkerState.RESTARTING: ("warning", "restarting"),
 }
 """The states of a worker that are reported, with the kind of finding."""
+
+WAITS: Final = {WorkerState.BROKER_AWAY: "waits for a broker", WorkerState.SINK_AWAY: "waits for its sink"}
+"""What a worker does in states in which another system is away."""
 
 KILLED: Final = "SIGKILL"
 """Why a process ended that was killed without a word: nobody asks a worker to end like that."""
@@ -192,7 +198,7 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
         name, state = report.processor, slot.state_of(report.processor)
         if state in STATES:
             how, kind = STATES[state]
-            does = "waits for a broker" if state is WorkerState.BROKER_AWAY else f"is {state}"
+            does = WAITS.get(state, f"is {state}")
             why = f": {report.why}" if report.why else ""
             yield Finding(how, kind, number, name, f"slot {number}: {name} {does}{why}")
         if (report.open_seconds or 0) > OPEN_SECONDS:

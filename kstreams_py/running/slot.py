@@ -276,5 +276,7 @@ class Slot:
                     "%s: no dead-letter topic: a record whose function raises is logged and counts as delivered",
                     processor.id,
                 )
-            if committer_of(processor).transactional and not processor.outputs:
+            if processor.target is not None:
+                logger.info("%s: stores rows in %s, by %s", processor.id, processor.target, processor.target.evidence)
+            if committer_of(processor).transactional and processor.ignores_results:
                 logger.info("%s: a sink's side effects may repeat after a crash: use the delivery hash", processor.id)

@@ -2,9 +2,28 @@
 
 In reading order:
 
-sqlite  adapter  a table in SQLite
+columns     rule     columns with their types, and which rows do not fit them
+sqlite      adapter  a table in SQLite
+postgresql  adapter  a table in PostgreSQL
+redis       adapter  keys in Redis
+manifest    rule     what is published of a directory of Parquet files
+parquet     adapter  Parquet files
 """
 
-from kstreams_py.sinks.sqlite import SqliteTable
+from kstreams_py.graph.sink import Evidence, Row, Sink, SinkConnection
+from kstreams_py.sinks.parquet import Parquet
+from kstreams_py.sinks.postgresql import PostgreSQL
+from kstreams_py.sinks.redis import Redis
+from kstreams_py.sinks.sqlite import SQLite, SqliteTable
 
-__all__ = ["SqliteTable"]
+__all__ = [
+    "Evidence",
+    "Parquet",
+    "PostgreSQL",
+    "Redis",
+    "Row",
+    "SQLite",
+    "Sink",
+    "SinkConnection",
+    "SqliteTable",
+]

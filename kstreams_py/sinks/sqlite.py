@@ -1,8 +1,4 @@
-"""A table in SQLite as a sink, which stores each row once, by its delivery hash.
-
-Rows are written before offsets are committed. A crash in between delivers the same steps again, with the same delivery
-hashes: rows that are stored already are left unchanged.
-"""
+"""A table in SQLite as the target of a sink, and for functions that insert rows themselves."""
 
 from __future__ import annotations
 
@@ -11,11 +7,26 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kstreams_py.errors import SinkUnavailable
+from kstreams_py.errors import RowRefused, SettingsError, SinkUnavailable
+from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.sinks.columns import (
+    FLOATS,
+    HASH_COLUMN,
+    Columns,
+    Taken,
+    Types,
+    check_expected,
+    check_rows,
+    check_table,
+    read_evidence,
+    split_columns,
+)
 
 BUSY_SECONDS: Final = 5.0
 """How long a writer waits for other writers: well within a transaction's time-out."""
@@ -32,37 +43,221 @@ _REMEDIES: Final = {
     sqlite3.SQLITE_CANTOPEN: "make its directory, with the right to write there",
     sqlite3.SQLITE_CORRUPT: "restore it, or move it away",
     sqlite3.SQLITE_NOTADB: "move away what is there, or name another file",
-    sqlite3.SQLITE_ERROR: "its table has other columns: correct them, or name another table",
 }
+
+_MAY_RETURN: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+_ROW_ERRORS: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
+
+_TYPES: Final[dict[type, str]] = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB", bool: "INTEGER"}
+
+_OFFSETS: Final = "kstreams_offsets"
+"""The table of the next offsets, by consumer and table."""
+
+
+@dataclass(frozen=True, init=False)
+class SQLite:
+    """A table in SQLite. It is created when it is first opened.
+
+    Several processes may write to one file. Commits are on the disk before `write` returns. Values are None, str,
+    bytes, bool, float, and int of 64 bits; a column with a type takes only those that SQLite returns unchanged.
+
+    - `path`: of the file. Its directory must exist.
+    - `columns`: names, or a mapping of name to Python type.
+    - `evidence`: "hash" stores `delivery_hash` as the primary key; "offsets" stores only the columns, and the offsets
+      in the table `kstreams_offsets` of the same file.
+
+    Raises SettingsError if the columns or the evidence are not possible.
+    """
+
+    path: Path
+    table: str
+    columns: tuple[str, ...]
+    types: Types
+    evidence: Evidence
+
+    def __init__(
+        self, path: Path | str, *, table: str, columns: Columns, evidence: Evidence | str = Evidence.HASH
+    ) -> None:
+        names, types = split_columns(columns, _TYPES)
+        kept = read_evidence(evidence, tuple(Evidence))
+        vars(self).update(path=Path(path), table=table, columns=names, types=types, evidence=kept)
+
+    def __str__(self) -> str:
+        return f"{self.path}: table {self.table}"
+
+    def open(self, consumer: str) -> SQLiteConnection:
+        """Opens the file, and makes the table if it is missing. `consumer`: owns the stored offsets.
+
+        Raises SinkUnavailable; SettingsError if the table exists with other columns.
+        """
+        return SQLiteConnection(self, consumer)
+
+
+class SQLiteConnection:
+    """One thread's connection to a table in SQLite: see SinkConnection."""
+
+    def __init__(self, sink: SQLite, consumer: str) -> None:
+        self.sink = sink
+        self._consumer = consumer
+        self._accepted: list[Taken] = []
+        names = (HASH_COLUMN, *sink.columns) if sink.evidence is Evidence.HASH else sink.columns
+        self._names = names
+        self._insert = f"INSERT INTO {_quoted(sink.table)} ({_listed(names)}) VALUES ({', '.join('?' * len(names))})"
+        if sink.evidence is Evidence.HASH:
+            self._insert += f" ON CONFLICT ({HASH_COLUMN}) DO NOTHING"
+        self._connection: sqlite3.Connection | None = None
+        with self.usable():
+            pass
+
+    def positions(self, partitions: Collection[TopicPartition]) -> Positions:
+        """Reads the stored next offsets of these partitions."""
+        if self.sink.evidence is Evidence.HASH:
+            return {}
+        with self.usable() as connection:
+            return self._read(connection, partitions)
+
+    def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
+        """Stores rows, and with `OFFSETS` the positions, in one transaction; returns how many rows are new."""
+        with self.usable() as connection:
+            check_rows(rows, self.sink.columns, self._accepted)
+            with _transaction(connection):
+                if self.sink.evidence is Evidence.HASH:
+                    return self._execute(connection, [(row.delivery_hash, *row.values) for row in rows])
+                check_expected(str(self.sink), self._read(connection, {*positions, *expected}), expected)
+                self._store(connection, positions)
+                return self._execute(connection, [row.values for row in rows])
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextlib.contextmanager
+    def usable(self) -> Iterator[sqlite3.Connection]:
+        """The connection, opened if it is not. Raises SinkUnavailable, with the remedy, if the file cannot be used."""
+        try:
+            if self._connection is None:
+                self._connection = self._open()
+            yield self._connection
+        except sqlite3.DatabaseError as error:
+            remedy = _REMEDIES.get(_code(error), "check its disk")
+            message = f"{self.sink.path}: {error}: {remedy}, then start again"
+            raise SinkUnavailable(message, may_return=_code(error) in _MAY_RETURN) from error
+
+    def _execute(self, connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+        remaining = iter(rows)
+        try:
+            return connection.executemany(self._insert, remaining).rowcount
+        except (
+            sqlite3.IntegrityError,
+            sqlite3.DataError,
+            sqlite3.ProgrammingError,
+            OverflowError,
+            ValueError,
+        ) as error:
+            index = len(rows) - len(list(remaining)) - 1  # rows are fetched one by one, each before it is stored
+            raise RowRefused(f"{self.sink} does not take the row: {error}", index) from error
+
+    def _read(self, connection: sqlite3.Connection, partitions: Collection[TopicPartition]) -> Positions:
+        asked = f"SELECT topic, partition, next_offset FROM {_OFFSETS} WHERE consumer = ? AND table_name = ?"
+        found = connection.execute(asked, (self._consumer, self.sink.table)).fetchall()
+        stored = {TopicPartition(topic, partition): offset for topic, partition, offset in found}
+        return {tp: stored[tp] for tp in partitions if tp in stored}
+
+    def _store(self, connection: sqlite3.Connection, positions: Positions) -> None:
+        connection.executemany(
+            f"INSERT OR REPLACE INTO {_OFFSETS} VALUES (?, ?, ?, ?, ?)",
+            [(self.sink.table, self._consumer, *tp, offset) for tp, offset in positions.items()],
+        )
+
+    def _open(self) -> sqlite3.Connection:
+        # SqliteTable closes it in whichever thread finds that its own has ended
+        path = self.sink.path
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            _write_ahead(connection)
+            # offsets are committed next, on brokers that may outlive this machine: rows must be on the disk by then.
+            # NORMAL survives a crash of the process, but not of the machine
+            connection.execute("PRAGMA synchronous = FULL")
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Makes the tables that are missing, and checks the one that exists. Raises SettingsError."""
+        needed = {self.sink.table} if self.sink.evidence is Evidence.HASH else {self.sink.table, _OFFSETS}
+        if needed - _tables(connection):
+            with _transaction(connection):
+                self._create(connection, needed - _tables(connection))
+        found = connection.execute(
+            "SELECT name, type, dflt_value IS NULL AND NOT hidden FROM pragma_table_xinfo(?)", (self.sink.table,)
+        ).fetchall()
+        check_table(
+            str(self.sink), self._names, [name for name, *_ in found], [name for name, _, empty in found if empty]
+        )
+        # NaN would be stored as NULL
+        taken = {name: _taken(declared) for name, declared, _ in found}
+        self._accepted = [
+            Taken(taken[name] & (FLOATS if kind is float else {kind} if kind else {*_TYPES}), nan=False)
+            for name, kind in zip(self.sink.columns, self.sink.types, strict=True)
+        ]
+        try:
+            connection.execute(f"EXPLAIN {self._insert}", [None] * len(self._names))
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_ERROR:
+                raise
+            raise SettingsError(f"{self.sink} cannot store the sink's rows: {error}: name another table") from error
+
+    def _create(self, connection: sqlite3.Connection, missing: set[str]) -> None:
+        sink = self.sink
+        if _OFFSETS in missing:
+            connection.execute(
+                f"CREATE TABLE {_OFFSETS} (table_name TEXT, consumer TEXT, topic TEXT, partition INTEGER,"
+                " next_offset INTEGER NOT NULL, PRIMARY KEY (table_name, consumer, topic, partition)) WITHOUT ROWID"
+            )
+        if sink.table not in missing:
+            return
+        types = [_TYPES[kind] if kind else "" for kind in sink.types]
+        columns = [f"{_quoted(name)} {kind}".strip() for name, kind in zip(sink.columns, types, strict=True)]
+        if sink.evidence is Evidence.HASH:
+            key = f"{HASH_COLUMN} BLOB PRIMARY KEY"
+            connection.execute(f"CREATE TABLE {_quoted(sink.table)} ({', '.join([key, *columns])}) WITHOUT ROWID")
+        else:
+            connection.execute(f"CREATE TABLE {_quoted(sink.table)} ({', '.join(columns)})")
+            # a table that was dropped has lost its rows: offsets that are left of it would leave them out
+            connection.execute(f"DELETE FROM {_OFFSETS} WHERE table_name = ?", (sink.table,))
 
 
 class SqliteTable:
-    """A table with the primary key `delivery_hash` and the named columns; created when first used.
+    """A table that functions write to themselves, by the delivery hash; created when first used.
 
     Several threads and processes may write to one file: each opens its own connection when first used.
-    Every method raises SinkUnavailable, with the file and the remedy, if the file cannot be used.
+    Every method raises SinkUnavailable, with the file and the remedy, if the file or its table cannot be used.
     """
 
     def __init__(self, path: Path | str, table: str, columns: Sequence[str]) -> None:
         self.path = Path(path)
-        self._table = _quoted(table)
-        self._columns = [_quoted(name) for name in ("delivery_hash", *columns)]
+        self._table = table
+        self._columns = tuple(columns)
         self._local = threading.local()
 
     def insert(self, rows: Iterable[Sequence[Any]]) -> int:
         """Writes rows of (delivery hash, value per column) in one transaction; returns how many are new.
 
-        A row whose delivery hash is stored already is ignored.
+        A row whose delivery hash is stored already is ignored. Raises RowRefused if SQLite does not take one of them;
+        none is written then.
         """
-        names, values = ", ".join(self._columns), ", ".join("?" * len(self._columns))
-        statement = f"INSERT INTO {self._table} ({names}) VALUES ({values}) ON CONFLICT (delivery_hash) DO NOTHING"
-        with self._usable() as connection, _transaction(connection):
-            return connection.executemany(statement, rows).rowcount
+        return self._connected().write([Row(row[0], tuple(row[1:])) for row in rows], {}, {})
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Reads all rows of (delivery hash, value per column), ordered by delivery hash."""
-        with self._usable() as connection:
-            return connection.execute(f"SELECT {', '.join(self._columns)} FROM {self._table} ORDER BY 1").fetchall()
+        names = _listed((HASH_COLUMN, *self._columns))
+        with self._connected().usable() as connection:
+            return connection.execute(f"SELECT {names} FROM {_quoted(self._table)} ORDER BY 1").fetchall()
 
     def close(self) -> None:
         """Closes this thread's connection; the next call opens it again."""
@@ -70,45 +265,26 @@ class SqliteTable:
         if connection is not None:
             connection.close()
 
-    @contextlib.contextmanager
-    def _usable(self) -> Iterator[sqlite3.Connection]:
-        """This thread's connection. Raises SinkUnavailable for errors of the file, and errors of a row unchanged."""
-        try:
-            connections, process = self._connections(), os.getpid()
-            if process not in connections:
-                connections[process] = self._open()
-            yield connections[process]
-        except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError):
-            raise
-        except sqlite3.DatabaseError as error:
-            remedy = _REMEDIES.get(_code(error), "check its disk")
-            raise SinkUnavailable(f"{self.path}: {error}: {remedy}, then start again") from error
+    def _connected(self) -> SQLiteConnection:
+        connections, process = self._connections(), os.getpid()
+        if process not in connections:
+            try:
+                sink = SQLite(self.path, table=self._table, columns=self._columns)
+                connections[process] = sink.open("")
+            except SettingsError as error:
+                # a function would make a dead letter of each record
+                raise SinkUnavailable(f"{error}, then start again") from error
+        return connections[process]
 
-    def _connections(self) -> dict[int, sqlite3.Connection]:
+    def _connections(self) -> dict[int, SQLiteConnection]:
         """This thread's connections by process id: after a fork, one must be neither used nor closed."""
         if not hasattr(self._local, "connections"):
             self._local.connections = _Connections()
         found: _Connections = self._local.connections
         return found
 
-    def _open(self) -> sqlite3.Connection:
-        # closed by whichever thread finds that its own has ended
-        connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        try:
-            _write_ahead(connection)
-            # offsets are committed next, on brokers that may outlive this machine: rows must be on the disk by then.
-            # NORMAL survives a crash of the process, but not of the machine
-            connection.execute("PRAGMA synchronous = FULL")
-            first, *others = self._columns
-            columns = ", ".join([f"{first} BLOB PRIMARY KEY", *others])
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} ({columns}) WITHOUT ROWID")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
-
-class _Connections(dict[int, sqlite3.Connection]):
+class _Connections(dict[int, SQLiteConnection]):
     """One thread's connections; that of this process is closed with the end of the thread, or of the table.
 
     Otherwise Python 3.13 warns of each (ResourceWarning), which tests may take for an error.
@@ -148,6 +324,25 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+
+
+def _taken(declared: str) -> frozenset[type]:
+    """The types whose values a column of a declared type returns as they were stored.
+
+    Others are converted by the column's affinity: https://sqlite.org/datatype3.html, 3.1.
+    """
+    kind = declared.upper()
+    if "INT" in kind:
+        return frozenset({int, bool, float, bytes})
+    if any(part in kind for part in ("CHAR", "CLOB", "TEXT")):
+        return frozenset({str, bytes})
+    if any(part in kind for part in ("REAL", "FLOA", "DOUB")):
+        return FLOATS
+    return frozenset(_TYPES)
+
+
 def _code(error: sqlite3.Error) -> int:
     """SQLite's primary error code; SQLITE_ERROR if there is none."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
@@ -155,3 +350,7 @@ def _code(error: sqlite3.Error) -> int:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(_quoted, names))

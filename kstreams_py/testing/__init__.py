@@ -5,6 +5,7 @@ In reading order:
 request_faults  rule     faults of requests: lost, late, without an answer; outages
 memory_broker   rule     a broker in memory: partitions, transactions, groups
 memory_clients  acts     its producers and consumers, and the network between them
+memory_target   acts     a sink's target in memory
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves
 faults          acts     injects faults into it: failed requests, outages, deleted topics
 driver          acts     TestDriver: a graph in one thread, record by record
@@ -23,6 +24,7 @@ from kstreams_py.testing.events import Isolation, Outcome
 from kstreams_py.testing.expected import Expected
 from kstreams_py.testing.history import History
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
+from kstreams_py.testing.memory_target import MemoryTarget
 from kstreams_py.testing.verdicts import Anomaly, Kind
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "ManualClock",
     "MemoryCluster",
     "MemoryRegistry",
+    "MemoryTarget",
     "Outcome",
     "Record",
     "TestDriver",

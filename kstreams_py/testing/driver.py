@@ -23,7 +23,8 @@ from typing import Any, Final, Self
 from kstreams_py.errors import DecodeError, GraphError, UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
-from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.declarations import Processor, Topic
+from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.processing.calls import open_calls
 from kstreams_py.processing.environment import Environment, open_tracing
@@ -33,6 +34,7 @@ from kstreams_py.records import HASH_HEADER, Headers, Message, Positions
 from kstreams_py.settings import Settings
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
+from kstreams_py.testing.memory_target import MemoryTarget
 
 QUIET_TURNS: Final = 3
 """Turns in a row without a change, after which a run is complete."""
@@ -62,14 +64,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """A point where a process can die: its nth request of a name, which is carried out (`applied`) or lost."""
+    """A point where a process can die: its nth request of a name, which is carried out (`applied`) or lost.
+
+    `cluster` is that of the request; "" for the graph's own.
+    """
 
     request: str
     nth: int
     applied: bool
+    cluster: str = ""
 
     def __str__(self) -> str:
-        return f"{self.request} {self.nth} {'carried out' if self.applied else 'lost'}"
+        where = f" on cluster {self.cluster}" if self.cluster else ""
+        return f"{self.request} {self.nth}{where} {'carried out' if self.applied else 'lost'}"
 
 
 class Crash(BaseException):
@@ -106,7 +113,10 @@ class TestDriver:
             transaction_timeout=settings.transaction_timeout_ms / 1000,
             session_timeout=settings.session_timeout_ms / 1000,
         )
-        """The cluster: has all records as bytes, and `faults` for failures other than a crash."""
+        """The cluster: has all records as bytes, and `faults` for failures other than a crash.
+
+        `cluster.named(name)` is another one, where topics with `cluster=name` are.
+        """
         self._graph = graph
         self._registry = registry or MemoryRegistry()
         self._environment = Environment(
@@ -118,7 +128,10 @@ class TestDriver:
             chance=lambda: 1.0,
             open_calls=partial(open_calls, patience=None),
             tracing=open_tracing(settings),
+            open_sink=self._open_sink,
         )
+        self._targets: dict[str, MemoryTarget] = {}
+        """The target of each sink that stores rows, by the processor with its graph."""
         self._serdes: dict[tuple[str, str], Serde] = {}
         self._down: set[int] = set()
         self._joining: set[int] = set()
@@ -131,8 +144,11 @@ class TestDriver:
         graph.validate()
         create_topics(graph, self.cluster, partitions or 1)
         check_topics(graph, self.cluster)
-        self.cluster.faults.watch(self._on_request)
-        self._first = len(self.cluster.faults.requests)
+        places = {"", *(topic.cluster for topic in graph.topics.values())}
+        self._clusters = {place: self.cluster.named(place) for place in places}
+        for each in self._clusters.values():
+            each.faults.watch(self._on_request)
+        self._first = {place: len(each.faults.requests) for place, each in self._clusters.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -167,11 +183,16 @@ class TestDriver:
         """
         name = self._topic(topic).name
         raw = [None if part is None else self._serde(name, role).serialize(part) for role, part in _roles(key, value)]
-        self.cluster.append(name, raw[1], raw[0], headers, timestamp, partition)
+        self._holding(name).append(name, raw[1], raw[0], headers, timestamp, partition)
 
     def read(self, topic: Topic | str, isolation: Isolation | str = Isolation.COMMITTED) -> list[Record]:
         """Returns all records of a topic, by partition and offset. Raises DecodeError if its serdes refuse one."""
-        return [self._record(m) for m in self.cluster.records(self._topic(topic).name, isolation)]
+        name = self._topic(topic).name
+        return [self._record(m) for m in self._holding(name).records(name, isolation)]
+
+    def _holding(self, name: str) -> MemoryCluster:
+        """The cluster that has a topic of the graph."""
+        return self.cluster.named(self._graph.topics[name].cluster)
 
     def values(self, topic: Topic | str) -> list[Any]:
         """Returns the values of all committed records of a topic."""
@@ -184,11 +205,31 @@ class TestDriver:
 
     def committed(self, processor: str) -> Positions:
         """Returns the committed offsets of a processor, by its id; partitions without one are left out."""
-        ids = [each.id for each in self._graph.processors]
-        if processor not in ids:
-            close = did_you_mean(processor, ids) or f"it has {', '.join(ids)}"
-            raise GraphError(f"graph {self._graph.name!r} has no processor {processor!r}: {close}")
-        return self.cluster.groups[f"{self._graph.name}.{processor}"]
+        return self.cluster.groups[self._consumer(self._processor(processor))]
+
+    def rows(self, processor: str) -> list[tuple[Any, ...]]:
+        """Returns the rows that a sink has stored, in the order in which they were, each with a value per column.
+
+        The target is one in memory in place of that of the sink (`to=`), with its columns and its evidence.
+        """
+        found = self._processor(processor)
+        if found.target is None:
+            raise GraphError(f"processor {processor!r} stores no rows: declare a target, @graph.sink(..., to=)")
+        target = self._targets.get(self._consumer(found))
+        return [row.values for row in target.rows] if target is not None else []
+
+    def _processor(self, name: str) -> Processor:
+        processors = {each.id: each for each in self._graph.processors}
+        if name not in processors:
+            close = did_you_mean(name, processors) or f"it has {', '.join(processors)}"
+            raise GraphError(f"graph {self._graph.name!r} has no processor {name!r}: {close}")
+        return processors[name]
+
+    def _consumer(self, processor: Processor) -> str:
+        return f"{self._graph.name}.{processor.id}"
+
+    def _open_sink(self, sink: Sink, consumer: str) -> SinkConnection:
+        return self._targets.setdefault(consumer, self.cluster.target(sink.evidence)).connect(consumer)
 
     # Turns.
 
@@ -224,12 +265,15 @@ class TestDriver:
 
     # Crashes.
 
-    def crash(self, at: CrashPoint | str | None = None, *, nth: int = 1, applied: bool = True) -> None:
+    def crash(
+        self, at: CrashPoint | str | None = None, *, nth: int = 1, applied: bool = True, cluster: str = ""
+    ) -> None:
         """Runs until a process makes the nth request of a name from now on, and dies there, as from a SIGKILL.
 
         - `at`: a crash point, or the name of a request, "" for any; None to kill all processes now.
         - `nth`: which of the requests with this name.
         - `applied`: whether the request is carried out or lost.
+        - `cluster`: which cluster the request is for; "" for the graph's own.
 
         Open transactions stay open. Raises UserMistake if the run has no such request.
         """
@@ -238,22 +282,30 @@ class TestDriver:
                 self._kill(slot)
             self._down.update(self._slots)
             return
-        point = at if isinstance(at, CrashPoint) else CrashPoint(at, nth, applied)
+        point = at if isinstance(at, CrashPoint) else CrashPoint(at, nth, applied, cluster)
         self._check_up()
-        before, down = len(self.cluster.faults.requests), set(self._down)
-        self.cluster.faults.inject(point.request, nth=point.nth, error=Crash(), applied=point.applied)
+        if point.cluster not in self._clusters:
+            raise UserMistake(
+                f"graph {self._graph.name!r} writes to no cluster {point.cluster!r}: "
+                f"{did_you_mean(point.cluster, self._clusters) or 'leave cluster= out'}"
+            )
+        faults = self._clusters[point.cluster].faults
+        before, down = len(faults.requests), set(self._down)
+        faults.inject(point.request, nth=point.nth, error=Crash(), applied=point.applied)
         self._until_quiet(crash=True)
         if self._down == down:
-            requests = Counter(self.cluster.faults.requests[before:])
+            requests = Counter(faults.requests[before:])
             listed = ", ".join(f"{number} {name}" for name, number in requests.items())
             raise UserMistake(f"the run ended before request {point}: its requests were {listed}; see crash_points()")
 
     def crash_points(self) -> list[CrashPoint]:
         """Returns all crash points of the run so far, for `crash` of a new driver that is sent the same records."""
-        points, seen = [], Counter[str]()
-        for request in self.cluster.faults.requests[self._first :]:
-            seen[request] += 1
-            points += [CrashPoint(request, seen[request], applied) for applied in (True, False)]
+        points = []
+        for place, cluster in sorted(self._clusters.items()):
+            seen = Counter[str]()
+            for request in cluster.faults.requests[self._first[place] :]:
+                seen[request] += 1
+                points += [CrashPoint(request, seen[request], applied, place) for applied in (True, False)]
         return points
 
     def restart(self) -> None:

@@ -19,9 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from random import Random
+from typing import Any
 
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
 from kstreams_py.kafka.transactions import OpenTransaction
@@ -30,6 +33,7 @@ from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.faults import Faults
 from kstreams_py.testing.memory_broker import Broker, Content
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer, Network
+from kstreams_py.testing.memory_target import MemoryTarget
 
 
 class ManualClock:
@@ -104,6 +108,8 @@ class MemoryCluster(_Reader):
     - `chance`: a seeded Random, by which fetches return partitions in any order, and few or no records at times.
     - `metadata_age`: after how long at most consumers learn of new partitions.
 
+    Another cluster of the same kind is there at its first use (`named`), with faults of its own.
+
     `faults` injects faults; `groups` has the committed offsets of each group, by its name.
     """
 
@@ -124,10 +130,28 @@ class MemoryCluster(_Reader):
         )
         self._network = Network(self._broker, self.clock, linger, chance)
         self._metadata_age = metadata_age
+        self._others: dict[str, MemoryCluster] = {}
+        self._make_other = partial(
+            MemoryCluster,
+            self.clock,
+            transaction_timeout=transaction_timeout,
+            session_timeout=session_timeout,
+            linger=linger,
+            marker_delay=marker_delay,
+            chance=chance,
+            metadata_age=metadata_age,
+        )
         self.faults = Faults(self._network)
         self.groups = Groups(self._network)
 
     # kafka.contracts.Cluster
+
+    def named(self, name: str) -> MemoryCluster:
+        if not name:
+            return self
+        if name not in self._others:
+            self._others[name] = self._make_other()
+        return self._others[name]
 
     def consumer(self, group: str, instance_id: str, **_: bool) -> MemoryConsumer:
         return MemoryConsumer(self._network, group, instance_id, self._metadata_age)
@@ -189,6 +213,12 @@ class MemoryCluster(_Reader):
         self._network.request("truncate", lambda: self._broker.partition(partition).truncate(before))
 
     # For tests.
+
+    def target(
+        self, evidence: Evidence | str = Evidence.HASH, refuses: Callable[[tuple[Any, ...]], str] = lambda _: ""
+    ) -> MemoryTarget:
+        """Makes a sink's target whose requests have the faults of this cluster; see MemoryTarget."""
+        return MemoryTarget(self._network, Evidence(evidence), refuses)
 
     def append(
         self,

@@ -419,7 +419,7 @@ def test_position_below_the_log_start_raises_input_lost_and_names_the_partition(
         assert list(consumer.consume(100, 0.1)) == []
         return False
 
-    with pytest.raises(InputLost, match=rf"{topic}\[0\].*(?s:.)*deleted before they were read.*reset-offsets"):
+    with pytest.raises(InputLost, match=rf"{topic}\[0\].*(?s:.)*deleted before they were read.*recover reset"):
         until(read)
 
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstreams_py.errors import Stop
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Evidence, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
-from tests.simulation.plan import ATTEMPTS, CONCURRENCY, FAILS, FAILURES_MAX, HALTS, SKIPS, STOPS, Halt, Kind, Stage
+from tests.simulation.plan import (
+    ATTEMPTS,
+    CONCURRENCY,
+    FAILS,
+    FAILURES_MAX,
+    HALTS,
+    REFUSED,
+    SKIPS,
+    STOPS,
+    Halt,
+    Kind,
+    Stage,
+)
 from tests.simulation.watched_worker import Place, WatchedWorker
 
 if TYPE_CHECKING:
@@ -25,6 +39,23 @@ class Called(NamedTuple):
     stage: Stage
     places: tuple[Place, ...]
     values: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The declaration of a target in memory; a row has the delivery hash of its step, and a value."""
+
+    evidence: Evidence
+    columns: tuple[str, ...] = ("step", "value")
+
+    def open(self, consumer: str) -> SinkConnection:
+        raise AssertionError(f"{consumer} connects by Environment.open_sink")
+
+
+def refuse(values: tuple[Any, ...]) -> str:
+    """Why a target refuses a row; "" if it takes it."""
+    first = values[1].partition(b"+")[0].partition(b">")[0]
+    return "refused" if first.endswith(REFUSED) else ""
 
 
 class Functions:
@@ -48,17 +79,22 @@ class Functions:
     def graph(self) -> Graph:
         """Builds the graph of the current processors."""
         retry = Retry(attempts=ATTEMPTS, backoff="100ms..1s") if self._world.plan.away else None
-        graph = Graph("g", guarantee=self._world.plan.guarantee, errors="dead", stop_on=Halt, retry=retry)
-        for topic in dict.fromkeys(topic for stage in self._world.stages for topic in (*stage.inputs, *stage.outputs)):
+        graph = Graph("g", guarantee=self._world.plan.guarantee, stop_on=Halt, retry=retry)
+        for topic in dict.fromkeys(topic for stage in self._world.stages for topic in stage.inputs):
             graph.topic(topic)
+        for topic in dict.fromkeys(topic for stage in self._world.stages for topic in stage.outputs):
+            graph.topic(topic, cluster="other" if self._world.plan.elsewhere else "")
         for stage in self._world.stages:
-            options: dict[str, Any] = {"id": stage.id, "guarantee": stage.guarantee}
+            options: dict[str, Any] = {"id": stage.id, "guarantee": stage.guarantee, "errors": "dead"}
             if stage.order is not None:
                 options |= {"concurrency": CONCURRENCY, "order": stage.order}
             if stage.batch:
                 options["persistence"] = Journal(stage.batch)
             function = self._function(stage)
             match stage.kind:
+                case _ if stage.stores:
+                    options |= {"alts": stage.kind is Kind.ALTS, "batch": stage.kind is Kind.BATCH}
+                    graph.sink(*stage.inputs, to=Declared(stage.stores), **options)(function)
                 case Kind.SINK:
                     graph.sink(*stage.inputs, **options)(function)
                 case Kind.JOIN:
@@ -75,7 +111,7 @@ class Functions:
             case Kind.FORK:
                 return lambda v, step: dict(self._work(stage, step, v))
             case Kind.SINK:
-                return lambda v, step: self._work(stage, step, v)
+                return lambda v, step: [row for _, row in self._work(stage, step, v)]
             case Kind.JOIN:
                 return lambda v, w, step: self._one(stage, step, v, w)
             case Kind.BATCH:
@@ -112,10 +148,12 @@ class Functions:
             self._fail_for_a_while(stage, watched, places, values)
         if values[0].endswith(FAILS):
             raise LookupError(values)
-        if not stage.outputs and not values[0].endswith(SKIPS):
+        if not stage.outputs and not stage.stores and not values[0].endswith(SKIPS):
             self.effects[step.delivery_hash] += 1
         world.strikes.point("returned")
-        results = stage.results(values)
+        results: list[tuple[str, Any]] = list(stage.results(values))
+        if stage.stores:
+            return [(name, (step.delivery_hash, value)) for name, value in results]
         if stage.is_refused(values):
             return [(topic, Out(value, key=None) if topic == stage.outputs[0] else value) for topic, value in results]
         return results

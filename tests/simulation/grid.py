@@ -13,9 +13,9 @@ import kstreams_py as ks
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
-from kstreams_py.processing.topics import create_own_topics
+from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.processing.worker import Worker, open_worker
-from kstreams_py.records import HASH_HEADER, Step, TopicPartition
+from kstreams_py.records import HASH_HEADER, Positions, Step, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from kstreams_py.testing.memory_clients import MemoryProducer
@@ -35,12 +35,14 @@ class Case:
     - `does`: "output", "none" or "raise".
     - `errors`: there is a topic of dead letters.
     - `journal`: None for persistence by the transaction alone.
+    - `cluster`: where its outputs and dead letters are; "" with its inputs.
     """
 
     kind: str
     does: str
     errors: bool
     journal: ks.Journal | None
+    cluster: str = ""
 
     @property
     def is_alts(self) -> bool:
@@ -89,8 +91,12 @@ Strike = tuple[str, int, str]
 """The name of a point, which of these it is, counted from 1, and how the process dies there.
 
 "dies" before the request, "dies after" it, "dies late" if the request arrives after its death; the answer is lost if it
-is "unanswered"; a process that is "replaced" goes on once its replacement has delivered all.
+is "unanswered"; a process that is "replaced" goes on once its replacement has delivered all. One that is "frozen"
+loses its membership, and goes on once another slot has delivered all.
 """
+
+FROZEN_SECONDS: Final = 3.0
+"""Longer than the session of a member, shorter than a transaction may be open."""
 
 
 class Grid:
@@ -99,19 +105,24 @@ class Grid:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock)
+        self.cluster = MemoryCluster(self.clock, session_timeout=2.0, transaction_timeout=60.0)
         self.hashes: list[bytes] = []
         """The delivery hash of each call."""
         self.process = Process()
+        self.took_over_in = 0.0
+        """Seconds in which another slot has delivered all in place of a frozen one."""
         self._strike: Strike | None = None
-        self.cluster.create_topics([(name, 1, -1, {}) for name in ("a", "b", "x", "y", "dead")])
+        self.other = self.cluster.named(case.cluster)
+        """The cluster of the outputs."""
+        self.cluster.create_topics([(name, 1, -1, {}) for name in ("a", "b")])
+        self.other.create_topics([(name, 1, -1, {}) for name in ("x", "y", "dead")])
         self.graph = self._declare()
         self.cluster.faults.watch(self.point)
-        found = self.cluster.topics(list(self.graph.topics))
-        create_own_topics(self.graph, self.cluster, found)
+        self.other.faults.watch(self.point)
+        create_own_topics(self.graph, self.cluster, find_topics(self.graph, self.cluster))
         self.feed()
         self.run()
-        self.before = {name: len(self.cluster.records(name)) for name in ("x", "y", "dead")}
+        self.before = {name: len(self.other.records(name)) for name in ("x", "y", "dead")}
         self.snapshots_before = self._count("snapshot")
         self.hashes.clear()
         self.feed()
@@ -122,10 +133,11 @@ class Grid:
             self.cluster.append(topic, b"value", b"key")
 
     def _declare(self) -> ks.Graph:
-        case, graph = self.case, ks.Graph("g", errors="dead" if self.case.errors else None)
+        case, graph = self.case, ks.Graph("g")
         inputs = [graph.topic(name, value=Watched(self)) for name in case.inputs]
-        outputs = [graph.topic(name) for name in case.outputs]
+        outputs = [graph.topic(name, cluster=case.cluster) for name in case.outputs]
         options: Any = {"id": "p", "persistence": case.journal or "transaction"}
+        options |= {"errors": "dead"} if case.errors else {}
 
         def work(step: Step) -> Any:
             self.hashes.append(step.delivery_hash)
@@ -154,7 +166,7 @@ class Grid:
 
     # Processes.
 
-    def run(self, strike: Strike | None = None) -> Process:
+    def run(self, strike: Strike | None = None, slot: int = 0) -> Process:
         """Runs a process until all inputs are delivered, or until it dies; returns what it did."""
         outer, self.process = self.process, Process()
         self._strike = strike
@@ -166,12 +178,13 @@ class Grid:
                     self.cluster, MemoryRegistry(), Settings(), clock=self.clock, sleep=self.clock.advance
                 )
                 (processor,) = self.graph.processors
-                worker = open_worker(self.graph, processor, 0, environment, stopping)
+                worker = open_worker(self.graph, processor, slot, environment, stopping)
                 worker.start()
                 for _ in range(TURNS_MAX):
                     worker.run_turn()
                     self.clock.advance(0.1)
-                    if self.is_delivered and not worker.committer.busy:
+                    positions = self.cluster.groups["g.p"] | worker.ledger.positions  # the group follows at the end
+                    if self._is_at_end(positions) and not worker.committer.busy:
                         break
                 worker.finish()
                 worker.close()
@@ -186,9 +199,11 @@ class Grid:
 
     @property
     def is_delivered(self) -> bool:
-        group, broker = self.cluster.groups["g.p"], self.cluster._broker
+        return self._is_at_end(self.cluster.groups["g.p"])
+
+    def _is_at_end(self, positions: Positions) -> bool:
         inputs = [TopicPartition(topic, 0) for topic in self.case.inputs]
-        return all(group.get(tp, 0) == broker.partition(tp).end for tp in inputs)
+        return all(positions.get(tp, 0) == self.cluster._broker.partition(tp).end for tp in inputs)
 
     @contextmanager
     def _reading_branches(self, process: Process) -> Iterator[None]:
@@ -229,20 +244,26 @@ class Grid:
             case "replaced":
                 self.run()
                 return None
+            case "frozen":
+                self.clock.advance(FROZEN_SECONDS)
+                before = self.clock()
+                self.run(slot=1)
+                self.took_over_in = self.clock() - before
+                return None
         raise Crash
 
     # What is there.
 
     def outputs(self) -> dict[str, int]:
         """How many records the set has left in each topic."""
-        return {name: len(self.cluster.records(name)) - before for name, before in self.before.items()}
+        return {name: len(self.other.records(name)) - before for name, before in self.before.items()}
 
     def digests(self) -> set[bytes]:
         """The delivery hashes of these records."""
         return {
             dict(m.headers() or ())[HASH_HEADER] or b""
             for name, before in self.before.items()
-            for m in self.cluster.records(name)[before:]
+            for m in self.other.records(name)[before:]
         }
 
     @property

@@ -23,7 +23,7 @@ position too late             at most once: an output is written whose offset is
 choices                       an alts read records in another order than in an earlier attempt
 calls                         calls that overlap were made in another order than their processor asks for
 hash                          a step has several delivery hashes, or a hash several steps
-positions                     the committed offsets of a group are not the ends of its inputs at the end of the run
+positions                     the offsets of a group, or in a target, are not the ends of the inputs after the run
 positions lost                the committed offsets of a group were deleted, and no worker reported it
 ended                         a process ended without a fault
 replaced without a holder     a process ended as replaced, and no other member holds its membership
@@ -43,9 +43,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kstreams_py.graph.declarations import Order
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
 from kstreams_py.testing.verdicts import Kind, compare, overtaken, overtaken_in_every_copy
-from tests.simulation.plan import ALO, AMO, EO, GHOST, Stage
+from tests.simulation.plan import ALO, AMO, EO, GHOST, ROWS, Stage
 from tests.simulation.plan import Kind as StageKind
 from tests.simulation.watched_worker import Place
 
@@ -109,6 +110,16 @@ def saved(world: World, stage: Stage) -> Positions:
     return {tp: at for tp, at in world.cluster.groups[stage.group].items() if tp in wanted}
 
 
+def stored(world: World, stage: Stage) -> Positions:
+    """The offsets of a processor's input partitions in its target, where it stores them."""
+    if stage.stores is not Evidence.OFFSETS:
+        return {}
+    found = world.targets[stage.group].positions.get(stage.group, {})
+    topics = world.cluster._broker.topics
+    names = {f"{topic}@{topics[topic].topic_id}": topic for topic in stage.inputs}
+    return {TopicPartition(names[tp.topic], tp.partition): at for tp, at in found.items() if tp.topic in names}
+
+
 def describe_progress(world: World) -> str:
     """Formats the committed offsets of all processors, and the ends of their inputs."""
     return "; ".join(
@@ -131,7 +142,7 @@ def _attributed(world: World) -> dict[str, list[tuple[Row, Message]]]:
     dead_letters = world.graph.topics["dead"].value.bind(world.registry, "dead-value")  # type: ignore[attr-defined]
     rows: dict[str, list[tuple[Row, Message]]] = defaultdict(list)
     for topic in world.written:
-        for m in world.cluster.records(topic):
+        for m in world.other.records(topic):
             value = _value(m, dead_letters)
             if (called := world.functions.steps.get(hash_of(m))) is None:
                 world.violate("hash", f"{topic} {value!r} has the hash of no step")
@@ -165,12 +176,23 @@ def miscounted(case: Case) -> Violations:
     repeatable = world.bounds.repeatable[stage.id]
     losable = world.bounds.losable[stage.id] if stage.guarantee is AMO else set[Place]()
     least = {row: 1 for row in wanted if losable.isdisjoint(row.places)}
-    repeats = {row: stage.guarantee is ALO or row.topic == "effect" for row in wanted | allowed}
+    if stage.stores:
+        for each in world.targets[stage.group].rows:
+            digest, value = each.values
+            found[Row(ROWS, world.functions.steps[digest].places, value)] += 1
+    repeats = {row: _may_repeat(stage, row.topic) for row in wanted | allowed}
     most = {row: 1 + repeatable[row.places[0]] * may_repeat for row, may_repeat in repeats.items()}
     comparison = compare(found, least, most)
     for kind, wrong in comparison.by_kind():
         for row in sorted(wrong):
             yield kind, f"{row}: {found[row]} times, expected {least.get(row, 0)} to {most.get(row, 0)} times"
+
+
+def _may_repeat(stage: Stage, topic: str) -> bool:
+    """Whether faults may repeat what a processor writes there."""
+    if topic == ROWS:
+        return False
+    return stage.guarantee is ALO or topic == "effect" or stage.stores is Evidence.OFFSETS
 
 
 def _steps(world: World, stage: Stage) -> tuple[Steps, Steps]:
@@ -196,9 +218,12 @@ def _steps(world: World, stage: Stage) -> tuple[Steps, Steps]:
 def disordered(case: Case) -> Violations:
     """Checks that the outputs of an input partition are in its order, in each output partition.
 
-    At least once, one copy of each output must be in order. At most once, records in flight at a fault are left out.
+    At least once, one copy of each output must be in order. At most once, records in flight at a fault are left out;
+    so are dead letters which are committed before it is known whether a target refuses a row before them.
     """
     world, stage, rows, _, _ = case
+    if stage.stores is Evidence.OFFSETS:
+        return
     delayed = world.bounds.delayed[stage.id] if stage.guarantee is AMO else set[Place]()
     late = overtaken_in_every_copy if stage.guarantee is ALO else overtaken
     for (before, _), (row, m) in late((each for each in rows if each[0].places[0] not in delayed), _line, _rank):
@@ -248,6 +273,8 @@ def not_at_the_ends(case: Case) -> Violations:
     ends = case.world.cluster.ends(inputs(case.world, case.stage))
     if (found := saved(case.world, case.stage)) != ends:
         yield "positions", f"{short(found)}, and the ends are {short(ends)}"
+    if not (kept := stored(case.world, case.stage)).items() <= ends.items():
+        yield "positions", f"the target has {short(kept)}, and the ends are {short(ends)}"
 
 
 CHECKS: Final[Sequence[Callable[[Case], Violations]]] = (

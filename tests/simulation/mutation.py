@@ -14,6 +14,7 @@ import pytest
 
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.sink import Evidence
 from tests.simulation.plan import EO, Fault, Kind, Plan, Strike, orders
 from tests.simulation.world import World
 
@@ -28,7 +29,7 @@ class Mutation:
     """A patch, and the invariants of which one must detect it.
 
     The runs are random: with the faults in `faults`, or with those in `struck`, each at a request of its name; with
-    `away`, functions fail for a while; with `order`, calls overlap.
+    `away`, functions fail for a while; with `order`, calls overlap; with `stores`, rows are stored.
     """
 
     apply: Patch
@@ -39,6 +40,7 @@ class Mutation:
     struck: Sequence[tuple[Fault, str]] = ()
     away: bool = False
     order: Order | None = None
+    stores: Evidence | None = None
 
 
 class Mutations(dict[str, Mutation]):
@@ -61,8 +63,17 @@ def candidates(mutation: Mutation) -> Iterator[Plan]:
         if not mutation.struck:
             drawn = Plan.random(seed, mutation.faults)
             order = mutation.order if mutation.order in orders(kind, mutation.guarantee) else None
-            yield replace(drawn, kind=kind, guarantee=mutation.guarantee, away=mutation.away or drawn.away, order=order)
-        elif struck := _struck_at(Plan(kind, mutation.guarantee, seed, away=mutation.away), mutation.struck):
+            yield replace(
+                drawn,
+                kind=kind,
+                guarantee=mutation.guarantee,
+                away=mutation.away or drawn.away,
+                order=order,
+                stores=mutation.stores,
+            )
+        elif struck := _struck_at(
+            Plan(kind, mutation.guarantee, seed, away=mutation.away, stores=mutation.stores), mutation.struck
+        ):
             yield struck
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.sink import Evidence
 
 PARTITIONS: Final = 2
 """Partitions of every topic."""
@@ -29,6 +30,9 @@ ATTEMPTS: Final = 4
 
 FAILURES_MAX: Final = 2
 """Attempts at any other step that fail in a run, where functions fail for a while: fewer than ATTEMPTS."""
+
+ROWS = "rows"
+"""In place of a topic: of the rows of a target."""
 
 GHOST = b"ghost of "
 """The prefix of the values of aborted transactions."""
@@ -67,6 +71,8 @@ class Stage:
     outputs: tuple[str, ...]
     order: Order | None = None
     batch: int = 0
+    stores: Evidence | None = None
+    """The evidence of its target, where it stores rows in place of outputs."""
 
     @property
     def group(self) -> str:
@@ -78,19 +84,23 @@ class Stage:
         return self.order in (Order.KEY, Order.NONE)
 
     def results(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
-        """The results of the function for a step, as (topic, value) pairs; that of a sink is an effect."""
+        """The results of the function for a step, as (topic, value) pairs; that of a sink is an effect.
+
+        Rows have the topic ROWS.
+        """
         value = b"+".join(values)
         if values[0].endswith((SKIPS, FAILS)):
             return []
+        name = ROWS if self.stores else next(iter(self.outputs), "effect")
         match self.kind:
             case Kind.FORK:
                 return [(topic, value + b">" + topic.encode()) for topic in self.outputs]
             case Kind.GENERATOR:
-                return [(self.outputs[0], value + b">1"), (self.outputs[0], value + b">2")]
-            case Kind.SINK:
-                return [("effect", value)]
+                return [(name, value + b">1"), (name, value + b">2")]
+            case Kind.SINK if self.stores:
+                return [(name, value + b">1"), (name, value + b">2")]
             case _:
-                return [(self.outputs[0], value)]
+                return [(name, value)]
 
     def expected(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
         """The outputs that a step must have, dead letters included."""
@@ -99,18 +109,20 @@ class Stage:
             return [dead]
         if not self.is_refused(values):
             return self.results(values)
+        if self.stores:
+            return [dead]
         accepted = [(topic, value) for topic, value in self.results(values) if topic != self.outputs[0]]
         return [dead, *accepted] if self.guarantee is AMO else [dead]
 
     def allowed(self, values: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
         """Further outputs that a step may have: at least once, those written beside a refused output."""
-        if self.guarantee is ALO and self.is_refused(values):
+        if self.guarantee is ALO and self.is_refused(values) and not self.stores:
             return [(topic, value) for topic, value in self.results(values) if topic != self.outputs[0]]
         return []
 
     def is_refused(self, values: tuple[bytes, ...]) -> bool:
-        """Whether an output of the step is refused by its topic."""
-        return bool(self.outputs) and values[0].endswith(REFUSED)
+        """Whether an output of the step is refused by its topic, or a row by its target."""
+        return bool(self.outputs or self.stores) and values[0].endswith(REFUSED)
 
 
 CONCURRENCY: Final = 3
@@ -193,7 +205,8 @@ class Plan:
     so many steps of a task.
 
     As text: map:exactly_once:7:dies@17:late@3, with 7/2 for two `records` in each input partition, 7~ for `away`,
-    7+key for the `order`, and 7#2 for the `batch`.
+    7+key for the `order`, 7#2 for the `batch`, 7#2^ where its outputs are `elsewhere`, on another cluster, and 7&hash
+    where the first processor `stores` rows in place of its outputs.
     """
 
     kind: Kind
@@ -204,6 +217,8 @@ class Plan:
     away: bool = False
     order: Order | None = None
     batch: int = 0
+    elsewhere: bool = False
+    stores: Evidence | None = None
 
     def under(self, guarantee: Guarantee, **changed: Any) -> Self:
         """This plan under another guarantee; without its order, if the guarantee excludes that."""
@@ -220,8 +235,9 @@ class Plan:
     def __str__(self) -> str:
         seed = str(self.seed) if self.records == RECORDS else f"{self.seed}/{self.records}"
         order = "" if self.order is None else f"+{self.order}"
-        batch = f"#{self.batch}" if self.batch else ""
-        surroundings = seed + "~" * self.away + order + batch
+        batch = f"#{self.batch}{'^' * self.elsewhere}" if self.batch else ""
+        stores = "" if self.stores is None else f"&{self.stores}"
+        surroundings = seed + "~" * self.away + order + batch + stores
         return ":".join([self.kind, self.guarantee, surroundings, *map(str, self.strikes)])
 
     @property
@@ -235,6 +251,7 @@ class Plan:
         if text.isdigit():
             return cls.random(int(text))
         kind, guarantee, surroundings, *strikes = text.split(":")
+        surroundings, _, stores = surroundings.partition("&")
         surroundings, _, batch = surroundings.partition("#")
         surroundings, _, order = surroundings.partition("+")
         away = surroundings.endswith("~")
@@ -248,7 +265,9 @@ class Plan:
             int(records or RECORDS),
             away,
             Order(order) if order else None,
-            int(batch or 0),
+            int(batch.removesuffix("^") or 0),
+            batch.endswith("^"),
+            Evidence(stores) if stores else None,
         )
 
     @classmethod

@@ -7,6 +7,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from kstreams_py.errors import DrainTimeout, KStreamsError
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.processing.worker import open_worker
@@ -55,6 +56,7 @@ class Process:
                 outputs_held=world.outputs_held,
                 chance=world.random.random,
                 open_calls=partial(SimulatedCalls, world.random),
+                open_sink=lambda _, consumer: world.targets[consumer].connect(consumer),
             )
             watched.worker = open_worker(
                 world.graph, processors[watched.stage.id], self.slot, environment, self._stopping
@@ -80,7 +82,8 @@ class Process:
         failures: list[Exception] = []
         self._excuse_losses_in_outage()
         for watched in self.workers:
-            if watched.stage.runs_ahead:
+            # of steps whose rows are not stored yet, dead letters may be committed
+            if watched.stage.runs_ahead or watched.stage.stores is Evidence.OFFSETS:
                 self._world.bounds.may_repeat(watched)
             try:
                 if watched.worker is not None and watched is not self.failed:

@@ -52,7 +52,8 @@ class Restarts:
                 world.is_feeding = world.settings.auto_offset_reset == "earliest"
             case Fault.DEPLOYED if world.plan.kind is Kind.ALTS and len(world.stages[0].inputs) > 2:
                 self._retire("c")
-                world.stages[0] = Stage("p", Kind.ALTS, world.plan.guarantee, ("a", "b"), ("x",))
+                outputs, stores = world.stages[0].outputs, world.plan.stores
+                world.stages[0] = Stage("p", Kind.ALTS, world.plan.guarantee, ("a", "b"), outputs, stores=stores)
                 world.graph = world.functions.graph()
         for slot in slots:
             world.begin(slot)
@@ -74,7 +75,8 @@ class Restarts:
         world = self._world
         positions = {stage.group: world.cluster.groups[stage.group] for stage in world.stages}
         strikes, world.strikes.left, self.has_reported_loss, self.is_expiring = world.strikes.left, [], False, True
-        world.cluster._network._outages.clear()  # expiry takes days
+        for cluster in world.clusters:
+            cluster._network._outages.clear()  # expiry takes days
         for group in positions:
             world.cluster.faults.forget_positions(group)
         for slot in slots:
@@ -89,8 +91,11 @@ class Restarts:
         world.strikes.left, self.is_expiring = strikes, False
 
     def _has_begun(self, positions: dict[str, Positions]) -> bool:
+        """Whether a group has processed records whose offsets its target does not have."""
         starts = self._world.inputs.starts
-        return any(at > starts.get(tp, 0) for found in positions.values() for tp, at in found.items())
+        kept = {s.group: invariants.stored(self._world, s) for s in self._world.stages}
+        read = ((group, tp, at) for group, found in positions.items() for tp, at in found.items())
+        return any(at > starts.get(tp, 0) and tp not in kept[group] for group, tp, at in read)
 
     def _reports_loss(self, slots: list[int]) -> bool:
         """Whether a worker reports the loss within 20 turns of each."""

@@ -19,7 +19,7 @@ SESSION_TIMEOUT: Final = Settings().session_timeout_ms / 1000
 
 MAY_COME_LATE: Final = {
     "produce", "add_partition", "add_offsets", "send_offsets", "commit_transaction", "abort_transaction",
-    "init_transactions", "commit",
+    "init_transactions", "commit", "store",
 }  # fmt: skip
 """Requests that change the broker's state also when they arrive late."""
 
@@ -92,7 +92,9 @@ class Strikes:
         requests = COORDINATORS if fault is Fault.AWAY else LEADERS
         applied = random.choice((0.0, 0.5, 1.0))
         seconds = random.choice((1.0, 3.0, 8.0, 20.0))
-        self._world.cluster.faults.begin_outage(seconds, requests, lambda: random.random() < applied)
+        clusters = self._world.clusters
+        for cluster in clusters if len(clusters) == 1 else random.choice((clusters, clusters[:1], clusters[1:])):
+            cluster.faults.begin_outage(seconds, requests, lambda: random.random() < applied)
 
     def _grow(self, process: Process, fault: Fault) -> None:
         world = self._world

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.sink import Evidence
 from tests.simulation.plan import AMO, EO, Fault, Kind, Plan, Strike
 from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
@@ -40,10 +41,12 @@ def journaled(seed: int) -> Plan:
     return replace(drawn, guarantee=EO, order=None, batch=(1, 2, 100)[seed % 3])
 
 
-def run_journaled_block(first: int, count: int) -> None:
-    """Runs random plans with a journal."""
+def run_journaled_block(first: int, count: int, *, elsewhere: bool = False) -> None:
+    """Runs random plans with a journal; with `elsewhere`, those whose outputs are on another cluster."""
     for seed in range(first, first + count):
-        run(journaled(seed))
+        plan = journaled(seed)
+        if not elsewhere or plan.kind.outputs:
+            run(replace(plan, elsewhere=elsewhere))
 
 
 def run(plan: Plan) -> World:
@@ -69,17 +72,21 @@ def crash_everywhere(
     away: bool = False,
     order: Order | None = None,
     batch: int = 0,
+    elsewhere: bool = False,
+    stores: Evidence | None = None,
 ) -> int:
     """Makes every fault (after the first attempt, CRASHES) happen at every point of the nth attempt.
 
     The earlier attempts die before their commit. With `away`, functions fail for a while; with `order`, calls overlap;
-    with `batch`, deliveries go through a journal. Returns the number of runs.
+    with `batch`, deliveries go through a journal, and with `elsewhere` to another cluster; with `stores`, rows are
+    stored. Returns the number of runs.
     """
     undone = "commit" if guarantee is AMO else "returned"
     records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
     before: tuple[Strike, ...] = ()
     for _ in range(attempt):
-        points = run(Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order, batch)).strikes.points
+        plan = Plan(kind, guarantee, SEED_OF[attempt], before, records, away, order, batch, elsewhere, stores)
+        points = run(plan).strikes.points
         if len(before) < attempt - 1:
             before += (Strike(Fault.DIES, points.index(undone) + 1),)
     runs = 0
@@ -87,7 +94,7 @@ def crash_everywhere(
         for fault in Fault if attempt == 1 else sorted(CRASHES):
             if _can_happen(fault, point) and not (batch and fault in REFUSED_BY_JOURNALS):
                 strikes = (*before, Strike(fault, after))
-                world = run(Plan(kind, guarantee, SEED_OF[attempt], strikes, records, away, order, batch))
+                world = run(replace(plan, strikes=strikes))
                 # an alts that is deployed without its third input has other points
                 has_third = kind is Kind.ALTS and fault is Fault.DEPLOYED
                 assert len(world.strikes.fired) == attempt or has_third, world.report()

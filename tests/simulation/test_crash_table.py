@@ -13,8 +13,8 @@ after the commit, without an answer                1              1
 after everything                     1             1              1
 ===================================  ============  =============  ============
 
-The output of a sink is its effect outside of Kafka. Exactly once, it happens once per delivery hash: all copies have
-the same hash.
+The output of a sink without a target is its effect outside of Kafka. Exactly once, it happens once per delivery hash:
+all copies have the same hash. The rows that a sink stores in a target (`to=`) are there once, at every point.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from functools import cache
 import pytest
 
 from kstreams_py.graph.guarantees import Guarantee
-from tests.simulation.plan import ALO, AMO, EO, Fault, Kind, Plan, Strike
+from kstreams_py.graph.sink import Evidence
+from tests.simulation.plan import ALO, AMO, EO, ROWS, Fault, Kind, Plan, Strike
 from tests.simulation.suite import ATTEMPTS, run
 from tests.simulation.world import World
 
@@ -86,6 +87,26 @@ CELLS: dict[str, tuple[Fault, Place, dict[Guarantee, int]]] = {
     "after everything": (Fault.DIES, len, {AMO: 1, ALO: 1, EO: 1}),
 }
 
+STORED: dict[str, tuple[Fault, Place]] = {
+    "after it has read the record": (Fault.DIES_AFTER, reading),
+    "during processing": (Fault.DIES, first("function")),
+    "before its rows are stored": (Fault.DIES, after_output("store")),
+    "after its rows were stored": (Fault.DIES_AFTER, after_output("store")),
+    "rows stored after its death": (Fault.DIES_LATE, after_output("store")),
+    "rows lost, worker alive": (Fault.LOST, after_output("store")),
+    "rows stored without an answer, worker alive": (Fault.UNANSWERED, after_output("store")),
+    "rows stored late, worker alive": (Fault.LATE, after_output("store")),
+    "rows stored twice": (Fault.DOUBLED, after_output("store")),
+    "worker replaced before its rows are stored": (Fault.REPLACED, after_output("store")),
+    "before the commit": (Fault.DIES, after_output(*SAVE)),
+    "after the commit, without an answer": (Fault.DIES_AFTER, after_output(*SAVE)),
+    "commit lost, worker alive": (Fault.LOST, after_output(*SAVE)),
+    "after everything": (Fault.DIES, len),
+}
+"""Of a sink with a target: each row is stored once, by either evidence."""
+
+STORES = [(EO, Evidence.HASH), (ALO, Evidence.HASH), (EO, Evidence.OFFSETS)]
+
 EFFECTS: dict[str, tuple[Fault, Place, dict[Guarantee, int]]] = {
     "after it has read the record": (Fault.DIES_AFTER, reading, {AMO: 1, ALO: 1, EO: 1}),
     "before the offset is committed": (Fault.DIES, saving, {AMO: 1}),
@@ -112,6 +133,8 @@ def count_copies(world: World) -> dict[tuple[str, bytes], int]:
     found = Counter((m.topic(), m.value() or b"") for topic in stage.outputs for m in world.cluster.records(topic))
     for digest, times in world.functions.effects.items():
         found["effect", b"+".join(world.functions.steps[digest].values)] += times
+    for target in world.targets.values():
+        found.update((ROWS, row.values[1]) for row in target.rows)
     names = [[f"{topic}{number}.0".encode() for topic in stage.inputs] for number in (0, 1)]
     is_alts = stage.kind is Kind.ALTS
     steps = [(name,) for of_one in names for name in of_one] if is_alts else [tuple(each) for each in names]
@@ -119,13 +142,15 @@ def count_copies(world: World) -> dict[tuple[str, bytes], int]:
 
 
 @cache
-def undisturbed_attempt(kind: Kind, guarantee: Guarantee, attempt: int) -> tuple[tuple[Strike, ...], Sequence[str]]:
+def undisturbed_attempt(
+    kind: Kind, guarantee: Guarantee, attempt: int, stores: Evidence | None = None
+) -> tuple[tuple[Strike, ...], Sequence[str]]:
     """The faults of the attempts before the nth, each when it reads committed offsets; and the points of the nth."""
     before: tuple[Strike, ...] = ()
     for _ in range(attempt - 1):
-        points = run(Plan(kind, guarantee, 0, before, records=1)).strikes.points
+        points = run(Plan(kind, guarantee, 0, before, records=1, stores=stores)).strikes.points
         before += (Strike(Fault.DIES, first("committed")(points)),)
-    return before, run(Plan(kind, guarantee, 0, before, records=1)).strikes.points
+    return before, run(Plan(kind, guarantee, 0, before, records=1, stores=stores)).strikes.points
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
@@ -136,6 +161,21 @@ def test_copies_are_those_of_the_crash_table(kind: Kind, guarantee: Guarantee, c
     world = run(Plan(kind, guarantee, 0, (*before, Strike(fault, place(undisturbed))), records=1))
     assert world.strikes.fired == [Fault.DIES] * (attempt - 1) + [fault]
     assert set(count_copies(world).values()) == {expected[guarantee]}, world.report()
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+@pytest.mark.parametrize("cell", STORED)
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.FORK])
+@pytest.mark.parametrize(("guarantee", "stores"), STORES)
+def test_rows_are_stored_once_in_every_cell_of_the_crash_table(
+    guarantee: Guarantee, stores: Evidence, kind: Kind, cell: str, attempt: int
+) -> None:
+    fault, place = STORED[cell]
+    before, undisturbed = undisturbed_attempt(kind, guarantee, attempt, stores)
+    strikes = (*before, Strike(fault, place(undisturbed)))
+    world = run(Plan(kind, guarantee, 0, strikes, records=1, stores=stores))
+    assert world.strikes.fired == [Fault.DIES] * (attempt - 1) + [fault]
+    assert set(count_copies(world).values()) == {1}, world.report()
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)

@@ -33,13 +33,15 @@ CP20    the attempt-nil is durable                  nothing    1f, 3a
 
 CP21 to CP25 are CP11 to CP17 where the function raises and there is a topic of dead letters, by branch 1e; CP26 is CP20
 where there is none. CP28 is each point with an error of the cluster in place of the crash, which the simulation has
-(test_journal.py); CP29 is the process that is replaced and wakes up. A retry takes no snapshot: where it dies before
-its attempt, its own branch is taken again.
+(test_journal.py); CP29 is the process that is replaced and wakes up. CP30 is one that writes to another cluster and
+wakes up when another slot has its task: that has fenced its producer, as the group cannot refuse its commit. A retry
+takes no snapshot: where it dies before its attempt, its own branch is taken again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -51,7 +53,7 @@ from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.journaled import Journaled
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions
-from tests.simulation.grid import KINDS, Case, Grid, Strike
+from tests.simulation.grid import FROZEN_SECONDS, KINDS, Case, Grid, Strike
 
 SNAPSHOT, CHOICE = 0, 1
 """Transactions of the journal before the function."""
@@ -64,12 +66,12 @@ STARTS = ("init_transactions", "journal init_transactions")
 IN_FUNCTION: Strike = ("function", 1, "dies")
 
 
-def cases(journal: ks.Journal | None) -> Iterator[Case]:
+def cases(journal: ks.Journal | None, cluster: str = "") -> Iterator[Case]:
     for kind in KINDS:
         for does in ("output", "none", "raise"):
             for errors in (True, False):
-                if not ("sink" in kind and does == "output"):  # what a sink returns is ignored
-                    yield Case(kind, does, errors, journal)
+                if not ("sink" in kind and (does == "output" or cluster)):  # what a sink returns is ignored
+                    yield Case(kind, does, errors, journal, cluster)
 
 
 def cells(case: Case) -> list[str]:
@@ -81,6 +83,7 @@ def cells(case: Case) -> list[str]:
         return [*found, "CP18", "CP19", "CP20"]
     found += ["CP11", "CP12", "CP13", "CP14", "CP15", "CP16", "CP16b", "CP17"]
     found += ["CP10"] if case.does == "output" else []
+    found += ["CP30"] if case.cluster else []
     return [*found, "CP12b"] if len(case.written) > 1 else found
 
 
@@ -123,6 +126,7 @@ def strike_at(cell: str, points: Sequence[str]) -> Strike | None:
         "CP19": (attempts, "dies late"),
         "CP20": (attempts, "dies after"),
         "CP29": (attempts, "replaced"),
+        "CP30": (commits, "frozen"),
     }[cell]
     return (points[found[0]], points[: found[0] + 1].count(points[found[0]]), fault) if found else None
 
@@ -146,7 +150,9 @@ def die_and_recover(case: Case, cell: str, attempt: int) -> None:
     for _ in range(attempt - 1):
         grid.run(IN_FUNCTION)
         calm.run(IN_FUNCTION)
-    strike = strike_at(cell, calm.run().points)
+    undisturbed = calm.run()
+    assert undisturbed.error is None
+    strike = strike_at(cell, undisturbed.points)
     if strike is None:
         assert cell in ABSENT, f"{cell} is not reached"
         assert attempt > 1 or case.journal is None, f"{cell} is not reached"
@@ -164,44 +170,54 @@ def die_and_recover(case: Case, cell: str, attempt: int) -> None:
     assert len(dict.fromkeys(grid.hashes)) == sets, "each set has one delivery hash"
     if cell == "CP29":
         assert isinstance(struck.error, Replaced), "the process that woke up ends"
+    elif cell == "CP30":
+        assert (struck.error, grid.snapshots) == (None, sets), "the process that woke up goes on"
+        assert grid.took_over_in < FROZEN_SECONDS, "its transaction was not waited for"
     elif case.journal is not None:
         assert (last.branch, grid.snapshots) == (branch_after(cell, case, attempt), sets)
         if case.is_alts and called and last.branch.endswith(("1c", "3b")):
             assert grid.hashes[called] == grid.hashes[0], "an alts makes its choice again"
 
 
-@pytest.mark.parametrize("journal", [ks.Journal(1), None], ids=["journal", "transaction"])
+@pytest.mark.parametrize(
+    ("journal", "cluster", "count"),
+    [(ks.Journal(1), "", 622), (None, "", 622), (ks.Journal(1), "other", 534)],
+    ids=["journal", "transaction", "two clusters"],
+)
 @pytest.mark.parametrize("attempt", [1, 2, 3])
-def test_delivery_happens_once_whatever_point_its_process_dies_at(attempt: int, journal: ks.Journal | None) -> None:
+def test_delivery_happens_once_whatever_point_its_process_dies_at(
+    attempt: int, journal: ks.Journal | None, cluster: str, count: int
+) -> None:
     tried = 0
-    for case in cases(journal):
+    for case in cases(journal, cluster):
         for cell in cells(case):
             try:
                 die_and_recover(case, cell, attempt)
             except AssertionError as error:
                 raise AssertionError(f"{case}, {cell}, attempt {attempt}: {error}") from error
             tried += 1
-    assert tried == 622
+    assert tried == count
 
 
 # Mutations: each removes one thing that the recovery does, and a cell detects it.
 
 ALTS = Case("alts", "output", errors=True, journal=ks.Journal(1))
 MAP = Case("map", "output", errors=True, journal=ks.Journal(1))
+ELSEWHERE = replace(MAP, cluster="other")
 
 
 def no_recovery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DeliveryJournal, "recover", lambda self, _: self.forget() or {})
+    patch.setattr(DeliveryJournal, "recover", lambda self, positions: self.forget() or (positions, {}))
 
 
 def no_snapshot_in_force(patch: pytest.MonkeyPatch) -> None:
     """A retry takes another snapshot."""
     recover = DeliveryJournal.recover
 
-    def recover_and_forget(self: DeliveryJournal, positions: Positions) -> dict[int, Choices]:
-        choices = recover(self, positions)
+    def recover_and_forget(self: DeliveryJournal, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        recovered = recover(self, positions)
         self.snapshots.clear()
-        return choices
+        return recovered
 
     patch.setattr(DeliveryJournal, "recover", recover_and_forget)
 
@@ -209,9 +225,8 @@ def no_snapshot_in_force(patch: pytest.MonkeyPatch) -> None:
 def no_pin(patch: pytest.MonkeyPatch) -> None:
     recover = DeliveryJournal.recover
 
-    def recover_without_choices(self: DeliveryJournal, positions: Positions) -> dict[int, Choices]:
-        recover(self, positions)
-        return {}
+    def recover_without_choices(self: DeliveryJournal, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        return recover(self, positions)[0], {}
 
     patch.setattr(DeliveryJournal, "recover", recover_without_choices)
 
@@ -250,7 +265,7 @@ def attempt_after_the_commit(patch: pytest.MonkeyPatch) -> None:
         self._call(lambda producer: producer.send_offsets(positions, self._consumer))
         self._call(lambda producer: producer.commit_transaction())
         self._ledger.commit(positions)
-        self._record_attempts(writing)
+        self._record_attempts({part.partition: self._describe(part) for part in self._parts}, writing)
         self._deliveries.deliver(writing)
         return None
 
@@ -266,6 +281,25 @@ def no_choice_before_the_function(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journaled, "_unrecorded", lambda *_: {})
 
 
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    """The transaction of a worker that had the task before is waited for."""
+    patch.setattr(DeliveryJournal, "_fence", lambda *_: None)
+
+
+def no_record_beside_outputs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journaled, "_confirm", lambda *_: None)
+
+
+def offsets_decide_between_clusters(patch: pytest.MonkeyPatch) -> None:
+    """The committed offsets, which follow a commit on another cluster, decide whether that took place."""
+    patch.setattr(DeliveryJournal, "_is_confirmed", lambda *_, **__: None)
+
+
+def goes_on_at_the_committed_offsets(patch: pytest.MonkeyPatch) -> None:
+    """What was delivered to another cluster is read again."""
+    patch.setattr(recovery, "_same", lambda *_: {})
+
+
 @pytest.mark.parametrize(
     ("mutation", "case", "cell"),
     [
@@ -276,6 +310,10 @@ def no_choice_before_the_function(patch: pytest.MonkeyPatch) -> None:
         (attempt_after_the_commit, MAP, "CP17"),
         (reads_nothing_back, MAP, "CP15"),
         (no_choice_before_the_function, ALTS, "CP09"),
+        (no_fence, ELSEWHERE, "CP30"),
+        (no_record_beside_outputs, ELSEWHERE, "CP17"),
+        (offsets_decide_between_clusters, ELSEWHERE, "CP17"),
+        (goes_on_at_the_committed_offsets, ELSEWHERE, "CP17"),
     ],
 )
 def test_mutation_of_the_recovery_is_seen_by_a_cell(

@@ -18,6 +18,16 @@ def test_journal_random_faults_delivers_once(first: int) -> None:
     run_journaled_block(first, BLOCK)
 
 
+@pytest.mark.parametrize("first", [*SEEDS, *(pytest.param(first, marks=pytest.mark.long) for first in MORE_SEEDS)])
+def test_journal_random_faults_between_two_clusters_deliver_once(first: int) -> None:
+    run_journaled_block(first, BLOCK, elsewhere=True)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind.outputs])
+def test_journal_fault_at_every_point_between_two_clusters_delivers_once(kind: Kind) -> None:
+    assert crash_everywhere(kind, EO, 1, batch=2, elsewhere=True) > 50
+
+
 @pytest.mark.parametrize("attempt", [1, *(pytest.param(each, marks=pytest.mark.long) for each in ATTEMPTS[1:])])
 @pytest.mark.parametrize("kind", Kind)
 def test_journal_fault_at_every_point_delivers_once(kind: Kind, attempt: int) -> None:

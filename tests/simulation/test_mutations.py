@@ -14,6 +14,7 @@ from tests.simulation import (
     mutations_of_findings,
     mutations_of_overlap,
     mutations_of_retries,
+    mutations_of_sinks,
 )
 from tests.simulation.mutation import SEEDS_MAX, find
 from tests.simulation.world import World
@@ -23,6 +24,7 @@ MUTATIONS = (
     | mutations_of_findings.MUTATIONS
     | mutations_of_retries.MUTATIONS
     | mutations_of_overlap.MUTATIONS
+    | mutations_of_sinks.MUTATIONS
 )
 
 

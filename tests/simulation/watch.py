@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing import Kind
 from kstreams_py.testing.events import Isolation
 from tests.simulation.functions import Called
-from tests.simulation.invariants import hash_of, short
-from tests.simulation.plan import ALO, AMO, EO
+from tests.simulation.invariants import hash_of, short, stored
+from tests.simulation.plan import ALO, AMO, EO, ROWS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -36,11 +37,17 @@ class Watch:
         world = self._world
         if world.restarts.is_expiring:
             return
-        world.cluster._network.pass_time()
-        positions = {stage.id: dict(world.cluster._broker.group(stage.group).positions) for stage in world.stages}
-        partitions = [world.cluster._broker.partition(tp) for tp in world.outputs]
+        for cluster in world.clusters:
+            cluster._network.pass_time()
+        positions = {
+            stage.id: world.cluster._broker.group(stage.group).positions | stored(world, stage)
+            for stage in world.stages
+        }
+        partitions = [world.other._broker.partition(tp) for tp in world.outputs]
         functions = world.functions
-        seen = (positions, [(p.end, p.stable) for p in partitions], len(functions.steps), functions.effects.total())
+        rows = sum(len(target.rows) for target in world.targets.values())
+        ends = [(p.end, p.stable) for p in partitions]
+        seen = (positions, ends, rows, len(functions.steps), functions.effects.total())
         if seen == self._seen:
             return
         self._seen = seen
@@ -61,11 +68,14 @@ class Watch:
         """
         hidden: set[bytes] = set()
         for tp in self._world.outputs:
-            partition = self._world.cluster._broker.partition(tp)
+            partition = self._world.other._broker.partition(tp)
             for m in partition.read(self._read[tp], Isolation.COMMITTED):
                 self._found[hash_of(m)].add(tp.topic)
             self._read[tp] = partition.stable
             hidden.update(hash_of(m) for m in partition.read(partition.stable, Isolation.UNCOMMITTED))
+        for target in self._world.targets.values():
+            for row in target.rows:
+                self._found[row.values[0]].add(ROWS)
         return hidden
 
     def _check(self, digest: bytes, called: Called) -> None:
@@ -79,7 +89,12 @@ class Watch:
         done = all(at < positions.get(TopicPartition(topic, number), 0) for topic, _, number, at in places)
         if done and every:
             self._sound.add(digest)
-        if stage.guarantee is EO and (done != some or some != every) and not effect:
+        if self._world.plan.elsewhere and every:
+            return  # the committed offsets follow
+        # rows are stored before the offsets of their evidence, hashes; dead letters before rows with offsets
+        early = {Evidence.HASH: {ROWS}, Evidence.OFFSETS: {"dead"}}
+        is_early = stage.stores is not None and not done and wanted == early[stage.stores]
+        if stage.guarantee is EO and (done != some or some != every) and not effect and not is_early:
             name = str(Kind.TORN_TRANSACTION)
         elif stage.guarantee is ALO and done and not every:
             name = "position too early"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kstreams_py.errors import ClientError, Refused
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.processing.guarantees import AtMostOnce
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -36,6 +37,9 @@ class WatchedCluster:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
+
+    def named(self, name: str) -> WatchedCluster:
+        return WatchedCluster(self._watched, self._cluster.named(name)) if name else self
 
     def consumer(self, *arguments: Any, **options: Any) -> MemoryConsumer:
         return self._watched.watch_consumer(self._cluster.consumer(*arguments, **options))
@@ -239,7 +243,9 @@ class WatchedWorker:
         def watch(positions: Positions) -> None:
             self.attempt += 1
             self._undone = False  # what fails from now on fails by another fault
-            self._fetched = dict(positions)
+            # dead letters may be committed of steps that are read again, if their offsets are stored in a target
+            kept = self._fetched if self.stage.stores is Evidence.OFFSETS else {}
+            self._fetched = {tp: max(at, kept.get(tp, at)) for tp, at in positions.items()}
             assign(positions)
 
         return watch

@@ -28,7 +28,7 @@ from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from tests.simulation import invariants
 from tests.simulation.bounds import Bounds
-from tests.simulation.functions import Functions
+from tests.simulation.functions import Functions, refuse
 from tests.simulation.inputs import Inputs
 from tests.simulation.plan import ALO, AMO, EO, PARTITIONS, Halt, Kind, Plan, Stage
 from tests.simulation.process import Process
@@ -60,15 +60,32 @@ class World:
             chance=Random(random.random()) if plan.seed else None,
             metadata_age=random.choice((0.0, 1.0, 10.0)),
         )
-        self.cluster.faults.limit_queues(random.choice((100_000, 1, 3)))
+        self.other = self.cluster.named("other" if plan.elsewhere else "")
+        """The cluster of the outputs."""
+        queued = random.choice((100_000, 1, 3))
+        for cluster in self.clusters:
+            cluster.faults.limit_queues(queued)
         self.registry = MemoryRegistry()
         self.latency = random.choice((0.0, 0.001, 0.03))
         self.work_seconds = random.choice((0.0, 0.02, 0.3))
         self.outputs_held = random.choice((OUTPUTS_HELD, 0, 1))
         self.stages = [
-            Stage("p", plan.kind, plan.guarantee, plan.inputs, plan.kind.outputs, plan.order, plan.batch),
+            Stage(
+                "p",
+                plan.kind,
+                plan.guarantee,
+                plan.inputs,
+                () if plan.stores else plan.kind.outputs,
+                plan.order,
+                plan.batch,
+                plan.stores,
+            ),
             *self._second(),
         ]
+        self.targets = {
+            stage.group: self.cluster.target(stage.stores, refuse) for stage in self.stages if stage.stores is not None
+        }
+        """The target of each processor that stores rows."""
         self.bounds = Bounds()
         self.functions = Functions(self)
         self.strikes = Strikes(self, plan.strikes)
@@ -76,7 +93,7 @@ class World:
         self.graph = self.functions.graph()
         compacted = {"cleanup.policy": "compact"}
         self.cluster.create_topics([(name, PARTITIONS, -1, {}) for name in plan.inputs])
-        self.cluster.create_topics(
+        self.other.create_topics(
             [(name, PARTITIONS, -1, compacted) for name in ("x", "z") if name in self.graph.topics]
         )
         create_topics(self.graph, self.cluster)
@@ -100,16 +117,22 @@ class World:
         self._watch = Watch(self)
         for stage in self.stages:
             self._watch_joins(stage)
-        self.cluster.faults.watch(self.strikes.point)
+        for cluster in self.clusters:
+            cluster.faults.watch(self.strikes.point)
 
     def _second(self) -> list[Stage]:
         """A second processor, at random: it reads the first one's outputs, or the same input."""
         kind = self.plan.kind
         how = self.random.choice(("", "", "", "chained", "parallel"))
         guarantee = self.random.choice((self.plan.guarantee, EO, ALO, AMO))
-        if not how or not kind.outputs:
+        if not how or not kind.outputs or self.plan.elsewhere or self.plan.stores:
             return []
         return [Stage("q", Kind.MAP, guarantee, ("x",) if how == "chained" else ("a",), ("z",))]
+
+    @property
+    def clusters(self) -> list[MemoryCluster]:
+        """The cluster of the inputs, and that of the outputs if it is another one."""
+        return [self.cluster, self.other] if self.plan.elsewhere else [self.cluster]
 
     @property
     def written(self) -> list[str]:
@@ -209,8 +232,12 @@ class World:
     @property
     def has_outage(self) -> bool:
         """Requests get no answer, so open transactions and outputs cannot be finished."""
-        network = self.cluster._network
-        return any(network.outage(name) for name in (*COORDINATORS, *LEADERS)) if network._outages else False
+        return any(
+            network.outage(name)
+            for network in (cluster._network for cluster in self.clusters)
+            if network._outages
+            for name in (*COORDINATORS, *LEADERS)
+        )
 
     def run_unwatched(self, action: Callable[[], object]) -> None:
         """Runs an action that belongs to no process."""

@@ -53,8 +53,7 @@ class Job:
             "step",
             f"{self.source}[0]",
             f"offsets.retention.minutes ({minutes})",
-            "--reset-offsets",
-            "slots release",
+            "kstreams recover reset",
         )
         assert [word for word in words if word not in text] == [], text
         assert self.cluster.values(self.target) == before

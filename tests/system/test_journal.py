@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import signal
@@ -214,8 +215,11 @@ def test_journal_stays_bounded(
 # Workers that die, are frozen, and are replaced.
 
 
-def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot(new_app: MakeApp) -> None:
-    app = new_app()
+def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot_as_its_status_says(
+    new_app: MakeApp, cluster: Cluster, name: str
+) -> None:
+    app = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000)
+    status = ("recover", "status", f"{app.file}:graph")
     app.write(5, 0, b"wait")
     app.write(5, 0)
     killed = app.start(0)
@@ -223,6 +227,13 @@ def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot(new_app: Ma
     app.send(killed, signal.SIGKILL)
     killed.wait()
     app.gate.touch()
+    # until then the transaction of the worker that died hides how its unit ended
+    wait_until(lambda: "waits for a transaction" not in app.operate(*status), "its transaction has ended")
+    (task,) = [json.loads(line) for line in app.operate(*status, "--json").splitlines()]
+    (unit,) = [unit for _, unit in units_of(cluster, f"__ks.{name}.copy.journal")[-1:]]
+    assert (
+        task["next"] == f"recovery 1b: makes the delivery again from {app.source}@{unit.snapshot.offsets[app.source]}"
+    )
     worker = app.start(0)
     app.drain(worker)
     assert "copy: partition 0: recovery 1b" in worker.text

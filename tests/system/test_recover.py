@@ -160,6 +160,41 @@ def test_reset_of_a_journaled_map_writes_a_snapshot_where_the_next_run_goes_on(s
     assert here.run_until(13) == digits(0, 10) + digits(7, 10)
 
 
+def test_status_says_where_a_stopped_and_a_running_map_go_on(site: Callable[..., Site]) -> None:
+    here = site(MAP, "in")
+    topic = here.topic("in")
+    assert here.recover("status") == Finished(
+        0, f"work[0]: committed none, held by no member\n  next start: begins at {topic}@0\n", ""
+    )
+    here.write("in", *filter(None, digits(0, 10)))
+    with here.worker():
+        wait_until(lambda: len(here.outputs) == 10, "the outputs")
+        wait_until(lambda: here.positions()[topic].get(0, 0) == 10, "the committed offset")
+        assert here.recover("status").out == (
+            f"work[0]: committed {topic}@10, lag 0, held by {here.group}.0 on 127.0.0.1\n"
+            f"  next start: goes on at {topic}@10\n"
+        )
+    here.write("in", b"10", b"11")
+    (task,) = map(json.loads, here.recover("status", "--json").out.splitlines())
+    assert (task["committed"], task["lag"], task["holder"]) == ({topic: 10}, 2, "")
+    assert here.run_until(12) == digits(0, 12)
+
+
+def test_status_of_a_map_whose_input_was_deleted_is_that_its_start_is_refused(site: Callable[..., Site]) -> None:
+    here = site(MAP, "in")
+    here.write("in", *filter(None, digits(0, 5)))
+    here.run_until(5)
+    (at,) = here.positions()[here.topic("in")].values()
+    here.write("in", *filter(None, digits(5, 9)))
+    here.cluster.delete_records(here.topic("in"))
+    found = here.recover("status")
+    assert (found.status, "ends with InputLost: " in found.out, f"its committed offset is {at}" in found.out) == (
+        1, True, True,
+    )  # fmt: skip
+    worker = WorkerProcess(here.file, 0, here.environment)
+    assert worker.wait() == 5, worker.text
+
+
 def test_reset_of_an_alts_drops_its_journaled_choices(site: Callable[..., Site]) -> None:
     here = site(ALTS, "a", "b")
     here.write("a", b"a0", b"a1", b"a2")

@@ -44,7 +44,7 @@ class Terminal:
                 raise ValueError("no price")
 
         monkeypatch.setattr(self.shop, "call", picky)
-        monkeypatch.setattr(dead_letters, "load", lambda _: self.shop.graph)
+        monkeypatch.setattr(options, "load", lambda _: self.shop.graph)
         monkeypatch.setattr(options, "KafkaCluster", lambda _: Unclosed(self.shop.cluster))
         monkeypatch.setattr(options, "open_registry", lambda *_: self.shop.registry)
 

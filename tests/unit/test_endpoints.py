@@ -306,6 +306,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                     "guarantee": "exactly_once",
                     "inputs": ["orders"],
                     "outputs": ["prices"],
+                    "target": None,
                     "dead_letters": "shop.errors",
                     "totals": {"counts": counts, "per_second": rates, "lag": 4},
                 }

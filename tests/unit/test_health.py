@@ -44,12 +44,13 @@ def test_worker_is_ready_while_it_holds_its_place_in_the_group(state: WorkerStat
     assert find_still(in_state(state)) == []
 
 
-def test_worker_that_does_not_turn_is_named_with_the_place_unless_it_waits_for_a_broker() -> None:
+def test_worker_that_does_not_turn_is_named_with_the_place_unless_it_waits_for_another_system() -> None:
     stuck = {"still_seconds": LIMIT + 1, "place": "price (shop.py, line 12)"}
     assert find_still(in_state(WorkerState.RUNNING, **stuck)) == [
         ("slot 0: p has not turned, it is in price (shop.py, line 12)", LIMIT + 1)
     ]
     assert find_still(in_state(WorkerState.BROKER_AWAY, **stuck)) == []
+    assert find_still(in_state(WorkerState.SINK_AWAY, **stuck)) == []
     assert find_still(in_state(WorkerState.RUNNING, still_seconds=LIMIT)) == []
 
 

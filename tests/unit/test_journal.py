@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
+from kstreams_py import sinks
 from kstreams_py.errors import GraphError, RecoveryUndecidable, Retriable
 from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.processing.choices import Choices, Start
@@ -39,7 +40,7 @@ X, DEAD = Place("x", 1, 40, HASH), Place("dead", 0, 5, HASH)
 
 def attempt(kind: RecordType, *places: Place, snapshot: Snapshot = SNAPSHOT, a: int = 3, b: int = 10) -> Attempt:
     inputs = (Start("a", "id-a", a), Start("b", "id-b", b))
-    return Attempt(kind, snapshot.hash, HASH, 3, inputs, places)
+    return Attempt(kind, snapshot.hash, HASH, 3, "w", inputs, places)
 
 
 OUTPUT, ERROR, NIL = (
@@ -273,7 +274,7 @@ class Bench:
         self.cluster.create_topics([("y", 1, -1, {"cleanup.policy": "compact"})])
         topics = self.cluster.topics(["x", "y", "dead"])
         topics |= {name: replace(topics["x"], name=name, topic_id=known) for name, known in IDS.items()}
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, self.cluster, topics)
+        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "w")
 
     def append(self, *records: Output) -> None:
         for topic, value, key, partition, _, _, _, headers in records:
@@ -302,16 +303,16 @@ def bench() -> Bench:
 
 
 def test_journal_that_is_empty_recovers_nothing(bench: Bench) -> None:
-    assert (bench.journal.recover(READS), bench.journal.snapshots, bench.journal.choices) == ({}, {}, {})
+    assert (bench.journal.recover(READS), bench.journal.snapshots, bench.journal.choices) == ((READS, {}), {}, {})
 
 
 def test_snapshot_and_choices_are_in_force_after_a_recovery_until_their_delivery(bench: Bench) -> None:
     bench.append(RECORDS["snapshot"], RECORDS["choices"])
-    assert bench.journal.recover(READS) == {0: CHOICES}
+    assert bench.journal.recover(READS) == (READS, {0: CHOICES})
     assert (bench.journal.snapshots, bench.journal.choices) == ({0: SNAPSHOT}, {0: CHOICES})
     bench.journal.deliver([0])
     assert bench.journal.snapshots == {}
-    assert bench.journal.recover(READS) == {0: CHOICES}
+    assert bench.journal.recover(READS) == (READS, {0: CHOICES})
     bench.journal.forget()
     assert (bench.journal.snapshots, bench.journal.choices) == ({}, {})
 
@@ -391,7 +392,7 @@ def test_snapshot_is_found_before_more_attempts_than_one_window_has(bench: Bench
 
 def test_choices_of_a_processor_that_had_no_journal_are_followed(bench: Bench) -> None:
     bench.append((JOURNAL, CHOICES.encode(), None, 0, None, None, 0, [("ks-type", b"alts-choices")]))
-    assert (bench.journal.recover(READS), bench.journal.snapshots) == ({0: CHOICES}, {})
+    assert (bench.journal.recover(READS), bench.journal.snapshots) == ((READS, {0: CHOICES}), {})
 
 
 @pytest.mark.parametrize(
@@ -486,6 +487,17 @@ def test_combinations_that_a_journal_excludes_are_refused_with_the_reason(
     with pytest.raises(GraphError) as raised:
         declare(ks.Graph("g"), **options)
     assert str(raised.value) == message
+
+
+def test_rows_of_a_target_exclude_a_journal() -> None:
+    graph = ks.Graph("g")
+    target = sinks.SQLite("rows.db", table="t", columns=("value",), evidence="hash")
+    with pytest.raises(GraphError) as raised:
+        graph.sink(graph.topic("in"), to=target, id="p", persistence="journal")(lambda value: (value,))
+    assert str(raised.value) == (
+        f"processor 'p' has a journal and stores rows in {target}, which has the evidence of its own: give it "
+        "persistence='transaction'"
+    )
 
 
 @pytest.mark.parametrize("batch", [0, 10_001, True, "7"])

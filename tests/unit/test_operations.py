@@ -21,10 +21,12 @@ from kstreams_py.errors import (
     OutcomeUnknown,
     Replaced,
     Retriable,
+    RowRefused,
     TopicError,
     UserMistake,
 )
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.sink import Evidence, SinkConnection
 from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.letters import Letter, Place, Selection, group
 from kstreams_py.operations.reading import LetterReader
@@ -73,7 +75,9 @@ class Shop:
     @property
     def environment(self) -> Environment:
         clock = self.driver.clock
-        return Environment(self.cluster, self.registry, self.settings, clock, clock.advance)
+        return Environment(
+            self.cluster, self.registry, self.settings, clock, clock.advance, open_sink=self.driver._open_sink
+        )
 
     def fail(self, *values: str, topic: str = "orders", **options: Any) -> None:
         """Sends values, and lets the workers fail with them."""
@@ -387,6 +391,67 @@ def test_replay_that_dies_between_a_row_of_a_sink_and_its_mark_stores_the_row_on
     assert (len(list(table.rows())), len(shop.waiting())) == (2, 2)
     assert shop.replay().counts == {"replayed": 2}
     assert (sorted(row[1] for row in table.rows()), len(shop.calls)) == (["a", "b"], 4)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The declaration of a target; the rows go to one in memory."""
+
+    evidence: Evidence
+    columns: tuple[str, ...] = ("value",)
+
+    def open(self, consumer: str) -> SinkConnection:
+        raise AssertionError(consumer)
+
+
+def storing_shop(evidence: Evidence) -> Shop:
+    """A shop with a sink that returns rows, whose letters are there and whose function is mended now."""
+
+    def declare(shop: Shop, graph: ks.Graph) -> None:
+        graph.topic("orders", value=ks.String())
+
+        @graph.sink("orders", to=Table(evidence))
+        def store(value: str, step: Step) -> list[tuple[str]]:
+            shop.call(value, step)
+            return [(value,), (value.upper(),)]
+
+    shop = Shop(declare)
+    shop.fail("a", "b")
+    shop.mend()
+    return shop
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("request_name", ["connect_sink", "store", "commit_transaction"])
+def test_replay_that_dies_around_rows_of_a_target_stores_each_once(request_name: str, applied: bool) -> None:
+    shop = storing_shop(Evidence.HASH)
+    assert shop.driver.rows("store") == []
+    nth = 2 if request_name == "commit_transaction" else 1
+    shop.cluster.faults.inject(request_name, nth=nth, error=Crash(), applied=applied)
+    with pytest.raises(Crash):
+        shop.replay()
+    shop.replay()
+    assert (shop.driver.rows("store"), shop.waiting()) == ([("a",), ("A",), ("b",), ("B",)], [])
+
+
+def test_letter_whose_row_is_refused_stays_and_its_neighbours_are_replayed() -> None:
+    shop = storing_shop(Evidence.HASH)
+    for nth in (1, 2):  # both rows together, then those of the first letter
+        shop.cluster.faults.inject("store", nth=nth, error=RowRefused("too long", 0), applied=False)
+    replayed = shop.replay()
+    assert replayed.counts == {"replayed": 1, "failed again": 1}
+    assert [why for _, outcome, why in replayed.reports if outcome == "failed again"] == ["too long"]
+    assert shop.driver.rows("store") == [("b",), ("B",)]
+
+
+def test_letter_of_a_processor_that_stores_offsets_stays_with_the_remedy() -> None:
+    shop = storing_shop(Evidence.OFFSETS)
+    replayed = shop.replay()
+    assert (replayed.counts, shop.driver.rows("store"), shop.calls) == ({"cannot be replayed": 2}, [], [])
+    assert replayed.reports[0][2] == (
+        f"its processor stores offsets with its rows in {Table(Evidence.OFFSETS)}, which say nothing of a single step: "
+        "send the record to its topic again"
+    )
 
 
 # Two replays.

@@ -224,6 +224,7 @@ flowchart LR
     n9 -.-> n6
     classDef topic fill:#f4f6f9,stroke:#7b8794,color:#1f2933
     classDef processor fill:#e6f0ff,stroke:#3b74d1,color:#12305f
+    classDef target fill:#eef7ec,stroke:#4f9a46,color:#1f4a1a
     classDef dead_letters fill:#fdeeec,stroke:#cf5044,color:#7f2219"""
     )
 

@@ -90,6 +90,10 @@ STATES = {
         slot(report(state=WorkerState.BROKER_AWAY, why="the commit found no answer")),
         Finding("bad", "broker_away", 0, "price", "slot 0: price waits for a broker: the commit found no answer"),
     ),
+    "a target without an answer": (
+        slot(report(state=WorkerState.SINK_AWAY, why="rows.db: locked")),
+        Finding("bad", "sink_away", 0, "price", "slot 0: price waits for its sink: rows.db: locked"),
+    ),
     "a process that has ended": (
         slot(pid=None, ends=(End(1.0, "SIGKILL"),)),
         Finding("warning", "restarting", 0, None, "slot 0 is restarting, after: SIGKILL"),

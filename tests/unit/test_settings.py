@@ -71,6 +71,7 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "livez_timeout_ms": None,
         "tracing": False,
         "kafka": {},
+        "clusters": {},
     }
 
 
@@ -370,7 +371,8 @@ def test_each_variable_that_the_code_names_is_known() -> None:
     )
     settings = {f"KSTREAMS_{name.upper()}" for name in Settings.model_fields}
     named = set(re.findall(r"KSTREAMS_[A-Z]\w*\b(?!__)", text))
-    assert {name for name in named if not name.startswith("KSTREAMS_KAFKA_")} <= settings | OTHER_VARIABLES.keys()
+    single = ("KSTREAMS_KAFKA_", "KSTREAMS_CLUSTERS_")
+    assert {name for name in named if not name.startswith(single)} <= settings | OTHER_VARIABLES.keys()
 
 
 def test_each_setting_is_explained_with_its_origin_and_without_secrets(
@@ -391,7 +393,96 @@ def test_each_setting_is_explained_with_its_origin_and_without_secrets(
     }
     assert shown["stuck_timeout_ms"] == ("not set", "default")
     assert shown["leave_on_stop"] == ("false", "default")
-    assert {name for name in shown if not name.startswith("kafka.")} == Settings.model_fields.keys() - {"kafka"}
+    assert {name for name in shown if "." not in name} == Settings.model_fields.keys() - {"kafka", "clusters"}
+
+
+CLUSTERS = """
+[kafka]
+client.rack = "a"
+
+[clusters.west]
+bootstrap_servers = "west:9092"
+
+[clusters.west.kafka]
+sasl.password = "hunter2"
+"""
+
+
+def test_other_clusters_have_settings_of_their_own_from_file_and_environment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(CLUSTERS)
+    monkeypatch.setenv("KSTREAMS_CLUSTERS__WEST__KAFKA__CLIENT_RACK", "b")
+    monkeypatch.setenv("KSTREAMS_CLUSTERS__EAST_1__BOOTSTRAP_SERVERS", "east:9093")
+    settings = Settings.load(file)
+    west, east = settings.of_cluster("west"), settings.of_cluster("east_1")
+    assert (west.bootstrap_servers, dict(west.kafka)) == (
+        "west:9092", {"sasl.password": "hunter2", "client.rack": "b"},
+    )  # fmt: skip
+    assert (east.bootstrap_servers, dict(east.kafka), east.clusters) == ("east:9093", {}, {})
+    assert west.commit_records == settings.commit_records
+    assert "hunter2" not in repr(settings)
+    shown = {each.name: (each.value, each.origin) for each in explain(file) if each.name.startswith("clusters")}
+    assert shown == {
+        "clusters.west.bootstrap_servers": ("west:9092", f"{file}, line 6, table [clusters.west]"),
+        "clusters.west.kafka.sasl.password": ("***", f"{file}, line 9, table [clusters.west.kafka]"),
+        "clusters.west.kafka.client.rack": ("b", "KSTREAMS_CLUSTERS__WEST__KAFKA__CLIENT_RACK"),
+        "clusters.east_1.bootstrap_servers": ("east:9093", "KSTREAMS_CLUSTERS__EAST_1__BOOTSTRAP_SERVERS"),
+    }
+
+
+def test_settings_of_other_clusters_reach_the_workers_by_the_environment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(CLUSTERS)
+    settings = Settings.load(file)
+    for name, value in settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+    assert Settings.load() == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[clusters.b]\n", "clusters.b.bootstrap_servers ({file}): write it"),
+        (
+            '[clusters.b]\nbootstrap_servers = "b"\n',
+            "clusters.b.bootstrap_servers ({file}, line 2, table [clusters.b]): 'b' is not host:port",
+        ),
+        (
+            '[clusters.b]\nbootstrap_servers = "b:1"\nlinger = 3\n',
+            (
+                "clusters.b.linger ({file}, line 3, table [clusters.b]): there is no such setting: a cluster has "
+                "bootstrap_servers and kafka"
+            ),
+        ),
+        (
+            '[clusters.B]\nbootstrap_servers = "b:1"\n',
+            "clusters.B ({file}, line 2, table [clusters.B]): a cluster's name has a-z, 0-9 and single _ between them",
+        ),
+        (
+            "clusters = 3\n",
+            "clusters ({file}, line 1): write a table for each cluster, such as [clusters.west]",
+        ),
+        (
+            '[clusters.b]\nbootstrap_servers = "b:1"\n[clusters.b.kafka]\ngroup.id = "q"\n',
+            (
+                "clusters.b.kafka ({file}, line 2, table [clusters.b]): group.id belongs to the framework: it is the "
+                "graph's name and the processor's"
+            ),
+        ),
+    ],
+)
+def test_mistakes_in_the_settings_of_other_clusters_are_named_with_their_place(
+    file: Path, text: str, message: str
+) -> None:
+    file.write_text(text)
+    assert read_refusal(file) == message.format(file=file)
+
+
+def test_cluster_that_no_setting_describes_is_named_with_the_remedy() -> None:
+    with pytest.raises(SettingsError, match=re.escape("clusters has no 'west', which a topic of the graph names: ")):
+        Settings().of_cluster("west")
 
 
 def test_variable_that_does_not_parse_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kstreams_py.errors import SinkUnavailable
+from kstreams_py.errors import RowRefused, SinkUnavailable
 from kstreams_py.sinks import SqliteTable
 from kstreams_py.sinks import sqlite as sinks
 
@@ -46,11 +46,13 @@ def test_sink_insert_of_no_rows_writes_nothing(table: SqliteTable) -> None:
     assert table.rows() == []
 
 
-def test_sink_row_that_does_not_fit_raises_the_error_of_sqlite_and_writes_nothing(table: SqliteTable) -> None:
-    with pytest.raises(sqlite3.ProgrammingError):
-        table.insert([(digest(1), "UA", 1), (digest(2), "UA")])
-    with pytest.raises(sqlite3.IntegrityError):
-        table.insert([(digest(1), "UA", 1), (None, "UA", 1)])
+@pytest.mark.parametrize("row", [(digest(2), "UA"), (None, "UA", 1), (digest(2), "UA", 2**63)])
+def test_sink_row_that_does_not_fit_is_refused_with_its_index_and_nothing_is_written(
+    table: SqliteTable, row: tuple[object, ...]
+) -> None:
+    with pytest.raises(RowRefused) as raised:
+        table.insert([(digest(1), "UA", 1), row])
+    assert raised.value.index == 1
     assert table.rows() == []
 
 
@@ -69,13 +71,12 @@ def test_sink_is_opened_again_after_close(table: SqliteTable) -> None:
 
 
 def test_sink_commit_is_synced_to_disk_and_readers_do_not_wait_for_writers(table: SqliteTable) -> None:
-    with table._usable() as connection:
+    with table._connected().usable() as connection:
         settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
         assert settings == ["wal", 2]
         connection.execute("BEGIN IMMEDIATE")
-        reader = SqliteTable(table.path, "departed", ["carrier", "delay"])
-        reader._open = lambda: sqlite3.connect(table.path)  # type: ignore[method-assign]
-        assert reader.rows() == []
+        reader = sqlite3.connect(table.path, timeout=0)
+        assert reader.execute("SELECT * FROM departed").fetchall() == []
         reader.close()
         connection.execute("ROLLBACK")
 
@@ -124,7 +125,7 @@ def test_sink_killed_in_the_middle_of_an_insert_keeps_what_was_committed_and_not
 def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(table: SqliteTable) -> None:
     """SQLite's page limit stands for the disk: a write beyond it fails with SQLITE_FULL, as on a full disk."""
     table.insert([(digest(1), "UA", 1)])
-    with table._usable() as connection:
+    with table._connected().usable() as connection:
         connection.execute("PRAGMA max_page_count = 20")
     rows = [(digest(number), "x" * 200, number) for number in range(2, 1000)]
     with pytest.raises(SinkUnavailable) as raised:
@@ -132,7 +133,7 @@ def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(ta
     assert str(raised.value) == f"{table.path}: database or disk is full: free space on its disk, then start again"
     assert raised.value.exit_status == 3
     assert table.rows() == [(digest(1), "UA", 1)]
-    with table._usable() as connection:
+    with table._connected().usable() as connection:
         connection.execute("PRAGMA max_page_count = 1000")
     assert table.insert(rows) == 998, "the same connection inserts once there is space"
 
@@ -176,8 +177,20 @@ def test_sink_on_a_file_that_is_no_database_raises_with_the_remedy(tmp_path: Pat
 @pytest.mark.parametrize(
     ("existing", "problem"),
     [
-        ("delivery_hash BLOB PRIMARY KEY, origin", "table departed has no column named carrier"),
-        ("delivery_hash, carrier", "ON CONFLICT clause does not match any PRIMARY KEY or UNIQUE constraint"),
+        (
+            "delivery_hash BLOB PRIMARY KEY, origin",
+            (
+                "has the columns (delivery_hash, origin), and the sink stores (delivery_hash, carrier): "
+                "declare those of the table, or name another table"
+            ),
+        ),
+        (
+            "delivery_hash, carrier",
+            (
+                "cannot store the sink's rows: ON CONFLICT clause does not match any PRIMARY KEY or UNIQUE constraint: "
+                "name another table"
+            ),
+        ),
     ],
 )
 def test_sink_on_a_table_with_other_columns_raises_with_the_remedy(tmp_path: Path, existing: str, problem: str) -> None:
@@ -188,9 +201,7 @@ def test_sink_on_a_table_with_other_columns_raises_with_the_remedy(tmp_path: Pat
     table = SqliteTable(path, "departed", ["carrier"])
     with pytest.raises(SinkUnavailable) as raised:
         table.insert([(digest(1), "UA")])
-    assert str(raised.value) == (
-        f"{path}: {problem}: its table has other columns: correct them, or name another table, then start again"
-    )
+    assert str(raised.value) == f"{path}: table departed {problem}, then start again"
     table.close()
 
 

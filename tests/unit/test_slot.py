@@ -56,6 +56,9 @@ class Locked:
         self._inner = inner
         self._lock = lock or threading.RLock()
 
+    def named(self, name: str) -> Any:
+        return Locked(self._inner.named(name), self._lock) if name else self
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
         if not callable(found):

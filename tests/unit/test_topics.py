@@ -211,7 +211,7 @@ def test_command_creates_the_topics_of_the_framework_too_and_a_worker_then_creat
 ) -> None:
     cluster, graph = MemoryCluster(), Graph("g", errors=errors)
     graph.alts(graph.topic("a", partitions=3), graph.topic("b"), to=graph.topic("x"), id="merge")(lambda value: value)
-    monkeypatch.setattr(command, "load", lambda _: graph)
+    monkeypatch.setattr(options, "load", lambda _: graph)
     monkeypatch.setattr(options, "KafkaCluster", lambda _: cluster)
     monkeypatch.setattr(options, "open_registry", lambda *_: MemoryRegistry())
     monkeypatch.setattr(cluster, "close", lambda: None, raising=False)

@@ -8,18 +8,21 @@ from typing import Final
 
 from kstreams_py.errors import RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Cluster, TopicInfo
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
+    UNREADABLE,
+    Attempt,
     Place,
     RecordType,
     Snapshot,
     Unit,
+    decode_attempt,
     newest_unit,
     type_of,
 )
-from kstreams_py.processing.journal.recovery import Found, recover
+from kstreams_py.processing.journal.recovery import Found, Recovery, recover
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -43,30 +46,35 @@ class DeliveryJournal:
         topic: str,
         processor: Processor,
         cluster: Cluster,
-        outputs: Cluster,
         topics: Mapping[str, TopicInfo],
+        writer: str,
+        delivered: str | None = None,
     ) -> None:
         """Makes no request.
 
         - `topic`: the journal.
-        - `cluster`: has the journal; `outputs` has the outputs.
+        - `cluster`: has the journal.
         - `topics`: the processor's inputs and outputs.
+        - `writer`: the transactional id of this worker's outputs.
+        - `delivered`: the topic of the attempts that were committed, beside outputs on another cluster.
         """
         self.topic = topic
+        self.delivered = delivered
+        self.writer = writer
         self.snapshots: dict[int, Snapshot] = {}
         """The snapshot in force, by partition number."""
         self.choices: dict[int, Choices] = {}
         """The choices that were recorded last, by partition number; a part of them may be delivered."""
         self._processor = processor.id
         self._cluster = cluster
-        self._outputs = outputs
+        self._outputs = cluster.named(processor.cluster)
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if "compact" in info.settings["cleanup.policy"]}
         self._delivered = 0
 
-    def recover(self, positions: Positions) -> dict[int, Choices]:
-        """Recovers the tasks at these committed offsets; returns the choices that alts follow.
+    def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
 
         Raises Retriable while an open transaction hides records that decide, RecoveryUndecidable if they contradict
         each other.
@@ -75,29 +83,49 @@ class DeliveryJournal:
         committed: dict[int, dict[str, int]] = {}
         for tp, offset in positions.items():
             committed.setdefault(tp.partition, {})[tp.topic] = offset
-        journals = [TopicPartition(self.topic, number) for number in sorted(committed)]
-        starts, ends = self._bounds(journals)
-        choices = {}
-        for journal in journals:
+        choices, moved = {}, dict(positions)
+        starts, ends = self._bounds([TopicPartition(self.topic, number) for number in committed])
+        for journal in sorted(starts):
             number = journal.partition
-            tail = self._tail(journal, starts[journal], ends[journal])
-            try:
-                unit = newest_unit(tail, number)
-                found = self._read_back(unit)
-                recovery = recover(unit, committed[number], self.topic_ids, found)
-            except RecoveryUndecidable as error:
-                raise RecoveryUndecidable(
-                    f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
-                    "and set it (`kstreams recover reset`), then start again"
-                ) from None
+            recovery = self._decide(journal, starts[journal], ends[journal], committed[number], fences=True)
             logger.info("%s: partition %d: recovery %s", self._processor, number, recovery.branch)
+            for topic, offset in recovery.offsets.items():
+                if (tp := TopicPartition(topic, number)) in moved:
+                    moved[tp] = max(moved[tp], offset)
             if recovery.snapshot is not None:
                 self.snapshots[number] = recovery.snapshot
             if recovery.choices is not None:
-                self.choices[number] = choices[number] = recovery.choices
-            elif unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
-                choices[number] = Choices.decode(tail[-1].value() or b"")
-        return choices
+                choices[number] = recovery.choices
+                if recovery.branch != "1a":
+                    self.choices[number] = recovery.choices
+        return moved, choices
+
+    def look(self, number: int, committed: Mapping[str, int]) -> Recovery:
+        """Decides where a task goes on, and fences nobody. Raises as `recover`.
+
+        - `committed`: the committed offset of each of its inputs.
+        """
+        journal = TopicPartition(self.topic, number)
+        starts, ends = self._bounds([journal])
+        return self._decide(journal, starts[journal], ends[journal], committed, fences=False)
+
+    def _decide(
+        self, journal: TopicPartition, start: int, end: int, committed: Mapping[str, int], *, fences: bool
+    ) -> Recovery:
+        """Decides by a journal from `start` to `end`; `fences` as in `_is_confirmed`."""
+        number = journal.partition
+        tail = self._tail(journal, start, end)
+        try:
+            unit = newest_unit(tail, number)
+            confirmed = self._is_confirmed(unit, number, fences=fences)
+            if unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
+                return Recovery("1a", choices=Choices.decode(tail[-1].value() or b""))
+            return recover(unit, committed, self.topic_ids, self._read_back(unit), confirmed)
+        except RecoveryUndecidable as error:
+            raise RecoveryUndecidable(
+                f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
+                "and set it (`kstreams recover reset`), then start again"
+            ) from None
 
     def deliver(self, partitions: Collection[int]) -> None:
         """Notes that deliveries are committed: their snapshots are in force no more."""
@@ -117,7 +145,7 @@ class DeliveryJournal:
         starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
         written = self._cluster.ends(journals, committed=False)
         if hidden := [tp for tp in journals if ends[tp] < written[tp]]:
-            raise Retriable(f"a transaction is open on journal {', '.join(map(str, hidden))}")
+            raise Retriable(f"a transaction is open on journal {', '.join(map(str, sorted(hidden)))}")
         return starts, ends
 
     def _tail(self, journal: TopicPartition, start: int, end: int) -> Sequence[Message]:
@@ -130,6 +158,40 @@ class DeliveryJournal:
             if snapshots or begin <= start:
                 return messages[snapshots[-1] :] if snapshots else messages
             window *= 2
+
+    def _is_confirmed(self, unit: Unit | None, number: int, *, fences: bool) -> bool | None:
+        """Whether the newest attempt of a task is recorded beside its outputs; None where nothing is.
+
+        The group of the inputs cannot refuse a commit on another cluster: unless it took place, the producer that may
+        still request it is fenced first, with `fences`.
+        """
+        if self.delivered is None or unit is None or unit.attempt is None:
+            return None
+        place = TopicPartition(self.delivered, number)
+        if self._newest_attempt(place) == unit.attempt:
+            return True
+        if fences and unit.attempt.writer != self.writer:
+            self._fence(unit.attempt.writer)
+        if self._outputs.ends([place])[place] < self._outputs.ends([place], committed=False)[place]:
+            raise Retriable(f"a transaction is open on {place}")
+        return self._newest_attempt(place) == unit.attempt
+
+    def _newest_attempt(self, place: TopicPartition) -> Attempt | None:
+        """The newest attempt of a task that was committed with its outputs."""
+        newest = self._outputs.newest(place)
+        try:
+            return None if newest is None else decode_attempt(newest)
+        except UNREADABLE as error:
+            raise RecoveryUndecidable(f"the newest record of {place} is no attempt: {error}") from None
+
+    def _fence(self, writer: str) -> None:
+        """Completes or aborts the transaction of another worker, which can commit nothing from then on."""
+        logger.info("%s: fencing %s, which had the task before", self._processor, writer)
+        producer = self._outputs.producer(TRANSACTIONAL, writer)
+        try:
+            producer.init_transactions()
+        finally:
+            producer.drop()
 
     def _read_back(self, unit: Unit | None) -> dict[Place, Found]:
         """What is at the places of the outputs of a unit's attempt."""

@@ -16,8 +16,10 @@ tasks no more, and a new holder waits until they are decided before it reads the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Final
 
 from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
@@ -40,9 +42,17 @@ from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
 from kstreams_py.records import HASH_HEADER, Message, Positions
 
+logger = logging.getLogger(__name__)
+
+_NEWEST: Final = b"newest"
+"""The key of attempts beside their outputs: of each partition the newest stays."""
+
 
 class Journaled(ExactlyOnce):
-    """Outputs and offsets in one transaction, whose attempt is in a journal before it is committed."""
+    """Outputs and offsets in one transaction, whose attempt is in a journal before it is committed.
+
+    Outputs on another cluster have the attempt with them, in place of the offsets.
+    """
 
     commits_each_intake = True
 
@@ -69,6 +79,11 @@ class Journaled(ExactlyOnce):
         return ProducerMode(cls.transactional, durability.acks, cls.may_repeat, reports=True)
 
     def start(self) -> None:
+        if self._processor.cluster:
+            logger.info(
+                "%s: outputs are on cluster %r: deliveries go through the journal %s",
+                self._processor.id, self._processor.cluster, self._deliveries.topic,
+            )  # fmt: skip
         super().start()
         self._recorder.start()
 
@@ -120,20 +135,31 @@ class Journaled(ExactlyOnce):
         if writing:
             self._send()
             self._call(lambda producer: producer.flush())
-        self._record_attempts(writing)
+        attempts = {part.partition: self._describe(part) for part in self._parts}
+        if writing and self._deliveries.delivered is not None:
+            self._confirm(self._deliveries.delivered, {number: attempts[number] for number in writing})
+        self._record_attempts(attempts, writing)
         if writing:
             # a late copy of the attempt's offsets, which are those before the delivery, would set the group back
             self._recorder.renew_if_tainted()
-            positions = self._uncommitted(writing)
-            self._call(lambda producer: producer.send_offsets(positions, self._consumer))
-            self._call(lambda producer: producer.commit_transaction())
-            self._ledger.commit(positions)
+            if self._deliveries.delivered is None:
+                positions = self._uncommitted(writing)
+                self._call(lambda producer: producer.send_offsets(positions, self._consumer))
+                self._call(lambda producer: producer.commit_transaction())
+                self._ledger.commit(positions)
+            else:  # the offsets follow with the next snapshot, or when no record comes
+                self._call(lambda producer: producer.commit_transaction())
             self._deliveries.deliver(writing)
 
-    def _record_attempts(self, writing: Collection[int]) -> None:
+    def _confirm(self, topic: str, attempts: Mapping[int, Attempt]) -> None:
+        """Writes attempts beside their outputs: they are there if the outputs are."""
+        records = [attempt_record(topic, number, each, _NEWEST) for number, each in attempts.items()]
+        self._call(lambda producer: producer.write(records))
+
+    def _record_attempts(self, attempts: Mapping[int, Attempt], writing: Collection[int]) -> None:
         """Makes the attempts durable; deliveries that write nothing are committed by them."""
-        records = [attempt_record(self._deliveries.topic, part.partition, self._describe(part)) for part in self._parts]
-        silent = {part.partition for part in self._parts} - set(writing)
+        records = [attempt_record(self._deliveries.topic, number, each) for number, each in attempts.items()]
+        silent = attempts.keys() - set(writing)
         moves = self._uncommitted(silent)
         self._transact(self._committed(writing) | moves, records)
         self._ledger.commit(moves)
@@ -147,6 +173,7 @@ class Journaled(ExactlyOnce):
             self._deliveries.snapshots[part.partition].hash,
             part.delivery_hash,
             part.steps,
+            self._deliveries.writer,
             self._inputs(part.partition),
             tuple(self._places.get(part.partition, {}).values()),
         )

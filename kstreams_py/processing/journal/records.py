@@ -21,6 +21,9 @@ TYPE_HEADER: Final = "ks-type"
 
 _VERSION: Final = b"\x01"
 
+UNREADABLE: Final = (ValueError, EOFError, IndexError, KeyError, TypeError)
+"""What reading a record raises that is none of these, or is cut."""
+
 
 class RecordType(StrEnum):
     """The type of a journal's record, in its header `ks-type`."""
@@ -72,12 +75,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A delivery that is about to be committed, by schemas/attempt.avsc; one of type NIL is committed by its record."""
+    """A delivery that is about to be committed, by schemas/attempt.avsc; one of type NIL is committed by its record.
+
+    `writer` is the transactional id of the producer of its outputs.
+    """
 
     type: RecordType
     snapshot: bytes
     delivery_hash: bytes
     steps: int
+    writer: str
     inputs: tuple[Start, ...]
     outputs: tuple[Place, ...] = ()
 
@@ -107,15 +114,17 @@ def choices_record(topic: str, partition: int, choices: Choices, kind: str = Rec
     return _record(topic, partition, kind, choices.encode())
 
 
-def attempt_record(topic: str, partition: int, attempt: Attempt) -> Output:
+def attempt_record(topic: str, partition: int, attempt: Attempt, key: bytes | None = None) -> Output:
+    """`key` is that of a topic in which newer attempts replace older ones."""
     content = {
         "snapshot": attempt.snapshot,
         "delivery_hash": attempt.delivery_hash,
         "steps": attempt.steps,
+        "writer": attempt.writer,
         "inputs": [at._asdict() for at in attempt.inputs],
         "outputs": [place._asdict() for place in attempt.outputs],
     }
-    return _record(topic, partition, attempt.type, encode_versioned(_VERSION, _ATTEMPT, content))
+    return _record(topic, partition, attempt.type, encode_versioned(_VERSION, _ATTEMPT, content), key)
 
 
 def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
@@ -139,8 +148,12 @@ def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
             elif kind == RecordType.CHOICES:
                 unit = Unit(unit.snapshot, Choices.decode(data))
             else:
-                unit = Unit(unit.snapshot, unit.choices, _decode_attempt(RecordType(kind), data, unit.snapshot))
-        except (ValueError, EOFError, IndexError, KeyError, TypeError) as error:
+                attempt = decode_attempt(m)
+                if attempt.snapshot != unit.snapshot.hash:
+                    before = f"{unit.snapshot.offsets}, which is the one before it"
+                    raise ValueError(f"it is an attempt at another snapshot than {before}")
+                unit = Unit(unit.snapshot, unit.choices, attempt)
+        except UNREADABLE as error:
             raise RecoveryUndecidable(f"offset {m.offset()}: {error}") from None
     return unit
 
@@ -150,8 +163,8 @@ def type_of(m: Message) -> str:
     return (dict(m.headers() or ()).get(TYPE_HEADER) or b"").decode(errors="replace")
 
 
-def _record(topic: str, partition: int, kind: str, value: bytes) -> Output:
-    return (topic, value, None, partition, None, None, 0, [(TYPE_HEADER, kind.encode())])
+def _record(topic: str, partition: int, kind: str, value: bytes, key: bytes | None = None) -> Output:
+    return (topic, value, key, partition, None, None, 0, [(TYPE_HEADER, kind.encode())])
 
 
 def _decode_snapshot(data: bytes, partition: int) -> Snapshot:
@@ -159,13 +172,12 @@ def _decode_snapshot(data: bytes, partition: int) -> Snapshot:
     return Snapshot(found["processor"], partition, tuple(Start(**at) for at in found["inputs"]))
 
 
-def _decode_attempt(kind: RecordType, data: bytes, snapshot: Snapshot) -> Attempt:
-    found = _read(data, _ATTEMPT)
-    if found["snapshot"] != snapshot.hash:
-        raise ValueError(f"it is an attempt at another snapshot than {snapshot.offsets}, which is the one before it")
+def decode_attempt(m: Message) -> Attempt:
+    """The attempt in a record. Raises one of UNREADABLE."""
+    kind, found = RecordType(type_of(m)), _read(m.value() or b"", _ATTEMPT)
     inputs = tuple(Start(**at) for at in found["inputs"])
     places = tuple(Place(**place) for place in found["outputs"])
-    return Attempt(kind, found["snapshot"], found["delivery_hash"], found["steps"], inputs, places)
+    return Attempt(kind, found["snapshot"], found["delivery_hash"], found["steps"], found["writer"], inputs, places)
 
 
 def _read(data: bytes, schema: Any) -> Any:

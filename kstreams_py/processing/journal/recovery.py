@@ -4,15 +4,17 @@ The branches have the names of the algorithm's description: the newest record of
 (1b), the choices of an alts (1c), or an attempt that writes outputs (1d), dead letters (1e) or nothing (1f). After an
 attempt the snapshot before it is found (2). The delivery was committed (3a), or is made again (3b).
 
-The outputs, read back at the places that the attempt names, tell which. The committed offsets are in the transaction of
-the outputs and must say the same: what contradicts itself is never decided by a guess.
+The outputs, read back at the places that the attempt names, tell which. What is in their transaction must say the same:
+the committed offsets or, on another cluster, a record of the attempt; there the offsets follow in a transaction of
+their own. What contradicts itself is never decided by a guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from kstreams_py.errors import RecoveryUndecidable
 from kstreams_py.processing.choices import Choices
@@ -34,15 +36,21 @@ class Recovery:
     - `branch`: the branches of the algorithm, in order.
     - `snapshot`: the snapshot at which the delivery is made again; None to take a new one.
     - `choices`: the inputs that an alts reads, as far as they are not delivered; None if it is free.
+    - `offsets`: the least offsets where its inputs go on, by topic; the committed ones may be behind them.
     """
 
     branch: str
     snapshot: Snapshot | None = None
     choices: Choices | None = None
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 def recover(
-    unit: Unit | None, committed: Mapping[str, int], topic_ids: Mapping[str, str], found: Mapping[Place, Found]
+    unit: Unit | None,
+    committed: Mapping[str, int],
+    topic_ids: Mapping[str, str],
+    found: Mapping[Place, Found],
+    confirmed: bool | None = None,
 ) -> Recovery:
     """Decides where a task goes on. Raises RecoveryUndecidable.
 
@@ -50,6 +58,8 @@ def recover(
     - `committed`: the committed offset of each of its inputs.
     - `topic_ids`: the id of each of its inputs now; "" if the broker has none.
     - `found`: what is at the places of the attempt's outputs.
+    - `confirmed`: whether the record of the attempt is there that was written with its outputs, to another cluster;
+      None where the committed offsets are in the transaction of the outputs.
     """
     if unit is None:
         return Recovery("1a")
@@ -62,17 +72,23 @@ def recover(
             )
         return _again(unit, branch, topic_ids)
     branch = {RecordType.OUTPUT: "1d", RecordType.ERROR: "1e", RecordType.NIL: "1f"}[unit.attempt.type] + ", 2"
-    if _is_committed(unit.snapshot, unit.attempt, committed, found):
-        return Recovery(f"{branch}, 3a", choices=unit.choices)
+    if unit.attempt.type is RecordType.NIL:
+        confirmed = None
+    if _is_committed(unit, unit.attempt, committed, found, confirmed):
+        return Recovery(
+            f"{branch}, 3a", choices=unit.choices, offsets=_same(unit.attempt, topic_ids) if confirmed else {}
+        )
     return _again(unit, f"{branch}, 3b", topic_ids)
 
 
 def _is_committed(
-    snapshot: Snapshot, attempt: Attempt, committed: Mapping[str, int], found: Mapping[Place, Found]
+    unit: Unit, attempt: Attempt, committed: Mapping[str, int], found: Mapping[Place, Found], confirmed: bool | None
 ) -> bool:
-    """Whether an attempt was committed, by its outputs and by the committed offsets."""
+    """Whether an attempt was committed, by its outputs and by what was committed with them."""
     moved = all(committed[topic] >= offset for topic, offset in attempt.offsets.items() if topic in committed)
-    stayed = _stands_at(snapshot.offsets, committed)
+    stayed = _stands_at(unit.snapshot.offsets, committed)
+    if confirmed is not None:  # the committed offsets follow later
+        moved, stayed = confirmed and (moved or stayed), stayed and not confirmed
     outputs = {found[place] for place in attempt.outputs}
     if moved and not stayed and outputs <= {Found.SAME, Found.DELETED}:
         return True
@@ -80,9 +96,16 @@ def _is_committed(
         return False
     places = "; ".join(f"{place} {found[place]}" for place in attempt.outputs) or "it writes no output"
     raise RecoveryUndecidable(
-        f"the newest record is an {attempt.type} from {_show(snapshot.offsets)} to {_show(attempt.offsets)}, the "
-        f"committed offsets are {_show(committed)}, and of its outputs: {places}"
+        f"the newest record is an {attempt.type} from {_show(unit.snapshot.offsets)} to {_show(attempt.offsets)}, the "
+        f"committed offsets are {_show(committed)}, {_CONFIRMED[confirmed]}and of its outputs: {places}"
     )
+
+
+_CONFIRMED: Final = {
+    None: "",
+    True: "its record is beside its outputs, ",
+    False: "its record is not beside its outputs, ",
+}
 
 
 def _stands_at(offsets: Mapping[str, int], committed: Mapping[str, int]) -> bool:
@@ -102,6 +125,11 @@ def _again(unit: Unit, branch: str, topic_ids: Mapping[str, str]) -> Recovery:
             f"a delivery was not committed, and {_names(remade)} was deleted and created again since"
         )
     return Recovery(branch, unit.snapshot, unit.choices)
+
+
+def _same(attempt: Attempt, topic_ids: Mapping[str, str]) -> dict[str, int]:
+    """The offsets after an attempt of those inputs that were not created again since."""
+    return {at.topic: at.offset for at in attempt.inputs if topic_ids.get(at.topic) == at.topic_id}
 
 
 def _show(offsets: Mapping[str, int]) -> str:

@@ -1,0 +1,66 @@
+"""What is known of one task, and what the next start of its worker then does: as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kstreams_py.processing.journal.recovery import Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """One processor on one partition number.
+
+    - `committed`: the committed offset by input; inputs without one are left out.
+    - `lag`: committed records that were not processed, by offset; None if an input has no committed offset.
+    - `holder`: the member that has the task; "" if none has.
+    - `hidden`: the transactions that are open on its inputs, with what hides behind them.
+    - `next`: what the next start does.
+    - `is_refused`: the next start ends by an error.
+    """
+
+    processor: str
+    partition: int
+    committed: Mapping[str, int]
+    lag: int | None
+    holder: str
+    hidden: tuple[str, ...]
+    next: str
+    is_refused: bool = False
+
+
+def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
+    """What a start does after a recovery; `offsets` are where the inputs then stand."""
+    where = show(offsets)
+    if recovery.snapshot is not None:
+        return f"recovery {recovery.branch}: makes the delivery again from {show(recovery.snapshot.offsets)}"
+    return f"recovery {recovery.branch}: goes on at {where}"
+
+
+def show(offsets: Mapping[str, int]) -> str:
+    """Offsets by topic, as text."""
+    return ", ".join(f"{topic}@{offset}" for topic, offset in sorted(offsets.items())) or "none"
+
+
+def describe(status: TaskStatus) -> str:
+    """The status as lines."""
+    lag = "" if status.lag is None else f", lag {status.lag:,}"
+    held = f"held by {status.holder}" if status.holder else "held by no member"
+    head = f"{status.processor}[{status.partition}]: committed {show(status.committed)}{lag}, {held}"
+    return "\n".join([head, *(f"  {each}" for each in status.hidden), f"  next start: {status.next}"])
+
+
+def as_fields(status: TaskStatus) -> dict[str, Any]:
+    """The status as a JSON object."""
+    return {
+        "processor": status.processor,
+        "partition": status.partition,
+        "committed": dict(status.committed),
+        "lag": status.lag,
+        "holder": status.holder,
+        "hidden": list(status.hidden),
+        "next": status.next,
+        "refused": status.is_refused,
+    }

@@ -1,0 +1,146 @@
+"""The guarantees of processors whose rows are stored in a target, each once.
+
+By delivery hash (`ExactlyOnceRows`, `AtLeastOnceRows`) rows are stored before the offsets are committed: a crash in
+between delivers their steps again, and the target knows the hashes.
+
+By offsets (`StoredOffsets`) rows and the next offsets of the inputs are stored together, if the target still has the
+offsets that this worker has read. What the target has counts; the group's offsets follow. Dead letters are committed
+before the rows of their neighbours, so an end in between writes them twice, with one delivery hash.
+
+No transaction is open while a target writes: however long that takes, the broker does not abort it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+
+from kstreams_py.errors import ClientError, SinkAway
+from kstreams_py.graph.sink import Row
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.metrics import estimate
+from kstreams_py.processing.committer import Committer, Context
+from kstreams_py.processing.guarantees import HELD_BYTES, AtLeastOnce, ExactlyOnce
+from kstreams_py.processing.outputs import OUTPUT_BYTES, value_bytes
+from kstreams_py.processing.plan import Plan
+from kstreams_py.processing.rows import split
+from kstreams_py.processing.target import Target
+from kstreams_py.records import HASH_HEADER, Positions, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class _Storing(Committer):
+    """Holds rows, and dead letters, until the commit; stores the rows before the offsets are committed."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        sink = context.processor.target
+        assert sink is not None, "this processor has no target"
+        self._target = Target(sink, context.name, context.topic_ids, context.environment)
+        self._rows: list[Row] = []
+        self._row_bytes = 0
+        self.resume = self._resume
+        self.steps_max = self._target.rows_max
+
+    @property
+    def due(self) -> bool:
+        return super().due or (
+            len(self._rows) >= self._target.rows_max
+            or self._row_bytes >= OUTPUT_BYTES
+            or value_bytes(self._outputs) >= HELD_BYTES
+        )
+
+    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
+        """Connects, so that a mistake is found before a function is called."""
+        self._target.open()
+        return positions
+
+    def write(self, plan: Plan) -> None:
+        rows, others = split(plan.outputs)
+        size = estimate(value_bytes, plan.outputs)
+        Committer.write(self, replace(plan, outputs=others))  # others are sent with the commit, not before
+        self._rows += rows
+        self._row_bytes += size
+        self._written += len(rows)
+        self._counters.stepped(read=0, written=len(rows), failed=0, size=max(0, size - estimate(value_bytes, others)))
+
+    def _commit(self) -> None:
+        if self._rows:
+            self._store({}, {})
+        super()._commit()  # type: ignore[safe-super]  # that of the guarantee beside it
+
+    def _store(self, positions: Positions, expected: Positions) -> None:
+        """Stores the rows; while the target is away they are kept for the next commit."""
+        self.must_repeat_commit = False
+        try:
+            self._target.store(self._rows, positions, expected)
+        except SinkAway:
+            self.must_repeat_commit = True
+            raise
+        self._rows, self._row_bytes = [], 0
+        self.steps_max = self._target.rows_max
+
+    def recover(self, error: ClientError) -> bool:
+        if isinstance(error, SinkAway):
+            self.attempts.failed(error, "trying again")
+            return not self.must_repeat_commit
+        return super().recover(error)  # type: ignore[safe-super]
+
+    def end(self) -> None:
+        super().end()
+        self._target.close()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._rows, self._row_bytes = [], 0
+
+
+class ExactlyOnceRows(_Storing, ExactlyOnce):
+    """Rows by their hashes; then dead letters and offsets in one transaction."""
+
+
+class AtLeastOnceRows(_Storing, AtLeastOnce):
+    """Rows by their hashes, each once; then dead letters, then offsets."""
+
+
+class StoredOffsets(_Storing, ExactlyOnce):
+    """Dead letters; then rows and the next offsets in one transaction of the target; the group follows."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._stored: Positions = {}
+        """The next offsets that the target had when they were last read or written."""
+        self._delivered: set[bytes | None] = set()
+        """Delivery hashes of steps with a committed dead letter whose offsets the target does not have yet."""
+
+    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
+        """The offsets of the target, where it has some; those of the group are set to them."""
+        self._stored = self._target.positions(partitions)
+        if differing := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:
+            is_ahead = any(positions.get(tp, at) > at for tp, at in differing.items())
+            logger.log(
+                logging.WARNING if is_ahead else logging.INFO,  # behind it is after a crash between the two
+                "%s: continues at the offsets that its target has, not at those of its group: %s", self._processor.id,
+                ", ".join(f"{tp}@{at}, not {positions.get(tp, 'any')}" for tp, at in sorted(differing.items())),
+            )  # fmt: skip
+            self._transact(differing, [])
+        return positions | self._stored
+
+    def _commit(self) -> None:
+        positions = self._ledger.uncommitted
+        letters = {_step_of(output) for output in self._outputs}
+        if left := [output for output in self._outputs if _step_of(output) not in self._delivered]:
+            self._transact({}, left)
+        self._delivered |= letters
+        self._store(positions, {tp: self._stored[tp] for tp in positions if tp in self._stored})
+        self._stored |= positions
+        self._delivered -= letters
+        self._transact(positions, [])
+        self._ledger.commit(positions)
+
+
+def _step_of(letter: Output) -> bytes | None:
+    """The delivery hash of a dead letter's step."""
+    return dict(letter[7] or ()).get(HASH_HEADER)

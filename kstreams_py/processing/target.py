@@ -1,0 +1,91 @@
+"""The target of a worker's rows: its connection, and what the errors of it ask of the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, TypeVar
+
+from kstreams_py.errors import Abortable, Refused, RowRefused, SinkAway, SinkUnavailable, StaleWriter
+from kstreams_py.graph.sink import Row, Sink, SinkConnection
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import Positions, TopicPartition
+
+ROWS_MAX: Final = 50_000
+"""Rows in one write, but for those of a single step."""
+
+ROWS_FIRST: Final = 1_000
+"""Rows in the first write, when it is not known how fast the target is."""
+
+WRITE_SECONDS: Final = 1.0
+"""Seconds that a write may take: the group is not heard meanwhile, and a stop waits for it."""
+
+T = TypeVar("T")
+
+
+class Target:
+    """Stores the rows of one worker. It connects when first used.
+
+    Raises, as ClientErrors: SinkAway while the target is away, Abortable if another writer has moved the offsets in it,
+    Refused if it never takes one of the rows. Raises SinkUnavailable if the target does not come back by itself,
+    SettingsError if its table has other columns.
+    """
+
+    def __init__(self, sink: Sink, consumer: str, topic_ids: Mapping[str, str], environment: Environment) -> None:
+        """`consumer`: the processor with its graph, which owns the stored offsets; `topic_ids`: of its inputs."""
+        self.rows_max = ROWS_FIRST
+        """How many rows to write at once: so many as take WRITE_SECONDS."""
+        self._sink = sink
+        self._consumer = consumer
+        self._topic_ids = topic_ids
+        self._open = environment.open_sink
+        self._clock = environment.clock
+        self._connection: SinkConnection | None = None
+
+    def open(self) -> None:
+        """Connects, if it is not connected."""
+        self._call(lambda _: None)
+
+    def positions(self, partitions: Collection[TopicPartition]) -> Positions:
+        """Reads the next offsets that the target has for these partitions."""
+        named = {self._named(tp): tp for tp in partitions}
+        found = self._call(lambda connection: connection.positions(named.keys()))
+        return {named[tp]: at for tp, at in found.items()}
+
+    def store(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> None:
+        """Stores rows and positions in one transaction of the target."""
+        after, before = ({self._named(tp): at for tp, at in each.items()} for each in (positions, expected))
+        began = self._clock()
+        self._call(lambda connection: connection.write(rows, after, before))
+        if rows:
+            self._pace(len(rows), self._clock() - began)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _pace(self, rows: int, seconds: float) -> None:
+        """Aims at writes of WRITE_SECONDS: grows fourfold at most, shrinks at once."""
+        wanted = int(WRITE_SECONDS * rows / seconds) if seconds > 0 else ROWS_MAX
+        self.rows_max = max(1, min(wanted, self.rows_max * 4, ROWS_MAX))
+
+    def _named(self, tp: TopicPartition) -> TopicPartition:
+        """The partition with the topic's id in its name: the target keeps the offsets of a topic that is deleted."""
+        topic_id = self._topic_ids.get(tp.topic)
+        return TopicPartition(f"{tp.topic}@{topic_id}", tp.partition) if topic_id else tp
+
+    def _call(self, call: Callable[[SinkConnection], T]) -> T:
+        try:
+            if self._connection is None:
+                self._connection = self._open(self._sink, self._consumer)
+            return call(self._connection)
+        except StaleWriter as error:
+            # also after a write without an answer: the offsets that it has stored are not those expected
+            raise Abortable(f"{self._sink}: {error}") from error
+        except RowRefused as error:
+            raise Refused(error) from error
+        except SinkUnavailable as error:
+            if not error.may_return:
+                raise
+            raise SinkAway(f"{self._sink} is away: {error}") from error

@@ -1,0 +1,151 @@
+"""The columns of a sink: their names and types, and which rows do not fit them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import isinf, isnan
+from operator import attrgetter, itemgetter
+from typing import Any, Final, NamedTuple
+
+from kstreams_py.errors import RowRefused, SettingsError, StaleWriter
+from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.records import Positions
+
+HASH_COLUMN: Final = "delivery_hash"
+
+Columns = Sequence[str] | Mapping[str, type]
+"""Names, or the Python type of each name: `{"carrier": str, "month": int}`."""
+
+Types = tuple[type | None, ...]
+"""The Python type of each column; None where it is not known."""
+
+
+def split_columns(columns: Columns, known: Collection[type]) -> tuple[tuple[str, ...], Types]:
+    """The names and the types of declared columns.
+
+    `known`: the types that the target has. Raises SettingsError if there is no column, or one is declared twice,
+    reserved, or of another type.
+    """
+    if isinstance(columns, str):
+        raise SettingsError(f"columns={columns!r} is one text: write ({columns!r},)")
+    names = tuple(columns)
+    types = tuple(columns.values()) if isinstance(columns, Mapping) else (None,) * len(names)
+    if not names:
+        raise SettingsError("a sink needs columns: columns=(...)")
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"column {name!r} is declared twice: leave one out")
+    if HASH_COLUMN in names:
+        raise SettingsError(f"column {HASH_COLUMN!r} is the sink's own: choose another name")
+    for name, kind in zip(names, types, strict=True):
+        if kind is not None and kind not in known:
+            raise SettingsError(
+                f"column {name!r} has the type {name_type(kind)}, which the target does not have: "
+                f"choose {_listed(known)}"
+            )
+    return names, types
+
+
+def read_evidence(evidence: Evidence | str, possible: Collection[Evidence]) -> Evidence:
+    """The declared evidence. Raises SettingsError for one that the target does not keep."""
+    if evidence in possible:
+        return Evidence(evidence)
+    raise SettingsError(f"evidence={str(evidence)!r} is not kept: choose {' or '.join(map(repr, map(str, possible)))}")
+
+
+def name_type(kind: type) -> str:
+    return "None" if kind is type(None) else kind.__name__
+
+
+def format_columns(names: Iterable[str]) -> str:
+    return f"({', '.join(names)})"
+
+
+def check_table(target: str, needed: Sequence[str], found: Collection[str], unfilled: Collection[str]) -> None:
+    """Raises SettingsError if a table that exists does not have the needed columns.
+
+    - `found`: the columns of the table.
+    - `unfilled`: those of them that do not fill themselves: they have no default, and are not generated.
+    """
+    if set(needed) - set(found) or set(unfilled) - set(needed):
+        raise SettingsError(
+            f"{target} has the columns {format_columns(found)}, and the sink stores {format_columns(needed)}: "
+            "declare those of the table, or name another table"
+        )
+
+
+FLOATS: Final = frozenset({float, int})
+"""What a column of floats takes: integers too, if a float holds them."""
+
+
+class Taken(NamedTuple):
+    """The values that a column takes besides None.
+
+    - `types`: their types, subclasses excluded; None if the target itself decides.
+    - `nan`: whether it stores NaN.
+    - `infinity`: whether it stores infinity.
+    - `aware`: whether a time must have a time zone, or must have none; None for other types.
+    """
+
+    types: frozenset[type] | None
+    nan: bool = True
+    infinity: bool = True
+    aware: bool | None = None
+
+
+def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Taken]) -> None:
+    """Raises RowRefused for the first row that has another number of values, or one that its column does not take."""
+    values = list(map(attrgetter("values"), rows))
+    if set(map(len, values)) - {len(names)}:
+        index = next(index for index, row in enumerate(values) if len(row) != len(names))
+        raise RowRefused(f"the row has {len(values[index])} values, and the columns are {format_columns(names)}", index)
+    refused: list[tuple[int, str]] = []
+    for number, (name, taken) in enumerate(zip(names, accepted, strict=True)):
+        if taken.types is not None:
+            found = _refused(list(map(itemgetter(number), values)), taken.types, taken)
+            refused += [(index, f"column {name!r} takes {reason}") for index, reason in found]
+    if refused:
+        index, reason = min(refused)
+        raise RowRefused(f"{reason}: return a value that it takes", index)
+
+
+def _refused(column: list[Any], types: frozenset[type], taken: Taken) -> Iterator[tuple[int, str]]:
+    """The indices of values that a column does not take, the first of each reason."""
+    kinds = set(map(type, column)) - {type(None)}
+    if kinds - types:
+        index = next(index for index, value in enumerate(column) if type(value) in kinds - types)
+        yield index, f"{_listed(types)}, and the value is of type {name_type(type(column[index]))}"
+    if float in kinds and not (taken.nan and taken.infinity):
+        floats = [(i, value) for i, value in enumerate(column) if type(value) is float]
+        yield from ((i, "no NaN") for i, value in floats if isnan(value) and not taken.nan)
+        yield from ((i, "no infinity") for i, value in floats if isinf(value) and not taken.infinity)
+    if int in kinds and types == FLOATS:
+        large = (i for i, value in enumerate(column) if type(value) is int and not -(2**53) <= value <= 2**53)
+        yield from ((i, "float, which does not hold an integer beyond 2**53") for i in large)
+    if taken.aware is not None:
+        times = ((i, value) for i, value in enumerate(column) if type(value) in types)
+        reason = f"times {'with' if taken.aware else 'without'} a time zone"
+        yield from ((i, reason) for i, value in times if (value.utcoffset() is not None) != taken.aware)
+
+
+def _listed(types: Iterable[type]) -> str:
+    return " or ".join(sorted(map(name_type, types)))
+
+
+def check_expected(target: str, stored: Positions, expected: Positions) -> None:
+    """Raises StaleWriter if the offsets that are stored differ from those that the writer expects."""
+    if stored == expected:
+        return
+    differing = sorted(tp for tp in {*stored, *expected} if stored.get(tp) != expected.get(tp))
+    shown = ", ".join(f"{tp}: {stored.get(tp, 'none')}, expected {expected.get(tp, 'none')}" for tp in differing[:3])
+    raise StaleWriter(f"{target}: another writer has moved the stored offsets ({shown})")
+
+
+def first_refused(rows: Sequence[Row], accepts: Callable[[Sequence[Row]], bool]) -> int | None:
+    """The index of the first row that a target refuses; None if it refuses none of them any more.
+
+    `accepts`: whether the target takes the first rows. A target that refuses these refuses more of them too.
+    """
+    index = bisect_left(range(len(rows)), True, key=lambda last: not accepts(rows[: last + 1]))
+    return index if index < len(rows) else None

@@ -1,0 +1,94 @@
+"""The manifest of a directory of Parquet files: what is published, and which files are to be merged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from kstreams_py.records import Positions, TopicPartition
+
+VERSION: Final = 1
+
+MERGED_AT_ONCE: Final = 16
+"""Files of one size that are merged into one: a row is written again once for each power of this number."""
+
+LARGE_ROWS: Final = 1_000_000
+"""Files with as many rows are not merged."""
+
+
+class DataFile(NamedTuple):
+    """A file in the directory of the data."""
+
+    name: str
+    rows: int
+
+
+class Manifest(NamedTuple):
+    """What is published.
+
+    - `columns`: the name of the type of each column.
+    - `positions`: the next offsets, by consumer.
+    - `files`: those that have the rows of all records below these offsets.
+    """
+
+    columns: Mapping[str, str]
+    positions: Mapping[str, Positions] = {}
+    files: tuple[DataFile, ...] = ()
+
+    def with_write(self, consumer: str, positions: Positions, added: Sequence[DataFile]) -> Manifest:
+        """The manifest after a write: the consumer's other positions stay."""
+        of_consumer = {**self.positions.get(consumer, {}), **positions}
+        return self._replace(positions={**self.positions, consumer: of_consumer}, files=(*self.files, *added))
+
+    def with_merge(self, merged: Sequence[DataFile], result: DataFile) -> Manifest:
+        """The manifest with one file in place of several."""
+        return self._replace(files=(*(file for file in self.files if file not in merged), result))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    content = {
+        "version": VERSION,
+        "columns": dict(manifest.columns),
+        "positions": {
+            consumer: [[*tp, offset] for tp, offset in sorted(positions.items())]
+            for consumer, positions in sorted(manifest.positions.items())
+        },
+        "files": [list(file) for file in manifest.files],
+    }
+    return json.dumps(content, indent=1).encode()
+
+
+def decode_manifest(content: bytes) -> Manifest:
+    """Raises ValueError for what is no manifest of this version."""
+    try:
+        read = json.loads(content)
+        if read["version"] != VERSION:
+            raise ValueError(f"it has version {read['version']}, and this release reads version {VERSION}")
+        positions = {
+            consumer: {TopicPartition(topic, partition): offset for topic, partition, offset in stored}
+            for consumer, stored in read["positions"].items()
+        }
+        return Manifest(read["columns"], positions, tuple(DataFile(*file) for file in read["files"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is no manifest: {error!r}") from error
+
+
+def choose_merged(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    """The files to be merged into one: the first size of which there are enough; none if there is no such size.
+
+    The files of a table are then few: of each power of MERGED_AT_ONCE less than that, besides the large ones.
+    """
+    sizes: dict[int, list[DataFile]] = {}
+    for file in files:
+        if file.rows < LARGE_ROWS:
+            sizes.setdefault(_power(file.rows), []).append(file)
+    return next((tuple(same) for _, same in sorted(sizes.items()) if len(same) >= MERGED_AT_ONCE), ())
+
+
+def _power(rows: int) -> int:
+    power = 0
+    while rows >= MERGED_AT_ONCE:
+        rows //= MERGED_AT_ONCE
+        power += 1
+    return power

@@ -1,0 +1,308 @@
+"""Parquet files as the target of a sink, published by one manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import os
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from filelock import FileLock, Timeout
+
+from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
+from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.sinks.columns import (
+    FLOATS,
+    Taken,
+    check_expected,
+    check_rows,
+    format_columns,
+    name_type,
+    split_columns,
+)
+from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged, decode_manifest, encode_manifest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DATA: Final = "_data"
+"""The directory of the files: Spark passes over names that begin so, when it is told to read the directory above."""
+
+_MANIFEST: Final = "_manifest.json"
+
+LOCK_SECONDS: Final = 5.0
+"""How long a writer waits for others that publish."""
+
+KEPT_SECONDS: Final = 3600.0
+"""How long files stay that are not published, or not any more: a reader may have their names from an older manifest."""
+
+_DICTIONARY_ROWS: Final = 50_000
+
+_TYPES: Final[dict[type, Taken]] = {
+    str: Taken(frozenset({str})),
+    int: Taken(frozenset({int})),
+    float: Taken(FLOATS),
+    bool: Taken(frozenset({bool})),
+    bytes: Taken(frozenset({bytes})),
+    Decimal: Taken(frozenset({Decimal})),
+    datetime.datetime: Taken(frozenset({datetime.datetime}), aware=True),
+    datetime.date: Taken(frozenset({datetime.date})),
+}
+
+_REMEDIES: Final = {
+    errno.ENOSPC: "free space on its disk",
+    errno.EDQUOT: "free space in its quota",
+    errno.EFBIG: "raise the limit of file sizes",
+    errno.EACCES: "give this user the right to write it",
+    errno.EPERM: "give this user the right to write it",
+    errno.EROFS: "name a directory that can be written",
+    errno.ENOTDIR: "name a directory",
+}
+
+
+@dataclass(frozen=True, init=False)
+class Parquet:
+    """A directory of Parquet files. Needs pyarrow: `pip install 'kstreams_py[parquet]'`.
+
+    What is published is in `_manifest.json`, which is replaced as a whole: the names of its files, and the next offsets
+    of the inputs. Read with `files()`; other files in `_data` are not published yet, or not any more. Small files are
+    merged into larger ones as the table grows. Several workers may write to one directory, on a file system with flock.
+
+    - `directory`: made if it is missing.
+    - `columns`: a mapping of name to Python type: str, int (64 bits), float, bool, bytes, Decimal (38 digits, 18 of
+      them after the point, as in Spark), date, and datetime with a time zone.
+
+    Raises SettingsError if the columns are not possible.
+    """
+
+    directory: Path
+    columns: tuple[str, ...]
+    types: tuple[type, ...]
+
+    def __init__(self, directory: Path | str, *, columns: Mapping[str, type]) -> None:
+        names, types = split_columns(columns, _TYPES)
+        if None in types:
+            raise SettingsError(f"a Parquet sink needs the types of its columns: columns={{{names[0]!r}: str, ...}}")
+        vars(self).update(directory=Path(directory), columns=names, types=types)
+
+    @property
+    def evidence(self) -> Evidence:
+        """The next offsets, which are in the manifest."""
+        return Evidence.OFFSETS
+
+    def __str__(self) -> str:
+        return f"{self.directory}"
+
+    def files(self) -> list[Path]:
+        """The published files: the whole table, each row once. A reader has an hour to read them.
+
+        Raises SinkUnavailable if the manifest cannot be read.
+        """
+        with _reported(self):
+            return [self.directory / _DATA / file.name for file in _read_manifest(self).files]
+
+    def open(self, consumer: str) -> ParquetConnection:
+        """Makes the directory if it is missing. `consumer`: owns the stored offsets.
+
+        Raises SinkUnavailable; SettingsError if the directory has other columns; MissingSoftware without pyarrow.
+        """
+        return ParquetConnection(self, consumer)
+
+
+class ParquetConnection:
+    """One worker's writer of a directory: see SinkConnection.
+
+    A data file is written before the lock is taken. Under the lock the manifest is read, compared with what the writer
+    expects, and replaced once the files are on the disk. The kernel releases the lock of a process that dies.
+    """
+
+    def __init__(self, sink: Parquet, consumer: str) -> None:
+        try:
+            import pyarrow as pa  # noqa: PLC0415 an extra
+            from pyarrow import fs, parquet  # noqa: PLC0415
+        except ImportError:
+            raise MissingSoftware("a Parquet sink needs pyarrow: pip install 'kstreams_py[parquet]'") from None
+        self._pa, self._parquet, self._disk = pa, parquet, fs.LocalFileSystem()
+        self._sink = sink
+        self._consumer = consumer
+        self._accepted = [_TYPES[kind] for kind in sink.types]
+        self._schema = pa.schema(
+            [(name, _arrow_type(pa, kind)) for name, kind in zip(sink.columns, sink.types, strict=True)]
+        )
+        self._table(())  # pyarrow imports pandas with its first array, which is not to delay a write
+        self._syncing = ThreadPoolExecutor(4, "parquet-sync")
+        self._data = sink.directory / _DATA
+        with _reported(sink):
+            self._data.mkdir(parents=True, exist_ok=True)
+            _sync(sink.directory.absolute().parent)
+            _sync(sink.directory)
+            with self._locked():
+                self._sweep(self._read())
+
+    def positions(self, partitions: Collection[TopicPartition]) -> Positions:
+        """Reads the published next offsets of these partitions."""
+        with _reported(self._sink):
+            return self._stored(self._read(), partitions)
+
+    def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
+        """Publishes rows and positions by one manifest; returns how many rows are new: all of them."""
+        check_rows(rows, self._sink.columns, self._accepted)
+        table = self._table(rows)
+        with _reported(self._sink):
+            staged = self._stage(table) if rows else None
+            try:
+                with self._locked():
+                    manifest = self._read()
+                    check_expected(str(self._sink), self._stored(manifest, {*positions, *expected}), expected)
+                    self._publish(manifest, staged, positions)
+            except BaseException:
+                if staged is not None and staged not in self._read().files:
+                    (self._data / staged.name).unlink(missing_ok=True)
+                raise
+        return len(rows)
+
+    def close(self) -> None:
+        """Ends the threads that sync files."""
+        self._syncing.shutdown()
+
+    def _publish(self, manifest: Manifest, staged: DataFile | None, positions: Positions) -> None:
+        """Replaces the manifest, and merges files if there are enough of one size. Needs the lock."""
+        if staged is not None and not (self._data / staged.name).exists():
+            raise SinkUnavailable(f"{self._sink}: the writer stood still until its file was removed", may_return=True)
+        written = [] if staged is None else [staged]
+        following = manifest.with_write(self._consumer, positions, written)
+        merged = choose_merged(following.files)
+        if merged:
+            read = [self._parquet.ParquetFile(self._data / file.name).read(use_threads=False) for file in merged]
+            written.append(self._stage(self._pa.concat_tables(read)))
+            following = following.with_merge(merged, written[-1])
+        path = self._sink.directory / f"{_MANIFEST}.new"
+        path.write_bytes(encode_manifest(following))
+        # at once, since a disk flushes once for all that ask it together: 2 ms, and one after the other 7 ms
+        list(self._syncing.map(_sync, [*(self._data / file.name for file in written), self._data, path]))
+        path.replace(self._sink.directory / _MANIFEST)
+        _sync(self._sink.directory)
+        if merged:
+            self._sweep(following)
+
+    def _stage(self, table: pa.Table) -> DataFile:
+        """Writes a data file, under a name that no manifest has yet."""
+        name = f"part-{uuid.uuid4().hex}.parquet"
+        # dictionaries pay for values that repeat over many rows; for few, they double the time
+        uses_dictionary = table.num_rows >= _DICTIONARY_ROWS
+        self._parquet.write_table(table, self._data / name, filesystem=self._disk, use_dictionary=uses_dictionary)
+        return DataFile(name, table.num_rows)
+
+    def _table(self, rows: Sequence[Row]) -> pa.Table:
+        """The rows as columns. Raises RowRefused for a value that its type does not hold."""
+        columns = zip(*(row.values for row in rows), strict=True) if rows else ((),) * len(self._schema)
+        arrays = [self._array(list(values), field) for values, field in zip(columns, self._schema, strict=True)]
+        return self._pa.table(arrays, schema=self._schema)
+
+    def _array(self, values: list[Any], field: pa.Field) -> pa.Array:
+        refusals = (self._pa.ArrowException, OverflowError, UnicodeEncodeError)
+        try:
+            return self._pa.array(values, field.type)
+        except refusals as error:
+            for index, value in enumerate(values):
+                try:
+                    self._pa.array([value], field.type)
+                except refusals as refusal:
+                    raise RowRefused(
+                        f"{self._sink}: column {field.name!r} does not take the value: {refusal}", index
+                    ) from error
+            raise
+
+    def _read(self) -> Manifest:
+        """The published manifest. Raises SettingsError if it has other columns."""
+        manifest = _read_manifest(self._sink)
+        declared = _typed(self._sink)
+        if dict(manifest.columns) != declared:
+            raise SettingsError(
+                f"{self._sink} has the columns {_shown(manifest.columns)}, and the sink stores {_shown(declared)}: "
+                "declare those of the directory, or name another directory"
+            )
+        return manifest
+
+    def _stored(self, manifest: Manifest, partitions: Collection[TopicPartition]) -> Positions:
+        stored = manifest.positions.get(self._consumer, {})
+        return {tp: stored[tp] for tp in partitions if tp in stored}
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with FileLock(self._sink.directory / "_lock", timeout=LOCK_SECONDS):
+                yield
+        except Timeout as error:
+            raise SinkUnavailable(
+                f"{self._sink} is locked: another writer has published for more than {LOCK_SECONDS:g} s",
+                may_return=True,
+            ) from error
+
+    def _sweep(self, manifest: Manifest) -> None:
+        """Removes old files that the manifest does not have: merged, or of a writer that died. Needs the lock."""
+        published = {file.name for file in manifest.files}
+        for path in self._data.iterdir():
+            if path.name not in published and path.stat().st_mtime < time.time() - KEPT_SECONDS:
+                path.unlink()
+
+
+def _read_manifest(sink: Parquet) -> Manifest:
+    path = sink.directory / _MANIFEST
+    try:
+        return decode_manifest(path.read_bytes())
+    except FileNotFoundError:
+        return Manifest(_typed(sink))
+    except ValueError as error:
+        raise SinkUnavailable(f"{path}: {error}: restore it, or move the directory away, then start again") from error
+
+
+@contextlib.contextmanager
+def _reported(sink: Parquet) -> Iterator[None]:
+    """Raises SinkUnavailable, with the remedy, for errors of the file system."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "check its disk")
+        reason = os.strerror(error.errno) if error.errno else str(error)  # pyarrow's text repeats it
+        raise SinkUnavailable(f"{sink}: {reason}: {remedy}, then start again") from error
+
+
+def _typed(sink: Parquet) -> dict[str, str]:
+    return dict(zip(sink.columns, map(name_type, sink.types), strict=True))
+
+
+def _shown(columns: Mapping[str, str]) -> str:
+    return format_columns(f"{name} {kind}" for name, kind in columns.items())
+
+
+def _arrow_type(pa: Any, kind: type) -> Any:
+    types = {
+        str: pa.string(),
+        int: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+        bytes: pa.binary(),
+        Decimal: pa.decimal128(38, 18),
+        datetime.datetime: pa.timestamp("us", tz="UTC"),
+        datetime.date: pa.date32(),
+    }
+    return types[kind]
+
+
+def _sync(path: Path) -> None:
+    """Makes a file durable, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,184 @@
+"""Keys in Redis as the target of a sink, each with a row as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
+from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.sinks.columns import FLOATS, Columns, Taken, Types, check_rows, check_table, split_columns
+
+if TYPE_CHECKING:
+    import redis
+
+_log = logging.getLogger(__name__)
+
+_TYPES: Final = (str, int, float, bool)
+
+_SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
+
+_STORE: Final = """
+local new = 0
+for i, key in ipairs(KEYS) do
+  if redis.call('SET', key, ARGV[i], 'NX') then new = new + 1 end
+end
+return new
+"""
+"""A script is one transaction, in the append-only file too, and takes a fifth of the client's time of MULTI/EXEC."""
+
+
+@dataclass(frozen=True, init=False)
+class Redis:
+    """Keys in Redis, one for each row: `KEY:<delivery hash>` has the row as a JSON object.
+
+    Needs redis-py: `pip install 'kstreams_py[redis]'`. A batch is one script of SET NX: all of it is stored, or
+    nothing. Values are None, str, bool, int, and float other than NaN and infinity. What a server that dies loses of
+    the last rows is decided by its `appendonly` and `appendfsync`; a warning names them where it keeps too little.
+
+    - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. Not that of a Redis Cluster.
+    - `key`: the beginning of the keys. `KEY:columns` has the names of the columns.
+    - `columns`: names, or a mapping of name to Python type.
+
+    Raises SettingsError if the URL or the columns are not possible.
+    """
+
+    url: str = field(repr=False)
+    name: str
+    key: str
+    columns: tuple[str, ...]
+    types: Types
+
+    def __init__(self, url: str, *, key: str, columns: Columns) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise SettingsError("a Redis sink needs a URL: redis://user:password@host:port/0")
+        name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        names, types = split_columns(columns, _TYPES)
+        vars(self).update(url=url, name=name, key=key, columns=names, types=types)
+
+    @property
+    def evidence(self) -> Evidence:
+        """The delivery hash, which is in the name of the key."""
+        return Evidence.HASH
+
+    def __str__(self) -> str:
+        return f"{self.name}: keys {self.key}:*"
+
+    def open(self, consumer: str) -> RedisConnection:  # noqa: ARG002 offsets are not stored
+        """Connects, and warns of a server that keeps nothing on its disk.
+
+        Raises SinkUnavailable; SettingsError if the keys have other columns, or the server is one of a Redis Cluster;
+        MissingSoftware without redis-py.
+        """
+        return RedisConnection(self)
+
+
+class RedisConnection:
+    """One thread's connection to Redis: see SinkConnection."""
+
+    def __init__(self, sink: Redis) -> None:
+        try:
+            import redis  # noqa: PLC0415 an extra
+        except ImportError:
+            raise MissingSoftware("a Redis sink needs redis-py: pip install 'kstreams_py[redis]'") from None
+        self._redis = redis
+        self._sink = sink
+        self._accepted = [
+            Taken(FLOATS if kind is float else frozenset({kind} if kind else _TYPES), nan=False, infinity=False)
+            for kind in sink.types
+        ]
+        self._client: redis.Redis | None = None
+        with self._usable():
+            pass
+
+    def positions(self, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
+        """Reads nothing: Redis stores hashes."""
+        return {}
+
+    def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:  # noqa: ARG002
+        """Stores rows in one transaction; returns how many are new."""
+        check_rows(rows, self._sink.columns, self._accepted)
+        encoded = encode_rows(rows, self._sink.columns)
+        with self._usable() as client:
+            keys = [f"{self._sink.key}:{row.delivery_hash.hex()}" for row in rows]
+            return int(client.register_script(_STORE)(keys=keys, args=encoded))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[redis.Redis]:
+        try:
+            if self._client is None:
+                self._client = self._open()
+            yield self._client
+        except self._redis.RedisError as error:
+            with contextlib.suppress(self._redis.RedisError):
+                self.close()
+            kinds = self._redis.exceptions
+            lasting = (kinds.AuthenticationError, kinds.NoPermissionError, kinds.OutOfMemoryError)
+            lasts = isinstance(error, lasting) or str(error).startswith("MISCONF")  # it cannot write to its disk
+            raise SinkUnavailable(f"{self._sink}: {error}", may_return=not lasts) from error
+
+    def _open(self) -> redis.Redis:
+        try:
+            # redis-py's own retries would outlast the limits
+            retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)
+            client = self._redis.Redis.from_url(self._sink.url, retry=retry, decode_responses=False, **_SECONDS)
+        except ValueError:  # its text may have the password
+            raise SettingsError(f"{self._sink.name} is no URL of Redis: correct it") from None
+        try:
+            self._check(client)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _check(self, client: redis.Redis) -> None:
+        """Raises SettingsError for a cluster and for other columns; warns of what the server loses."""
+        found: dict[str, Any] = client.info()
+        if found.get("cluster_enabled"):
+            raise SettingsError(
+                f"{self._sink.name} is part of a Redis Cluster, where no transaction covers keys of several nodes: "
+                "name a server that is not"
+            )
+        if not found.get("aof_enabled"):
+            _log.warning(
+                "%s: appendonly is off: when the server dies it forgets rows whose offsets are committed; "
+                "set appendonly yes, and appendfsync always",
+                self._sink.name,
+            )
+        policy = found.get("maxmemory_policy", "noeviction")
+        if found.get("maxmemory") and policy != "noeviction":
+            _log.warning(
+                "%s: maxmemory-policy %s evicts rows with their delivery hashes, so that they may be stored again; "
+                "set maxmemory-policy noeviction",
+                self._sink.name,
+                policy,
+            )
+        key = f"{self._sink.key}:columns"
+        client.set(key, json.dumps(self._sink.columns), nx=True)
+        stored = client.get(key)
+        columns = json.loads(stored) if isinstance(stored, bytes) else self._sink.columns
+        check_table(str(self._sink), self._sink.columns, columns, columns)
+
+
+def encode_rows(rows: Sequence[Row], columns: Sequence[str]) -> list[bytes]:
+    """The rows as JSON objects in UTF-8. Raises RowRefused for text that UTF-8 does not encode."""
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    encoded: list[bytes] = []
+    try:
+        encoded.extend(encode(dict(zip(columns, row.values, strict=True))).encode() for row in rows)
+    except UnicodeEncodeError as error:
+        raise RowRefused(f"the row has text that is no Unicode: {error.reason}", len(encoded)) from error
+    return encoded

@@ -1,0 +1,285 @@
+"""Topics on another cluster: what is declared and refused, and how a start decides between two clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.errors import GraphError, RecoveryUndecidable, Retriable, TopicError, UserMistake
+from kstreams_py.kafka.contracts import Producer, ProducerMode
+from kstreams_py.operations.hanging import topics_of
+from kstreams_py.processing.choices import Start
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.journal.records import (
+    Attempt,
+    Place,
+    RecordType,
+    Snapshot,
+    attempt_record,
+    snapshot_record,
+)
+from kstreams_py.processing.topics import check_topics, create_topics, find_topics
+from kstreams_py.records import TopicPartition
+from kstreams_py.testing import MemoryCluster, TestDriver
+
+# The declaration.
+
+
+@pytest.fixture
+def graph() -> ks.Graph:
+    return ks.Graph("g")
+
+
+def declare(graph: ks.Graph, **options: Any) -> None:
+    graph.map(graph.topic("in"), to=graph.topic("out", cluster="west"), id="p", **options)(lambda value: value)
+
+
+def test_processor_that_writes_elsewhere_has_a_journal_and_its_dead_letters_there(graph: ks.Graph) -> None:
+    declare(graph, errors="dead")
+    (processor,) = graph.processors
+    assert (processor.journal, processor.cluster, graph.delivered(processor)) == (
+        ks.Journal(), "west", "__ks.g.p.delivered",
+    )  # fmt: skip
+    assert {name: topic.cluster for name, topic in graph.topics.items()} == {"in": "", "out": "west", "dead": "west"}
+    assert "  out   key Bytes(), value Bytes(), cluster west" in graph.describe()
+    assert topics_of(graph) == {
+        "in", "__ks.g.p.journal", "__ks.g.beginnings", "__ks.g.replayed", "__consumer_offsets",
+    }  # fmt: skip
+
+
+def test_topic_of_dead_letters_that_is_declared_later_stays_on_its_cluster(graph: ks.Graph) -> None:
+    declare(graph, errors="dead")
+    assert graph.topic("dead", partitions=3).cluster == "west"
+
+
+def reads_there(graph: ks.Graph) -> None:
+    declare(graph)
+    graph.map("out", to=graph.topic("more"), id="q")(lambda value: value)
+
+
+def writes_to_both(graph: ks.Graph) -> None:
+    here, there = graph.topic("here"), graph.topic("out", cluster="west")
+    graph.map(graph.topic("in"), to=[there, here], id="p")(lambda value: {})
+
+
+def shares_dead_letters(graph: ks.Graph) -> None:
+    declare(graph, errors="dead")
+    graph.map("in", to=graph.topic("here"), id="q", errors="dead")(lambda value: value)
+
+
+def inherits_dead_letters(_: ks.Graph) -> None:
+    declare(ks.Graph("g", errors="dead"))
+
+
+def moves_dead_letters(graph: ks.Graph) -> None:
+    declare(graph, errors="dead")
+    graph.topic("dead", cluster="east")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (
+            reads_there,
+            ("processor 'q' reads 'out' on cluster 'west': it can only write there; give a graph of its own to what "
+            "reads it, run with that cluster's bootstrap_servers"),
+        ),
+        (
+            writes_to_both,
+            ("processor 'p' writes to cluster 'west' and, with 'here', to the graph's own cluster, and no transaction "
+            "spans both: write to one of them, and let another processor write to the other"),
+        ),
+        (
+            lambda graph: declare(graph, persistence="transaction"),
+            ("processor 'p' writes to 'out' on cluster 'west', and no transaction spans two clusters: leave "
+            "persistence out, or give it 'journal'"),
+        ),
+        (
+            lambda graph: declare(graph, guarantee="at_least_once"),
+            ("processor 'p' is at_least_once and writes to cluster 'west': give it guarantee exactly_once, which goes "
+            "through a journal there"),
+        ),
+        (
+            shares_dead_letters,
+            ("processor 'q' writes to the graph's own cluster and its dead letters, 'dead', to cluster 'west', and no "
+            "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
+            "of its outputs"),
+        ),
+        (
+            inherits_dead_letters,
+            ("processor 'p' writes to cluster 'west' and its dead letters, 'dead', to the graph's own cluster, and no "
+            "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
+            "of its outputs"),
+        ),
+        (
+            moves_dead_letters,
+            "topic 'dead' takes dead letters of a processor that writes elsewhere: leave cluster= out",
+        ),
+    ],
+)  # fmt: skip
+def test_declarations_that_no_transaction_spans_are_refused(
+    graph: ks.Graph, mistake: Callable[[ks.Graph], None], message: str
+) -> None:
+    with pytest.raises(GraphError) as raised:
+        mistake(graph)
+    assert str(raised.value) == message
+
+
+# Topics.
+
+
+def test_topics_are_created_and_checked_on_their_own_clusters(graph: ks.Graph) -> None:
+    declare(graph, errors="dead")
+    cluster = MemoryCluster()
+    other = cluster.named("west")
+    other.create_topics([("in", 9, -1, {})])  # of somebody else
+    assert create_topics(graph, cluster, 3) == ["in", "out", "dead"]
+    assert {name: info.partitions for name, info in check_topics(graph, cluster).items()} == dict.fromkeys(
+        ("in", "out", "dead"), 3
+    )
+    assert find_topics(graph, cluster, ["dead", "in"]).keys() == {"dead", "in"}
+    own = ["__ks.g.p.journal", "__ks.g.beginnings", "__ks.g.p.delivered", "in", "out", "dead"]
+    assert cluster.topics(own).keys() == {"__ks.g.p.journal", "__ks.g.beginnings", "in"}
+    assert other.topics(own).keys() == {"__ks.g.p.delivered", "out", "dead", "in"}
+    assert other.topics(["__ks.g.p.delivered"])["__ks.g.p.delivered"].partitions == 3
+
+
+def test_topic_that_records_deliveries_must_be_compacted(graph: ks.Graph) -> None:
+    declare(graph)
+    cluster = MemoryCluster()
+    create_topics(graph, cluster)
+    cluster.named("west").create_topics([("__ks.g.p.delivered", 4, -1, {"cleanup.policy": "delete"})])
+    with pytest.raises(TopicError, match=r"'__ks\.g\.p\.delivered' has cleanup\.policy=delete and needs compact"):
+        check_topics(graph, cluster)
+
+
+def test_driver_crashes_at_requests_of_a_named_cluster(graph: ks.Graph) -> None:
+    declare(graph)
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        assert driver.values("out") == [b"one"]
+        assert {point.cluster for point in driver.crash_points()} == {"", "west"}
+        with pytest.raises(UserMistake) as raised:
+            driver.crash("commit_transaction", cluster="wets")
+    assert str(raised.value) == "graph 'g' writes to no cluster 'wets': did you mean west?"
+
+
+# A start.
+
+IN = TopicPartition("in", 0)
+JOURNAL, DELIVERED = "__ks.g.p.journal", "__ks.g.p.delivered"
+HASH = b"h" * 16
+
+
+class Bench:
+    """A journal on one cluster, outputs on another."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster(transaction_timeout=1_000.0)
+        self.other = self.cluster.named("west")
+        graph = ks.Graph("g")
+        declare(graph)
+        create_topics(graph, self.cluster, 1)
+        topics = check_topics(graph, self.cluster)
+        (processor,) = graph.processors
+        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p.0", DELIVERED)
+        self.snapshot = Snapshot("g.p", 0, (Start("in", topics["in"].topic_id, 3),))
+        place = Place("out", 0, 0, HASH)
+        after = (Start("in", topics["in"].topic_id, 5),)
+        self.attempt = Attempt(RecordType.OUTPUT, self.snapshot.hash, HASH, 2, "g.p.0", after, (place,))
+
+    def begin(self, writer: str, attempt: Attempt) -> Producer:
+        """Journals an attempt, and leaves the transaction of its outputs open."""
+        for record in (snapshot_record(JOURNAL, self.snapshot), attempt_record(JOURNAL, 0, attempt)):
+            self.cluster.append(JOURNAL, record[1], record[2], record[7], partition=0)
+        producer = self.other.producer(ProducerMode(transactional=True, acks=-1, may_repeat=True), writer)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.write([("out", b"v", None, 0, None, None, 0, [("ks-hash", HASH)])])
+        producer.write([attempt_record(DELIVERED, 0, attempt, b"newest")])
+        producer.flush()
+        return producer
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize(("committed", "goes_on"), [(3, 5), (5, 5), (7, 7)])
+def test_attempt_beside_its_outputs_is_committed_wherever_the_offsets_are(
+    bench: Bench, committed: int, goes_on: int
+) -> None:
+    bench.begin("g.p.0", bench.attempt).commit_transaction()
+    assert bench.journal.recover({IN: committed}) == ({IN: goes_on}, {})
+    assert bench.journal.snapshots == {}
+
+
+def test_attempt_that_was_aborted_is_made_again_from_its_snapshot(bench: Bench) -> None:
+    bench.begin("g.p.0", bench.attempt).abort_transaction()
+    assert bench.journal.recover({IN: 3}) == ({IN: 3}, {})
+    assert bench.journal.snapshots == {0: bench.snapshot}
+
+
+def test_transaction_of_this_worker_that_is_open_is_waited_for(bench: Bench) -> None:
+    bench.begin("g.p.0", bench.attempt)
+    with pytest.raises(Retriable) as raised:
+        bench.journal.recover({IN: 3})
+    assert str(raised.value) == f"a transaction is open on {DELIVERED}[0]"
+
+
+def test_transaction_of_another_worker_is_aborted_by_the_one_that_has_its_task(bench: Bench) -> None:
+    attempt = replace(bench.attempt, writer="g.p.7")
+    frozen = bench.begin("g.p.7", attempt)
+    assert bench.journal.recover({IN: 3}) == ({IN: 3}, {})
+    assert bench.journal.snapshots == {0: bench.snapshot}
+    with pytest.raises(Exception, match="fenced"):
+        frozen.commit_transaction()
+    assert bench.other.records("out") == []
+
+
+def test_worker_whose_delivery_is_committed_is_not_fenced(bench: Bench) -> None:
+    producer = bench.begin("g.p.7", replace(bench.attempt, writer="g.p.7"))
+    producer.commit_transaction()
+    assert bench.journal.recover({IN: 3}) == ({IN: 5}, {})
+    producer.begin_transaction()
+    producer.write([("out", b"next", None, 0, None, None, 0, None)])
+    producer.commit_transaction()
+    assert [m.value() for m in bench.other.records("out")] == [b"v", b"next"]
+
+
+@pytest.mark.parametrize(
+    ("committed", "ends", "reason"),
+    [
+        (4, True, "are in@4, its record is beside its outputs, and of its outputs: out[0]@0 is there"),
+        (5, False, "are in@5, its record is not beside its outputs, and of its outputs: out[0]@0 is not there"),
+    ],
+)
+def test_offsets_that_contradict_both_clusters_end_the_worker(
+    bench: Bench, committed: int, ends: bool, reason: str
+) -> None:
+    producer = bench.begin("g.p.0", bench.attempt)
+    (producer.commit_transaction if ends else producer.abort_transaction)()
+    with pytest.raises(RecoveryUndecidable) as raised:
+        bench.journal.recover({IN: committed})
+    assert f"the newest record is an attempt-output from in@3 to in@5, the committed offsets {reason}: decide" in str(
+        raised.value
+    )
+
+
+def test_damaged_record_beside_the_outputs_ends_the_worker(bench: Bench) -> None:
+    bench.begin("g.p.0", bench.attempt).commit_transaction()
+    bench.other.append(DELIVERED, b"foreign", b"newest", partition=0)
+    with pytest.raises(RecoveryUndecidable, match=r"the newest record of __ks.g.p.delivered\[0\] is no attempt: "):
+        bench.journal.recover({IN: 3})
+
+
+def test_input_that_was_created_again_begins_where_its_group_says(bench: Bench) -> None:
+    bench.begin("g.p.0", bench.attempt).commit_transaction()
+    bench.journal.topic_ids = {"in": "another"}
+    assert bench.journal.recover({IN: 3}) == ({IN: 3}, {})

@@ -1,0 +1,111 @@
+"""Declarations of sinks that are refused, with their remedies; and the rules of the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kstreams_py.errors import RowRefused, SettingsError
+from kstreams_py.graph.sink import Row
+from kstreams_py.records import TopicPartition
+from kstreams_py.sinks import Parquet, PostgreSQL, Redis, SQLite
+from kstreams_py.sinks.columns import FLOATS, Taken, check_rows, first_refused
+from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged, decode_manifest, encode_manifest
+
+URL = "postgresql://loader:s3cret@db.example:5433,other:5432/flights?password=s3cret"
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: SQLite("f", table="t", columns=()), "a sink needs columns: columns=(...)"),
+        (lambda: SQLite("f", table="t", columns="carrier"), "columns='carrier' is one text: write ('carrier',)"),
+        (lambda: SQLite("f", table="t", columns=("a", "a")), "column 'a' is declared twice: leave one out"),
+        (
+            lambda: SQLite("f", table="t", columns=("delivery_hash",)),
+            "column 'delivery_hash' is the sink's own: choose another name",
+        ),
+        (
+            lambda: Redis("redis://cache", key="k", columns={"a": bytes}),
+            "column 'a' has the type bytes, which the target does not have: choose bool or float or int or str",
+        ),
+        (
+            lambda: SQLite("f", table="t", columns=("a",), evidence="key"),
+            "evidence='key' is not kept: choose 'hash' or 'offsets'",
+        ),
+        (
+            lambda: PostgreSQL("db.example/flights", table="t", columns=("a",)),
+            "a PostgreSQL sink needs a URL: postgresql://user:password@host:port/database",
+        ),
+        (
+            lambda: Redis("cache", key="k", columns=("a",)),
+            "a Redis sink needs a URL: redis://user:password@host:port/0",
+        ),
+        (
+            lambda: Parquet("d", columns=("a",)),  # type: ignore[arg-type]
+            "a Parquet sink needs the types of its columns: columns={'a': str, ...}",
+        ),
+    ],
+)
+def test_declaration_that_is_not_possible_is_refused_with_the_remedy(declare: Callable[[], Any], message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        declare()
+    assert str(raised.value) == message
+
+
+def test_names_of_targets_have_no_credentials() -> None:
+    sinks = (
+        PostgreSQL(URL, table="departed", columns=("a",)),
+        Redis("redis://u:s3cret@cache", key="k", columns=("a",)),
+    )
+    assert [str(sink) for sink in sinks] == [
+        "postgresql://db.example:5433,other:5432/flights: table departed",
+        "redis://cache: keys k:*",
+    ]
+    assert "s3cret" not in repr(sinks)
+
+
+def test_of_several_refused_rows_the_first_is_named_with_its_column() -> None:
+    rows = [Row(b"", values) for values in (("a", 1.5), ("b", 2**53 + 1), (3, 1.5), ("d", "x"))]
+    with pytest.raises(RowRefused) as raised:
+        check_rows(rows, ("name", "share"), (Taken(frozenset({str})), Taken(FLOATS)))
+    assert raised.value.index == 1
+    assert str(raised.value) == (
+        "column 'share' takes float, which does not hold an integer beyond 2**53: return a value that it takes"
+    )
+
+
+@pytest.mark.parametrize("refused", [0, 1, 6, 7, None])
+def test_first_refused_row_is_found_by_halving(refused: int | None) -> None:
+    rows = [Row(bytes([number]), ()) for number in range(8)]
+    asked = []
+
+    def accepts(first: Any) -> bool:
+        asked.append(len(first))
+        return refused is None or len(first) <= refused
+
+    assert first_refused(rows, accepts) == refused
+    assert len(asked) <= 4
+
+
+def test_manifest_comes_back_as_it_was_written() -> None:
+    manifest = Manifest({"carrier": "str"}).with_write("g.p", {TopicPartition("in", 1): 7}, [DataFile("a", 3)])
+    manifest = manifest.with_write("g.p", {TopicPartition("in", 0): 9}, [DataFile("b", 4)])
+    manifest = manifest.with_write("g.other", {TopicPartition("in", 0): 1}, [])
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert manifest.positions == {
+        "g.p": {TopicPartition("in", 0): 9, TopicPartition("in", 1): 7},
+        "g.other": {TopicPartition("in", 0): 1},
+    }
+    assert manifest.with_merge([DataFile("a", 3)], DataFile("c", 7)).files == (DataFile("b", 4), DataFile("c", 7))
+
+
+def test_files_are_merged_once_there_are_enough_of_one_size_the_smallest_first() -> None:
+    small = [DataFile(f"s{number}", 5) for number in range(16)]
+    middle = [DataFile(f"m{number}", 20) for number in range(16)]
+    large = [DataFile(f"l{number}", 1_000_000) for number in range(20)]
+    assert choose_merged([*large, *small[:15], *middle[:15]]) == ()
+    assert choose_merged([*middle, *small]) == tuple(small)
+    assert choose_merged([*large, *middle, *small[:15]]) == tuple(middle)

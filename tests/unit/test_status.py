@@ -1,0 +1,191 @@
+"""`kstreams recover status` in memory: what it says of the next start is what that start then does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py import Settings
+from kstreams_py.errors import InputLost, RecoveryUndecidable, UserMistake
+from kstreams_py.kafka.groups import GroupInfo, Member
+from kstreams_py.operations.standing import read_status
+from kstreams_py.operations.task_status import TaskStatus, as_fields, describe
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import TopicPartition
+from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
+
+
+class Groups:
+    """Says who is in a group."""
+
+    def __init__(self, *members: Member) -> None:
+        self._members = members
+
+    def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
+        return {group: GroupInfo("Stable", self._members) for group in groups}
+
+
+def read(graph: ks.Graph, cluster: MemoryCluster, *members: Member) -> list[TaskStatus]:
+    groups: Any = Groups(*members)
+    environment = Environment(cluster, MemoryRegistry(), Settings(), clock=cluster.clock)
+    return list(read_status(graph, environment, groups))
+
+
+def copier(**options: Any) -> ks.Graph:
+    graph = ks.Graph("g")
+    graph.map(graph.topic("in"), to=graph.topic("out"), id="p", **options)(lambda value: value)
+    return graph
+
+
+def test_tasks_that_were_never_started_begin_where_their_first_worker_would() -> None:
+    graph = copier()
+    with TestDriver(graph, partitions=2) as driver:
+        driver.send("in", b"one", partition=1)
+        found = read(graph, driver.cluster)
+        assert [describe(each) for each in found] == [
+            "p[0]: committed none, held by no member\n  next start: begins at in@0",
+            "p[1]: committed none, held by no member\n  next start: begins at in@0",
+        ]
+
+
+def test_task_that_is_processed_goes_on_at_its_committed_offset() -> None:
+    graph = copier()
+    with TestDriver(graph) as driver:
+        for value in (b"one", b"two"):
+            driver.send("in", value)
+        driver.run()
+        driver.send("in", b"three")
+        member = Member("g.p.0", "id", "client", "host", (TopicPartition("in", 0),))
+        (found,) = read(graph, driver.cluster, member)
+    assert describe(found) == "p[0]: committed in@2, lag 1, held by g.p.0 on host\n  next start: goes on at in@2"
+    assert as_fields(found) == {
+        "processor": "p",
+        "partition": 0,
+        "committed": {"in": 2},
+        "lag": 1,
+        "holder": "g.p.0 on host",
+        "hidden": [],
+        "next": "goes on at in@2",
+        "refused": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cluster", "request_name", "nth", "plan"),
+    [
+        ("", "journal", 0, "recovery 1a: goes on at in@1"),
+        ("", "produce", 3, "recovery 1b: makes the delivery again from in@1"),
+        ("", "commit_transaction", 2, "recovery 1d, 2, 3b: makes the delivery again from in@1"),
+        ("", "commit_transaction", 3, "recovery 1d, 2, 3a: goes on at in@2"),
+        ("west", "commit_transaction", 1, "recovery 1d, 2, 3a: goes on at in@2"),
+    ],
+)
+def test_task_with_a_journal_takes_the_branch_that_is_named(
+    cluster: str, request_name: str, nth: int, plan: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="kstreams_py.processing.journal.deliveries")
+    graph = ks.Graph("g")
+    out = graph.topic("out", cluster=cluster)
+    graph.map(graph.topic("in"), to=out, id="p", persistence="journal")(lambda value: value)
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        driver.send("in", b"two")
+        if nth:
+            driver.crash(request_name, nth=nth, cluster=cluster)
+            driver.advance(60.0)
+        else:
+            driver.cluster.truncate(TopicPartition("__ks.g.p.journal", 0), 100)
+            driver.crash()
+        (found,) = read(graph, driver.cluster)
+        assert found.next == plan
+        driver.restart()
+        driver.run()
+        assert driver.values("out") == [b"one", b"two"]
+    assert f"p: partition 0: {plan.partition(':')[0]}" == caplog.messages[-1]
+
+
+def test_alts_follows_what_it_has_recorded() -> None:
+    graph = ks.Graph("g")
+    graph.alts(graph.topic("a"), graph.topic("b"), to=graph.topic("out"), id="p")(lambda value: value)
+    with TestDriver(graph) as driver:
+        for topic in ("a", "a", "b"):
+            driver.send(topic, topic.encode())
+        driver.crash("commit_transaction", nth=3, applied=False)  # beginnings, choices, then outputs
+        driver.advance(60.0)
+        (found,) = read(graph, driver.cluster)
+        assert found.next == "goes on at a@0, b@0, first in the recorded order: a through 1, b through 0"
+        driver.restart()
+        driver.run()
+        assert driver.values("out") == [b"a", b"a", b"b"]
+
+
+def test_start_that_ends_by_lost_input_is_foretold() -> None:
+    graph = copier()
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        for value in (b"two", b"three"):
+            driver.send("in", value)
+        driver.crash()
+        driver.cluster.truncate(TopicPartition("in", 0), 2)
+        (found,) = read(graph, driver.cluster)
+        assert (found.is_refused, found.next) == (
+            True,
+            (
+                "ends with InputLost: in[0] begins at offset 2, and its committed offset is 1: set it (`kstreams "
+                "recover reset`)"
+            ),
+        )
+        driver.restart()
+        with pytest.raises(InputLost):
+            driver.run()
+
+
+def test_start_that_ends_by_expired_positions_is_foretold() -> None:
+    graph = copier()
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        driver.crash()
+        driver.cluster.faults.forget_positions("g.p")
+        (found,) = read(graph, driver.cluster)
+        assert found.is_refused
+        driver.restart()
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+    assert found.next == f"ends with InputLost: {raised.value}"
+
+
+def test_start_that_ends_by_a_journal_that_contradicts_is_foretold() -> None:
+    graph = copier(persistence="journal")
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        driver.crash()
+        driver.cluster.append("__ks.g.p.journal", b"foreign", partition=0)
+        (found,) = read(graph, driver.cluster)
+        driver.restart()
+        with pytest.raises(RecoveryUndecidable) as raised:
+            driver.run()
+    assert (found.is_refused, found.next) == (True, f"ends with RecoveryUndecidable: {raised.value}")
+
+
+def test_transactions_that_are_open_on_inputs_and_journals_are_named() -> None:
+    graph = copier(persistence="journal")
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.crash("produce", nth=4)
+        (found,) = read(graph, driver.cluster)
+    assert found.next.startswith("ends or waits for a transaction, then decides: ")
+
+
+def test_missing_topics_are_one_message() -> None:
+    with pytest.raises(UserMistake) as raised:
+        read(copier(), MemoryCluster())
+    assert str(raised.value) == (
+        "missing topics: in, out: run `kstreams topics create`, or correct --bootstrap-servers"
+    )
