@@ -20,7 +20,8 @@ from bench.contestants.job import Job
 from bench.loads import Cluster, GaveUp
 from bench.measure import Entry
 from bench.processes import Running, start
-from kstreams_py.testing.verdicts import Kind, compare, overtaken
+from kstreams_py.graph.anomalies import Kind
+from kstreams_py.testing.verdicts import compare, overtaken
 
 KINDS: Final = ("kill", "stop", "freeze")
 SLOTS: Final = 3

@@ -1,4 +1,4 @@
-"""`kstreams recover`: shows and moves the positions of a graph's processors, keeps them in a file, restores them."""
+"""`kstreams recover`: shows tasks, audits outputs, and moves the positions of a graph's processors or restores them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from kstreams_py.cli.options import (
     check_json,
     is_confirmed,
     open_graph,
+    parse_since,
     parse_time,
 )
 from kstreams_py.errors import SettingsError, UserMistake
 from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.operations.audit_report import as_fields as as_audit_fields
+from kstreams_py.operations.audit_report import describe as describe_audit
+from kstreams_py.operations.comparing import SHOWN
+from kstreams_py.operations.comparing import Selection as Scope
+from kstreams_py.operations.comparing import audit as run_audit
 from kstreams_py.operations.ending import UNCHANGED
 from kstreams_py.operations.moving import BEGINNING, END, GraphPositions
 from kstreams_py.operations.moving import Target as Goal
@@ -33,7 +39,7 @@ from kstreams_py.operations.task_status import as_fields as as_status_fields
 from kstreams_py.operations.task_status import describe as describe_status
 
 app = typer.Typer(
-    help="The positions of a graph's processors: show them, move them, keep them in a file, restore them.",
+    help="What a graph has processed: show its tasks, audit its outputs, move its positions, keep and restore them.",
     no_args_is_help=True,
 )
 
@@ -56,6 +62,36 @@ def status(
             print(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
             refused |= each.is_refused
     if refused:
+        raise typer.Exit(1)
+
+
+@app.command()
+def audit(
+    target: Target,
+    processor: Annotated[
+        list[str] | None, typer.Option("--processor", help="only this processor, by its id; can be repeated")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="only inputs from then on: 30m, 1h, 2d ago, or 2026-05-01T12:00")
+    ] = None,
+    every: Annotated[bool, typer.Option("--every", help="each input must have an output or a dead letter")] = False,
+    limit: Annotated[int, typer.Option("--limit", help="anomalies to show of each processor", min=0)] = SHOWN,
+    as_json: AsJsonLines = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Compare outputs with inputs by delivery hash; exit status 1 for what a processor's guarantee does not allow.
+
+    Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, and with
+    --every inputs without output. Reads the topics whole; workers may run, a replay of dead letters may not. Needs READ
+    on the groups and the topics.
+    """
+    selection = Scope(processor or (), parse_since(since, time.time()), every)
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        reports = run_audit(graph, environment, selection, limit)
+    for each in reports:
+        print(json.dumps(as_audit_fields(each)) if as_json else describe_audit(each))
+    if not all(each.is_clean for each in reports):
         raise typer.Exit(1)
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from kstreams_py.demo.data import OUTCOMES, Delays, Expected, Row
-from kstreams_py.testing.verdicts import Kind, compare, overtaken
+from kstreams_py.graph.anomalies import Kind
+from kstreams_py.testing.verdicts import compare, overtaken
 
 
 @dataclass(frozen=True, slots=True)

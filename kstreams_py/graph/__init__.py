@@ -3,6 +3,7 @@
 In reading order:
 
 guarantees    rule     the guarantees and durabilities that a graph declares
+anomalies     rule     the kinds of anomalies, and which each guarantee tolerates
 retry         rule     Retry: when a step is run again, and how long apart
 persistence   rule     Journal: deliveries that are recorded in a topic of their own
 sink          rule     Sink: the protocol of a table elsewhere that stores each row once

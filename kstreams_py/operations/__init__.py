@@ -16,13 +16,16 @@ steps                acts  runs the step of a dead letter through its processor,
 replay_transactions  acts  one replay at a time: outputs and marks in one transaction
 row_writer           acts  stores the rows of replayed steps
 replay               acts  replays the dead letters that are chosen
-auditing             rule  compares the outputs of a processor with its inputs by delivery hash
 hanging              rule  what an open transaction holds back, and what its coordinator decided about it
 ending               acts  finds open transactions that hang, and ends them
 positions            rule  positions of processors: what moves where, and the file that keeps them
+committed            acts  finds the topics of a graph, and reads the committed offsets of its processors
 moving               acts  reads positions, and sets them in one transaction
 task_status          rule  where a task stands and what its next start does, as text and as JSON
 standing             acts  reads where tasks stand, and decides as a worker would
+auditing             rule  compares the outputs of a processor with its inputs by delivery hash
+audit_report         rule  what an audit found, as text and as JSON
+comparing            acts  reads what a graph has read and written, and audits it
 diagnosis            rule  what holds a reader back or endangers a promise
 examining            acts  collects the facts of a diagnosis
 """

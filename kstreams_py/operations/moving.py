@@ -8,16 +8,17 @@ snapshot at the new offsets. The broker refuses the offsets while the group has 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, OutcomeUnknown, Retriable, UserMistake
+from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, OutcomeUnknown, UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
-from kstreams_py.kafka.contracts import TRANSACTIONAL, Consumer, Output, Producer, TopicInfo
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer, TopicInfo
+from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.ending import UNCHANGED
 from kstreams_py.operations.positions import (
     Move,
@@ -71,6 +72,7 @@ class GraphPositions:
         self._cluster = environment.cluster
         self._admin = admin
         self._attempts = Attempts(self._id, self._id, environment.sleep)
+        self._committed = CommittedReader(graph, environment)
 
     def export(self) -> str:
         """The positions of all processors as a file. Raises UserMistake if a group has members."""
@@ -149,7 +151,7 @@ class GraphPositions:
         self._attempts.call(producer.begin_transaction)
         try:
             for processor in processors:
-                with self._opened(processor) as consumer:
+                with self._committed.opened(processor) as consumer:
                     producer.send_offsets(new[processor.id], consumer)
             producer.write(records)
             producer.flush()
@@ -199,22 +201,16 @@ class GraphPositions:
                     f"too: {UNCHANGED}"
                 )
             inputs = tuple(Start(tp.topic, topics[tp.topic].topic_id, positions[tp]) for tp in places)
-            found.append(Snapshot(self._group(processor), number, inputs))
+            found.append(Snapshot(self._committed.group(processor), number, inputs))
         return found
 
     def _read(self, processor: Processor, topics: Mapping[str, TopicInfo]) -> Positions:
         """The committed offsets of a processor. Raises UserMistake while a transaction holds one of them."""
-        group, partitions = self._group(processor), partitions_of(processor, topics)
+        group, partitions = self._committed.group(processor), partitions_of(processor, topics)
         # a client would ask for them until its limit
         if (pending := self._cluster.pending(group, partitions)).partitions:
             raise UserMistake(f"{pending.describe(time.time())}: {UNCHANGED}")
-        found: list[Positions] = []
-        with self._opened(processor) as consumer:
-            try:
-                self._attempts.call(lambda: found.append(consumer.committed(partitions)))
-            except Retriable as error:
-                raise BrokerUnavailable(f"the positions of {processor.id!r} cannot be read: {error}") from None
-        return found[-1]
+        return self._committed.read(processor, partitions)
 
     def _topics(self) -> dict[str, TopicInfo]:
         """The inputs of the graph. Raises UserMistake if one is missing."""
@@ -225,16 +221,4 @@ class GraphPositions:
         return found
 
     def _check_members(self, processors: Sequence[Processor]) -> None:
-        check_no_members(self._admin.describe([self._group(each) for each in processors]), self._name)
-
-    @contextmanager
-    def _opened(self, processor: Processor) -> Iterator[Consumer]:
-        """A client of a processor's group that never joins it."""
-        consumer = self._cluster.consumer(self._group(processor), self._id)
-        try:
-            yield consumer
-        finally:
-            consumer.close()
-
-    def _group(self, processor: Processor) -> str:
-        return f"{self._graph.name}.{processor.id}"
+        check_no_members(self._admin.describe([self._committed.group(each) for each in processors]), self._name)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
-from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, TopicError, UserMistake
+from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, TopicError
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
-from kstreams_py.kafka.contracts import Consumer, TopicInfo
+from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.groups import GroupInfo
+from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.positions import partitions_of
 from kstreams_py.operations.task_status import TaskStatus, plan_of, show
-from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committers import open_journal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.recovery import Recovery
-from kstreams_py.processing.topics import find_topics
 from kstreams_py.records import Positions, TopicPartition
 
 REFUSALS = (InputLost, RecoveryUndecidable, TopicError)
@@ -33,11 +31,7 @@ FIRST = "ends or waits for a transaction, then decides: "
 
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
     """Yields the status of each task, in the order of the graph. Raises UserMistake if a topic is missing."""
-    found = find_topics(graph, environment.cluster)
-    if missing := [name for name in graph.topics if name not in found]:
-        raise UserMistake(
-            f"missing topics: {', '.join(missing)}: run `kstreams topics create`, or correct --bootstrap-servers"
-        )
+    found = find_all_topics(graph, environment.cluster)
     groups = admin.describe([f"{graph.name}.{each.id}" for each in graph.processors])
     for processor in graph.processors:
         yield from _Tasks(graph, processor, environment, found, groups[f"{graph.name}.{processor.id}"]).read()
@@ -55,8 +49,7 @@ class _Tasks:
         group: GroupInfo,
     ) -> None:
         self._cluster = environment.cluster
-        self._client = f"{graph.name}.recover"
-        self._attempts = Attempts(processor.id, self._client, environment.sleep)
+        self._committed = CommittedReader(graph, environment)
         self._processor = processor
         self._name, self._group = f"{graph.name}.{processor.id}", group
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
@@ -70,7 +63,9 @@ class _Tasks:
 
     def read(self) -> Iterator[TaskStatus]:
         pending = self._cluster.pending(self._name, self._partitions)
-        committed = self._read_committed([tp for tp in self._partitions if tp not in pending.partitions])
+        committed = self._committed.read(
+            self._processor, [tp for tp in self._partitions if tp not in pending.partitions]
+        )
         starts, ends = self._cluster.starts(self._partitions), self._cluster.ends(self._partitions)
         highs = self._cluster.ends(self._partitions, committed=False)
         for number in sorted({tp.partition for tp in self._partitions}):
@@ -122,22 +117,6 @@ class _Tasks:
                 order = ", ".join(f"{topic} through {last}" for topic, last in left.runs)
                 return f"{begins}goes on at {show(offsets)}, first in the recorded order: {order}"
         return begins.removesuffix("; ") if missing and not at else f"{begins}goes on at {show(offsets)}"
-
-    def _read_committed(self, partitions: list[TopicPartition]) -> Positions:
-        found: list[Positions] = []
-        if partitions:
-            with self._opened() as consumer:
-                self._attempts.call(lambda: found.append(consumer.committed(partitions)))
-        return found[-1] if found else {}
-
-    @contextmanager
-    def _opened(self) -> Iterator[Consumer]:
-        """A client of the group that never joins it."""
-        consumer = self._cluster.consumer(self._name, self._client)
-        try:
-            yield consumer
-        finally:
-            consumer.close()
 
     def _holder(self, number: int) -> str:
         for member in self._group.members:

@@ -11,13 +11,14 @@ faults          acts     injects faults into it: failed requests, outages, delet
 driver          acts     TestDriver: a graph in one thread, record by record
 events          rule     the events of a test
 history         adapter  records events in one order, over threads, processes and files
-verdicts        rule     the kinds of anomalies, and the comparisons of counts and order
+verdicts        rule     the comparisons of counts and order
 expected        rule     the outputs that the records of a topic must have
 evidence        rule     a history by topic and transaction, and the causes of each expected record
 checker         acts     the checks: from a history to its anomalies
 """
 
 from kstreams_py.errors import HistoryError
+from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.checker import check, explain
 from kstreams_py.testing.driver import CrashPoint, MemoryRegistry, Record, TestDriver
 from kstreams_py.testing.events import Isolation, Outcome
@@ -25,7 +26,7 @@ from kstreams_py.testing.expected import Expected
 from kstreams_py.testing.history import History
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 from kstreams_py.testing.memory_target import MemoryTarget
-from kstreams_py.testing.verdicts import Anomaly, Kind
+from kstreams_py.testing.verdicts import Anomaly
 
 __all__ = [
     "Anomaly",

@@ -21,10 +21,11 @@ from functools import cache
 from itertools import chain, islice
 from typing import Final
 
+from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.events import Event, Fault, Outcome, Read, Sent, show
 from kstreams_py.testing.evidence import Case, Cause, Topic, place_name
 from kstreams_py.testing.expected import Expected, Pair, pair_of
-from kstreams_py.testing.verdicts import Anomaly, Kind, overtaken, overtaken_in_every_copy
+from kstreams_py.testing.verdicts import Anomaly, overtaken, overtaken_in_every_copy
 
 
 def check(history: Iterable[Event], expected: Iterable[Expected] = ()) -> list[Anomaly]:

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kstreams_py.errors import HistoryError
+from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.events import (
     Assigned,
     Committed,
@@ -28,7 +29,7 @@ from kstreams_py.testing.events import (
     Transaction,
 )
 from kstreams_py.testing.expected import Expected, Pair, listed, pair_of
-from kstreams_py.testing.verdicts import Anomaly, Comparison, Kind, compare
+from kstreams_py.testing.verdicts import Anomaly, Comparison, compare
 
 Place = tuple[int, int]
 """Partition and offset, in a topic."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kstreams_py.errors import HistoryError
+from kstreams_py.graph.anomalies import TOLERATED, Kind
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.testing.events import Read, Sent
-from kstreams_py.testing.verdicts import TOLERATED, Kind
 
 Content = tuple[str, bytes | None, bytes | None]
 """Topic, key, value."""
@@ -25,7 +25,7 @@ class Expected:
     - `to`: the topics of the outputs. Several Expected for one `to` are an alts, or several processors.
     - `outputs`: gets the Read of each input, and returns (topic, key, value) of each output of the step, as bytes. None
       if a record passes unchanged to the one topic in `to`.
-    - `guarantee`: that of the processor. Anomalies that it tolerates (verdicts.py) are not reported for these outputs.
+    - `guarantee`: that of the processor. Anomalies that it tolerates (graph/anomalies.py) are not reported for them.
     """
 
     inputs: str | Sequence[str]

@@ -1,4 +1,4 @@
-"""The kinds of anomalies, and the two comparisons of every verifier: of counts and of order.
+"""The two comparisons of every verifier: of counts and of order.
 
 The checker of histories identifies a record by its contents, the flights demo by its delivery hash, the benchmark by
 the number in it, the simulation by the records that its step has read. For all of them this module decides whether a
@@ -10,43 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.events import Event
 
 T = TypeVar("T", bound=Hashable)
 U = TypeVar("U")
-
-
-class Kind(StrEnum):
-    """The kinds of anomalies."""
-
-    LOST = "lost"
-    """Fewer copies of a record than must be there."""
-    DUPLICATE = "duplicate"
-    """More copies than may be there."""
-    FOREIGN = "foreign"
-    """A record without a cause."""
-    ABORTED_READ = "aborted read"
-    """A committed reader has read a record that was aborted, or whose sending failed."""
-    TORN_TRANSACTION = "torn transaction"
-    """Some records of a transaction, or outputs of a step, are there, and others are missing."""
-    PRECOMMITTED_READ = "precommitted read"
-    """A committed reader has read a record before its commit was requested."""
-    ORDER_BROKEN = "order broken"
-    """A record comes after one that should come later."""
-    OFFSETS_INCONSISTENT = "offsets inconsistent"
-    """The offsets of readers and groups contradict each other."""
-
-
-TOLERATED: Final[Mapping[Guarantee, frozenset[Kind]]] = {
-    Guarantee.EXACTLY_ONCE: frozenset(),
-    Guarantee.AT_LEAST_ONCE: frozenset({Kind.DUPLICATE}),
-    Guarantee.AT_MOST_ONCE: frozenset({Kind.LOST, Kind.TORN_TRANSACTION}),
-}
-"""The anomalies of outputs that each guarantee tolerates after a fault."""
 
 
 @dataclass(frozen=True, slots=True)

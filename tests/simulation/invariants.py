@@ -1,6 +1,6 @@
 """The invariants of a simulated run: checked after every turn (watch.py), and at its end. Each violation has a name.
 
-The anomalies of the checker (kstreams_py/testing/verdicts.py). A step is identified by its delivery hash:
+The anomalies of the checker (kstreams_py/graph/anomalies.py). A step is identified by its delivery hash:
 
 ====================  ================================================================================================
 lost                  an output, dead letter or effect of a record is missing (at most once: unless the record was in
@@ -42,10 +42,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.sink import Evidence
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
-from kstreams_py.testing.verdicts import Kind, compare, overtaken, overtaken_in_every_copy
+from kstreams_py.testing.verdicts import compare, overtaken, overtaken_in_every_copy
 from tests.simulation.plan import ALO, AMO, EO, GHOST, ROWS, Stage
 from tests.simulation.plan import Kind as StageKind
 from tests.simulation.watched_worker import Place

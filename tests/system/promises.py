@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
+from kstreams_py.graph.anomalies import TOLERATED
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.testing.verdicts import TOLERATED, compare
+from kstreams_py.testing.verdicts import compare
 
 T = TypeVar("T", bound=Hashable)
 

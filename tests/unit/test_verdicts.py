@@ -7,8 +7,9 @@ from operator import itemgetter
 
 import pytest
 
+from kstreams_py.graph.anomalies import TOLERATED, Kind
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.testing.verdicts import TOLERATED, Comparison, Kind, compare, overtaken, overtaken_in_every_copy
+from kstreams_py.testing.verdicts import Comparison, compare, overtaken, overtaken_in_every_copy
 
 
 def test_comparison_counts_copies_that_are_lost_duplicate_and_foreign() -> None:

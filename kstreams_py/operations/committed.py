@@ -1,0 +1,60 @@
+"""Finds the topics of a graph, and reads the committed offsets of its processors without joining their groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from kstreams_py.errors import BrokerUnavailable, Retriable, UserMistake
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Cluster, Consumer, TopicInfo
+from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.topics import find_topics
+from kstreams_py.records import Positions, TopicPartition
+
+
+def find_all_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
+    """The topics of a graph by name. Raises UserMistake if one is missing."""
+    found = find_topics(graph, cluster)
+    if missing := [name for name in graph.topics if name not in found]:
+        raise UserMistake(
+            f"missing topics: {', '.join(missing)}: run `kstreams topics create`, or correct --bootstrap-servers"
+        )
+    return found
+
+
+class CommittedReader:
+    """Reads committed offsets as a client of the groups that never joins them."""
+
+    def __init__(self, graph: Graph, environment: Environment) -> None:
+        """Makes no request."""
+        self._graph = graph
+        self._cluster = environment.cluster
+        self._id = f"{graph.name}.recover"
+        self._attempts = Attempts(self._id, self._id, environment.sleep)
+
+    def group(self, processor: Processor) -> str:
+        """The group of a processor."""
+        return f"{self._graph.name}.{processor.id}"
+
+    def read(self, processor: Processor, partitions: Collection[TopicPartition]) -> Positions:
+        """The committed offsets of these partitions, of those that have one. Raises BrokerUnavailable."""
+        found: list[Positions] = []
+        if partitions:
+            with self.opened(processor) as consumer:
+                try:
+                    self._attempts.call(lambda: found.append(consumer.committed(partitions)))
+                except Retriable as error:
+                    raise BrokerUnavailable(f"the positions of {processor.id!r} cannot be read: {error}") from None
+        return found[-1] if found else {}
+
+    @contextmanager
+    def opened(self, processor: Processor) -> Iterator[Consumer]:
+        """A client of a processor's group."""
+        consumer = self._cluster.consumer(self.group(processor), self._id)
+        try:
+            yield consumer
+        finally:
+            consumer.close()
