@@ -553,7 +553,7 @@ class Worker:
         if self._waits is not None:
             self._waits.restore()
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
-            self.consumer.assign(starts)
+            self.consumer.assign(dict(sorted(starts.items())))  # in one order in every process
         self._must_rewind, self._owed = False, {}
         self.committer.attempts.answered()
         self._has_joined = True

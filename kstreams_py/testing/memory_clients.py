@@ -455,7 +455,7 @@ class MemoryConsumer:
             self._join()
 
     def assign(self, positions: Positions) -> None:
-        self._positions = dict(sorted(positions.items()))  # a set of partitions has another order in each process
+        self._positions = dict(positions)
         self._paused = frozenset()
         self.ends.clear()
 
