@@ -55,6 +55,8 @@ class Size:
     def of(self, entry: Entry) -> tuple[int, int]:
         """Measured and warm-up records of an entry: fewer where a record costs more."""
         share = 1.0 if entry.load == "100 B" else 0.5
+        if entry.workload == plan.UNITS:
+            share = 0.004  # some 10 s
         if entry.workload == plan.WAIT:
             share = 0.03 * entry.concurrency / 64  # some 5 s of calls
         return int(self.records * share), int(self.warm * share)

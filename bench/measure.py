@@ -44,6 +44,7 @@ class Entry:
     inputs: int = 1
     concurrency: int = 1
     order: str | None = None
+    journal: int = 0
 
     @property
     def id(self) -> str:
@@ -108,6 +109,7 @@ def working(
         tuned=tuned,
         concurrency=entry.concurrency,
         order=entry.order,
+        journal=entry.journal,
     )
     worker = start(entry.program, job)
     try:

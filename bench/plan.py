@@ -12,8 +12,10 @@ from bench.report import Target
 
 OURS, HAND, QUIX, STREAMS = "kstreams_py", "by hand", "quixstreams", "Kafka Streams"
 NO_HEADER, AT_LEAST_ONCE, WITH_HEADER = f"{OURS}, no header", f"{OURS}, at least once", f"{HAND}, with header"
+NO_JOURNAL = f"{OURS}, no journal"
 
 PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS = "pass-through", "step", "batch", "1 kB", "avro", "join", "alts"
+JOURNAL, UNITS = "journal", "journal, one by one"
 WAIT, ONE, SEVERAL = "wait", f"{OURS}, one at a time", f"{OURS}, 64 at once"
 LATENCY, MEMORY, CHAOS = "latency", "memory", "chaos"
 
@@ -38,6 +40,10 @@ ENTRIES: Final = (
     Entry(JOIN, OURS, OURS, task="join", inputs=2),
     Entry(ALTS, OURS, OURS, task="alts", inputs=2),
     Entry(ALTS, STREAMS, STREAMS, task="alts", inputs=2),
+    Entry(JOURNAL, NO_JOURNAL, OURS),
+    Entry(JOURNAL, OURS, OURS, journal=1_000),
+    Entry(UNITS, HAND, HAND, journal=1),
+    Entry(UNITS, OURS, OURS, journal=1),
     Entry(WAIT, ONE, OURS, task="wait"),
     Entry(WAIT, f"{SEVERAL}, order key", OURS, task="wait", concurrency=64, order="key"),
     Entry(WAIT, f"{SEVERAL}, order none", OURS, task="wait", concurrency=64, order="none"),
@@ -49,7 +55,7 @@ LATENCY_ENTRIES: Final = (Entry(LATENCY, OURS, OURS), Entry(LATENCY, STREAMS, ST
 MEMORY_ENTRY: Final = Entry(MEMORY, OURS, OURS)
 CHAOS_ENTRIES: Final = tuple(Entry(CHAOS, name, name) for name in (OURS, HAND, STREAMS, QUIX))
 
-WORKLOADS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, WAIT, LATENCY, MEMORY, CHAOS)
+WORKLOADS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, JOURNAL, UNITS, WAIT, LATENCY, MEMORY, CHAOS)
 
 RATE: Final = "records/s"
 
@@ -63,6 +69,8 @@ TARGETS: Final = (
     Target("exactly-once beside at-least-once", f"{PASS}: {OURS}", RATE, at_least=0.95, of=f"{PASS}: {AT_LEAST_ONCE}"),
     Target("Avro in and out", f"{AVRO}: {OURS}", RATE, at_least=0.8, of=f"{AVRO}: {WITH_HEADER}"),
     Target("Avro in and out", f"{AVRO}: {OURS}", RATE, at_least=2, of=f"{AVRO}: {QUIX}"),
+    Target("journal, batches of 1,000 (records/s)", f"{JOURNAL}: {OURS}", RATE, at_least=50_000),
+    Target("journal, one by one", f"{UNITS}: {OURS}", RATE, at_least=0.9, of=f"{UNITS}: {HAND}"),
     Target("calls that overlap", f"{WAIT}: {SEVERAL}, order key", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
     Target("calls that overlap", f"{WAIT}: {SEVERAL}, order none", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
     Target("calls in threads", f"{WAIT}: {SEVERAL}, in threads", RATE, at_least=40, of=f"{WAIT}: {ONE}"),

@@ -6,15 +6,19 @@ import io
 import signal
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka as ck
 import fastavro
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.contestants.job import COMMIT_MS, FETCH_BYTES, ORDER, Job, priced
 
 FETCH = 10_000
+SNAPSHOT_BYTES, ATTEMPT_BYTES = 120, 220
+"""About the sizes of the records in a journal of kstreams_py."""
 
 
 def clients(job: Job) -> tuple[ck.Consumer, ck.Producer]:
@@ -98,12 +102,62 @@ def avro_writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[in
     return avro
 
 
+def deliver_with_journal(job: Job, consumer: ck.Consumer, producer: ck.Producer, running: list[bool]) -> None:
+    """Makes the writes of a journal: snapshots, outputs, attempts, commit; one record of each partition at a time."""
+    topic, journal = (
+        job.inputs[0],
+        ck.Producer(
+            {
+                "bootstrap.servers": job.bootstrap,
+                "transactional.id": f"{job.group}.{job.slot}.journal",
+                "transaction.timeout.ms": 10_000,
+                "linger.ms": 0,
+                "partitioner": "murmur2_random",
+            }
+        ),
+    )
+    journal.init_transactions()
+    admin = AdminClient({"bootstrap.servers": job.bootstrap})
+    partitions = len(admin.list_topics(topic, timeout=10).topics[topic].partitions)
+    for creation in admin.create_topics([NewTopic(f"{job.group}.journal", partitions, 1)]).values():
+        creation.result()
+    group = consumer.consumer_group_metadata
+    waiting, snapshot, attempt = dict[Any, deque[Any]](), b"s" * SNAPSHOT_BYTES, b"a" * ATTEMPT_BYTES
+
+    def record(value: bytes, offsets: list[Any]) -> None:
+        journal.begin_transaction()
+        for each in offsets:
+            journal.produce(f"{job.group}.journal", value, partition=each.partition)
+        journal.send_offsets_to_transaction(offsets, group())
+        journal.commit_transaction()
+
+    while running:
+        if not any(waiting.values()):
+            for m in consumer.consume(FETCH, 0.05):
+                waiting.setdefault(m.partition(), deque()).append(m)
+            continue
+        unit = [each.popleft() for each in waiting.values() if each]
+        now = [ck.TopicPartition(topic, m.partition(), m.offset()) for m in unit]
+        record(snapshot, now)
+        producer.begin_transaction()
+        for m in unit:
+            producer.produce(job.output, m.value(), m.key(), headers=[("ks-hash", b"12345678" * 2)])
+        producer.flush()
+        record(attempt, now)
+        after = [ck.TopicPartition(topic, m.partition(), m.offset() + 1) for m in unit]
+        producer.send_offsets_to_transaction(after, group())
+        producer.commit_transaction()
+
+
 def main() -> None:
     """Runs until SIGTERM; any failure ends the process, and the bench starts it again."""
     job = Job.from_environment()
     running = [True]
     signal.signal(signal.SIGTERM, lambda *_: running.clear())
     consumer, producer = clients(job)
+    if job.journal:
+        deliver_with_journal(job, consumer, producer, running)
+        return
     write, group = writer(job, producer), consumer.consumer_group_metadata
     while running:
         records = consumer.consume(FETCH, 0.05)

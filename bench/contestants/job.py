@@ -40,6 +40,7 @@ class Job:
     - `session_ms`: the session time-out; None for each contestant's default.
     - `tuned`: set fetch sizes; False where the defaults are measured.
     - `concurrency`, `order`: of the calls that wait.
+    - `journal`: input sets of a partition that are delivered together, with a journal; 0 for none.
     """
 
     bootstrap: str
@@ -55,6 +56,7 @@ class Job:
     tuned: bool = True
     concurrency: int = 1
     order: str | None = None
+    journal: int = 0
 
     def in_slot(self, slot: int) -> Job:
         """Returns this job for another worker of the group."""

@@ -65,7 +65,8 @@ def declare() -> Any:
             at_once: dict[str, Any] = {"concurrency": job.concurrency, "order": job.order} if job.order else {}
             return graph.map(inputs[0], to=output, id=processor, **at_once)(waiting)
     functions: dict[str, Callable[..., Any]] = {"pass": same, "step": same_with_step, "avro": priced}
-    return graph.map(inputs[0], to=output, id=processor)(functions[job.workload])
+    options: dict[str, Any] = {"persistence": ks.Journal(batch=job.journal)} if job.journal else {}
+    return graph.map(inputs[0], to=output, id=processor, **options)(functions[job.workload])
 
 
 declare()
