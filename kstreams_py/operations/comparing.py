@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kstreams_py.errors import Retriable
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
@@ -132,16 +134,16 @@ class _Run:
         self._cluster = environment.cluster
         self._topics = find_all_topics(graph, self._cluster)
         self._committed = CommittedReader(graph, environment)
-        attempts = Attempts(f"{graph.name}: audit", graph.name, environment.sleep)
+        self._attempts = Attempts(f"{graph.name}: audit", graph.name, environment.sleep)
         self._pages = {
-            place: Pages(self._cluster.named(place), attempts)
+            place: Pages(self._cluster.named(place), self._attempts)
             for place in {"", *(topic.cluster for topic in graph.topics.values())}
         }
         written = {topic for each in graph.processors if each.id in chosen for topic in each.outputs}
         writers = [each for each in graph.processors if each.id in chosen or written.intersection(each.outputs)]
         self.reports = [Report(each.id, each.guarantee, skipped=why_skipped(each)) for each in writers]
         self._subjects = [
-            _Subject(self._committed.group(each), each, self._topics, self._positions(each), report)
+            _Subject(self._committed.group(each), each, self._topics, self._committed_of(each), report)
             for each, report in zip(writers, self.reports, strict=True)
             if not report.skipped
         ]
@@ -162,18 +164,31 @@ class _Run:
         for subject in self._subjects:
             self._compare(subject)
 
-    def _positions(self, processor: Processor) -> Positions:
+    def _committed_of(self, processor: Processor) -> Positions:
+        return self._committed.read(processor, partitions_of(processor, self._topics))
+
+    def _delivered_of(self, subject: _Subject) -> Positions:
         """Where the tasks of a processor go on; what is delivered to another cluster may be ahead of its group."""
-        found = self._committed.read(processor, partitions_of(processor, self._topics))
+        processor, found = subject.processor, self._committed_of(subject.processor)
         journal = open_journal(self._graph, processor, self._environment, self._topics, "")
         if not isinstance(journal, DeliveryJournal) or journal.delivered is None:
             return found
-        if journal.topic in self._cluster.topics([journal.topic]):
-            for number in {tp.partition for tp in found}:
-                at = {tp.topic: offset for tp, offset in found.items() if tp.partition == number}
-                for topic, offset in journal.look(number, at).offsets.items():
-                    tp = TopicPartition(topic, number)
-                    found[tp] = max(found.get(tp, 0), offset)
+        if journal.topic not in self._cluster.topics([journal.topic]):
+            return found
+        for number in {tp.partition for tp in found}:
+            at = {tp.topic: offset for tp, offset in found.items() if tp.partition == number}
+            try:
+                ahead = self._look(journal, number, at)
+            except Retriable as error:  # a worker that is busy has a transaction open most of the time
+                subject.report.notes.append(f"outputs before their positions are not judged: {error}")
+                return dict.fromkeys(found, sys.maxsize)
+            found |= {tp: max(found[tp], ahead.get(tp.topic, 0)) for tp in found if tp.partition == number}
+        return found
+
+    def _look(self, journal: DeliveryJournal, number: int, at: Mapping[str, int]) -> Mapping[str, int]:
+        """The offsets at which a recovery would go on. Raises Retriable if a transaction stays open on the journal."""
+        found: dict[str, int] = {}
+        self._attempts.call(lambda: found.update(journal.look(number, at).offsets))
         return found
 
     def _read_inputs(self) -> None:
@@ -236,7 +251,7 @@ class _Run:
         if every and (deleted := self._deleted(subject.processor)):
             report.notes.append(f"lost outputs are not judged: records of {', '.join(deleted)} may be deleted")
             every = False
-        after = self._positions(subject.processor)
+        after = self._delivered_of(subject)
         self._show(subject, audit.compare(subject.before, after, every=every))
         report.inputs, report.unanswered = audit.count_inputs(subject.before)
         report.outputs, report.letters, report.unjudged = audit.outputs, audit.letters, audit.unjudged

@@ -40,7 +40,9 @@ class Site:
 
     @property
     def environment(self) -> Environment:
-        return Environment(self.cluster, self.registry, Settings(), clock=self.cluster.clock)
+        return Environment(
+            self.cluster, self.registry, Settings(), clock=self.cluster.clock, sleep=lambda seconds: None
+        )
 
     def send(self, topic: str, *values: bytes, partition: int = 0) -> None:
         for value in values:
@@ -252,6 +254,22 @@ def test_a_join_whose_first_inputs_are_deleted_does_not_judge_foreign_outputs() 
             "  foreign outputs are not judged: the first pairs of the join are not known\n"
             "  duplicate: out[0]@4 is one more output of a[0]@2"
         )
+    ]
+
+
+def test_positions_that_the_journal_of_a_busy_worker_does_not_tell_are_not_judged() -> None:
+    site = Site(declare_all())
+    sent(site)
+    site.driver.run()
+    producer = site.cluster.producer(TRANSACTIONAL, "worker")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([("__ks.g.far.journal", b"", None, 0, None, None, 0, None)])
+    producer.flush()
+
+    assert site.audit(processors=["far"]) == [
+        f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: "
+        "a transaction is open on journal __ks.g.far.journal[0]"
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import GraphError, RecoveryUndecidable, Retriable, TopicError, UserMistake
+from kstreams_py.errors import BrokerUnavailable, GraphError, RecoveryUndecidable, Retriable, TopicError, UserMistake
 from kstreams_py.kafka.contracts import Producer, ProducerMode
 from kstreams_py.operations.hanging import topics_of
 from kstreams_py.processing.choices import Start
@@ -167,6 +167,24 @@ def test_driver_crashes_at_requests_of_a_named_cluster(graph: ks.Graph) -> None:
         with pytest.raises(UserMistake) as raised:
             driver.crash("commit_transaction", cluster="wets")
     assert str(raised.value) == "graph 'g' writes to no cluster 'wets': did you mean west?"
+
+
+@pytest.mark.parametrize("place", ["", "west"])
+def test_cluster_that_does_not_answer_a_recovery_is_waited_for(graph: ks.Graph, place: str) -> None:
+    declare(graph)
+    with TestDriver(graph) as driver:
+        for value in (b"one", b"two"):
+            driver.send("in", value)
+            driver.run()
+        driver.crash()
+        driver.advance(60.0)
+        faults = driver.cluster.named(place).faults
+        faults.inject("ends", error=BrokerUnavailable("no Kafka broker answers"), applied=False)
+        driver.send("in", b"three")
+        driver.restart()
+        driver.run()
+        assert driver.values("out") == [b"one", b"two", b"three"]
+        assert driver.down == frozenset()
 
 
 # A start.

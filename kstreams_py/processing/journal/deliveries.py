@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from kstreams_py.errors import RecoveryUndecidable, Retriable
+from kstreams_py.errors import BrokerUnavailable, RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Cluster, TopicInfo
 from kstreams_py.processing.choices import Choices
@@ -76,10 +76,16 @@ class DeliveryJournal:
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
 
-        Raises Retriable while an open transaction hides records that decide, RecoveryUndecidable if they contradict
-        each other.
+        Raises Retriable while an open transaction hides records that decide, or a cluster does not answer;
+        RecoveryUndecidable if the records contradict each other.
         """
         self.forget()
+        try:
+            return self._recover(positions)
+        except BrokerUnavailable as error:  # both clusters have answered this process when it started
+            raise Retriable(str(error)) from None
+
+    def _recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         committed: dict[int, dict[str, int]] = {}
         for tp, offset in positions.items():
             committed.setdefault(tp.partition, {})[tp.topic] = offset
