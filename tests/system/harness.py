@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -60,6 +60,8 @@ def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
         except ck.KafkaException:
             if time.monotonic() > deadline:
                 raise
+            with suppress(ck.KafkaException):  # otherwise the client goes on asking the old leader
+                consumer.list_topics(partition.topic, 2)
             time.sleep(0.02)
 
 

@@ -24,6 +24,7 @@ from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
 from tests.unit.test_dead_letters_command import Unclosed
 
 IN = TopicPartition("in", 0)
+JOURNAL = "__ks.g.far.journal[0]"
 LOST = "is before the committed position, and has no output and no dead letter"
 
 
@@ -268,8 +269,7 @@ def test_positions_that_the_journal_of_a_busy_worker_does_not_tell_are_not_judge
     producer.flush()
 
     assert site.audit(processors=["far"]) == [
-        f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: "
-        "a transaction is open on journal __ks.g.far.journal[0]"
+        f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: a transaction is open on journal {JOURNAL}"
     ]
 
 
