@@ -13,6 +13,7 @@ import confluent_kafka as ck
 from kstreams_py.errors import NotAuthorized, Retriable
 from kstreams_py.kafka.clients import end, new_client
 from kstreams_py.kafka.errors import ClientLog, E, classify, name_object
+from kstreams_py.kafka.topics import describe_topic, is_missing
 from kstreams_py.records import Message, Positions, TopicPartition
 
 ENDS_SECONDS: Final = 5.0
@@ -92,8 +93,16 @@ class Reader:
             # while no broker answers, the client calls each partition unknown
             failure = self._look_for_leaders({tp.topic for tp in partitions}) or failure
             if time.monotonic() > deadline:
-                raise self._explain(failure, topics=[tp.topic for tp in partitions])
+                topics = {tp.topic for tp in partitions}
+                if failure.code() == E._UNKNOWN_PARTITION and self._are_known(topics):
+                    raise Retriable(f"a partition of {', '.join(map(repr, sorted(topics)))} has no leader that answers")
+                raise self._explain(failure, topics=topics)
             time.sleep(0.05)
+
+    def _are_known(self, topics: Collection[str]) -> bool:
+        """Whether the brokers know these topics: the client calls a partition unknown while its leader is frozen."""
+        found = [describe_topic(self.client, topic, ENDS_SECONDS / 3) for topic in topics]
+        return all(each is not None and not is_missing(each) for each in found)
 
     def _look_for_leaders(self, topics: Collection[str]) -> Any:
         """Asks for the leaders, or the client keeps to those that it knows; the error if none answers, or None."""

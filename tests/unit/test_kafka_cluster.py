@@ -13,7 +13,14 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from kstreams_py.errors import BrokerUnavailable, NotAuthorized, RecordRefused, RecordTooLarge, Retriable
+from kstreams_py.errors import (
+    BrokerUnavailable,
+    KStreamsError,
+    NotAuthorized,
+    RecordRefused,
+    RecordTooLarge,
+    Retriable,
+)
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka import cluster as kafka
 from kstreams_py.kafka import reader
@@ -93,6 +100,30 @@ def test_newest_record_that_cannot_be_read_in_time_raises_retriable(monkeypatch:
     monkeypatch.setattr(reader.Reader, "client", Reader())
     with pytest.raises(Retriable, match=r"^reading the newest record of a\[0\]: "):
         KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (None, Retriable, "a partition of 'a' has no leader that answers"),
+        (ck.KafkaError.UNKNOWN_TOPIC_OR_PART, KStreamsError, "asking the broker at 127.0.0.1:1: "),
+    ],
+    ids=["its leader is frozen", "it was deleted"],
+)
+def test_ends_of_a_partition_that_the_client_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, error: type[Exception], message: str
+) -> None:
+    class Reader:
+        def offsets_for_times(self, partitions: list[ck.TopicPartition], timeout: float) -> list[ck.TopicPartition]:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._UNKNOWN_PARTITION))
+
+        def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+            return SimpleNamespace(topics={topic: SimpleNamespace(error=None if code is None else ck.KafkaError(code))})
+
+    monkeypatch.setattr(reader.Reader, "client", Reader())
+    monkeypatch.setattr(reader, "ENDS_SECONDS", 0.0)
+    with pytest.raises(error, match=f"^{message}"):
+        KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).ends([TopicPartition("a", 0)])
 
 
 @pytest.mark.parametrize(("session", "heartbeat"), [(45_000, 1_000), (3_000, 1_000), (1_500, 500)])
