@@ -13,6 +13,7 @@ from kstreams_py.errors import BrokerUnavailable, GraphError, RecoveryUndecidabl
 from kstreams_py.kafka.contracts import Producer, ProducerMode
 from kstreams_py.operations.hanging import topics_of
 from kstreams_py.processing.choices import Start
+from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
     Attempt,
@@ -184,6 +185,19 @@ def test_cluster_that_does_not_answer_a_recovery_is_waited_for(graph: ks.Graph, 
         driver.restart()
         driver.run()
         assert driver.values("out") == [b"one", b"two", b"three"]
+        assert driver.down == frozenset()
+
+
+def test_truncation_that_fails_ends_no_worker(graph: ks.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "TRUNCATED_EVERY", 1)
+    declare(graph)
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        driver.send("in", b"two")
+        driver.cluster.faults.inject("truncate", error=BrokerUnavailable("no Kafka broker answers"), applied=False)
+        driver.run()
+        assert driver.values("out") == [b"one", b"two"]
         assert driver.down == frozenset()
 
 

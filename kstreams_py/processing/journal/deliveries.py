@@ -139,7 +139,13 @@ class DeliveryJournal:
             self.snapshots.pop(number, None)
         before, self._delivered = self._delivered, self._delivered + len(partitions)
         if before // TRUNCATED_EVERY != self._delivered // TRUNCATED_EVERY:
-            self._truncate([TopicPartition(self.topic, number) for number in partitions])
+            try:
+                self._truncate([TopicPartition(self.topic, number) for number in partitions])
+            except (
+                Retriable,
+                BrokerUnavailable,
+            ) as error:  # they are committed; a later one tries again
+                logger.info("%s: journal %s is not truncated now: %s", self._processor, self.topic, error)
 
     def forget(self) -> None:
         """Forgets all: other workers may hold the tasks now."""
