@@ -60,6 +60,7 @@ class Site:
         worker = WorkerProcess(self.file, 0, self.environment)
         try:
             yield worker
+            wait_until(lambda: ": holds " in worker.text, "the worker handles SIGTERM")
             worker.send(signal.SIGTERM)
             assert worker.wait() == 0, worker.text
         finally:
