@@ -42,8 +42,9 @@ def elsewhere() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [1, 6])
 def test_workers_and_brokers_killed_and_frozen_at_once_deliver_once_and_in_order(
     name: str, tmp_path: Path, brokers: EmbeddedKafka, elsewhere: EmbeddedKafka, rounds: int
 ) -> None:
