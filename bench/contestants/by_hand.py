@@ -104,17 +104,14 @@ def avro_writer(job: Job, producer: ck.Producer) -> Callable[[list[Any], dict[in
 
 def deliver_with_journal(job: Job, consumer: ck.Consumer, producer: ck.Producer, running: list[bool]) -> None:
     """Makes the writes of a journal: snapshots, outputs, attempts, commit; one record of each partition at a time."""
-    topic, journal = (
-        job.inputs[0],
-        ck.Producer(
-            {
-                "bootstrap.servers": job.bootstrap,
-                "transactional.id": f"{job.group}.{job.slot}.journal",
-                "transaction.timeout.ms": 10_000,
-                "linger.ms": 0,
-                "partitioner": "murmur2_random",
-            }
-        ),
+    topic = job.inputs[0]
+    journal = ck.Producer(
+        {
+            "bootstrap.servers": job.bootstrap,
+            "transactional.id": f"{job.group}.{job.slot}.journal",
+            "transaction.timeout.ms": 10_000,
+            "linger.ms": 0,
+        }
     )
     journal.init_transactions()
     admin = AdminClient({"bootstrap.servers": job.bootstrap})

@@ -17,7 +17,7 @@ from kstreams_py.operations.audit_report import Report
 from kstreams_py.operations.auditing import Audit, Found, JoinedSteps, SingleSteps, Steps
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.letters import Place
-from kstreams_py.operations.pages import Pages
+from kstreams_py.operations.pages import open_pages
 from kstreams_py.operations.positions import partitions_of, select
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.processing.attempts import Attempts
@@ -135,10 +135,7 @@ class _Run:
         self._topics = find_all_topics(graph, self._cluster)
         self._committed = CommittedReader(graph, environment)
         self._attempts = Attempts(f"{graph.name}: audit", graph.name, environment.sleep)
-        self._pages = {
-            place: Pages(self._cluster.named(place), self._attempts)
-            for place in {"", *(topic.cluster for topic in graph.topics.values())}
-        }
+        self._pages = open_pages(graph, self._cluster, self._attempts)
         written = {topic for each in graph.processors if each.id in chosen for topic in each.outputs}
         writers = [each for each in graph.processors if each.id in chosen or written.intersection(each.outputs)]
         self.reports = [Report(each.id, each.guarantee, skipped=why_skipped(each)) for each in writers]

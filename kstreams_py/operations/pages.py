@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.records import Message, TopicPartition
 
@@ -52,3 +54,9 @@ class Pages:
             start = found[-1].offset() + 1
             if limit < PAGE_MAX and sum(map(len, found)) < PAGE_BYTES:
                 limit *= 2
+
+
+def open_pages(graph: Graph, cluster: Cluster, attempts: Attempts) -> dict[str, Pages]:
+    """What reads the topics of a graph, by the name of their cluster."""
+    places = {"", *(topic.cluster for topic in graph.topics.values())}
+    return {place: Pages(cluster.named(place), attempts) for place in places}

@@ -12,7 +12,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
 from kstreams_py.operations.marks import marked_place
-from kstreams_py.operations.pages import Pages
+from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
@@ -31,11 +31,7 @@ class LetterReader:
         self._cluster = environment.cluster
         attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
         self._graph = graph
-        self._pages = {
-            place: Pages(self._cluster.named(place), attempts)
-            for place in {"", *(topic.cluster for topic in graph.topics.values())}
-        }
-        """By the name of the cluster."""
+        self._pages = open_pages(graph, self._cluster, attempts)
         names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
         if not names:
             raise GraphError(

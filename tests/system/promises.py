@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from kstreams_py.graph.anomalies import TOLERATED
@@ -31,3 +31,17 @@ def assert_kept(guarantee: Guarantee, found: Sequence[T], expected: Sequence[T],
         assert all(step < 1 for step in jumps), "outputs are repeated in order, and none is skipped"
     else:
         assert all(step > 1 for step in jumps), "no output is repeated or out of order"
+
+
+def key_of(value: bytes) -> bytes:
+    """The key of a numbered value: one of thirty."""
+    return b"key %d" % (int(value) % 30)
+
+
+def by_key(values: Iterable[bytes | None]) -> dict[bytes, list[bytes]]:
+    """The values of each key, in their order."""
+    found: dict[bytes, list[bytes]] = {}
+    for value in values:
+        assert value is not None
+        found.setdefault(key_of(value), []).append(value)
+    return found

@@ -7,7 +7,7 @@ import random
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from tests.system.command import kstreams
 from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.promises import by_key, key_of
 from tests.system.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -121,16 +122,3 @@ def test_workers_killed_every_second_or_two_for_ten_minutes_deliver_everywhere_o
         ],
     ), audited
     logger.info("%d kills, %d records", kills, len(written))
-
-
-def key_of(value: bytes) -> bytes:
-    return b"key %d" % (int(value) % 30)
-
-
-def by_key(values: Iterable[bytes | None]) -> dict[bytes, list[bytes]]:
-    """The values of each key, in their order."""
-    found: dict[bytes, list[bytes]] = {}
-    for value in values:
-        assert value is not None
-        found.setdefault(key_of(value), []).append(value)
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from tests.system.command import kstreams
 from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.promises import by_key, key_of
 from tests.system.recorder import Recorder
 from tests.system.three_brokers.brokers import BROKERS
 
@@ -132,16 +133,3 @@ def frozen_everywhere(brokers: EmbeddedKafka, elsewhere: EmbeddedKafka, broker: 
     time.sleep(FROZEN_SECONDS)
     brokers.resume(broker)
     elsewhere.resume(0)
-
-
-def key_of(value: bytes) -> bytes:
-    return b"key %d" % (int(value) % 30)
-
-
-def by_key(values: Iterable[bytes | None]) -> dict[bytes, list[bytes]]:
-    """The values of each key, in their order."""
-    found: dict[bytes, list[bytes]] = {}
-    for value in values:
-        assert value is not None
-        found.setdefault(key_of(value), []).append(value)
-    return found
