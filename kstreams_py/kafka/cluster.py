@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -11,17 +12,18 @@ from typing import Any, Final
 
 import confluent_kafka as ck
 
-from kstreams_py.errors import Retriable
+from kstreams_py.errors import BrokerUnavailable, NotAuthorized, Retriable
 from kstreams_py.kafka.administration import GroupAdmin, connection
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
 from kstreams_py.kafka.errors import ClientLog, warn_if_untested
 from kstreams_py.kafka.group_description import GroupReader
-from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.kafka.reader import Reader
 from kstreams_py.kafka.topic_admin import TopicAdmin
+from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.settings import Settings
@@ -75,6 +77,7 @@ class KafkaCluster(_Reading):
         self._others: dict[str, KafkaCluster] = {}
         self._lock = threading.Lock()
         """Held while another cluster is opened: workers of several processors ask for it at once."""
+        self._keepers = 0  # see _count_keepers
         self._limit = settings.request_timeout_ms / 1000
         self._common = {
             "bootstrap.servers": settings.bootstrap_servers,
@@ -210,6 +213,44 @@ class KafkaCluster(_Reading):
 
     def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
         return GroupAdmin(self._settings, min(self._limit, LOOK_UP_SECONDS)).open_transactions(partition)
+
+    def hanging(
+        self, transactional_id: str, partitions: Collection[TopicPartition], group: str = ""
+    ) -> dict[TopicPartition, OpenTransaction]:
+        try:
+            found = self._look(self._suspects(partitions, group))
+        except BrokerUnavailable as error:
+            raise Retriable(str(error)) from None
+        mine = {tp: [each for each in found[tp] if each.transactional_id == transactional_id] for tp in sorted(found)}
+        return {tp: each[0] for tp, each in mine.items() if each and each[0].hangs}
+
+    def _suspects(self, partitions: Collection[TopicPartition], group: str) -> set[TopicPartition]:
+        """Those of these partitions, and of the one that keeps the group's offsets, on which a transaction is open."""
+        suspects = self._unstable(partitions)
+        with contextlib.suppress(NotAuthorized):  # a group's offsets can be used without the right to see their topic
+            if group and (count := self._count_keepers()):
+                suspects |= self._unstable([TopicPartition(POSITIONS_TOPIC, positions_partition(group, count))])
+        return suspects
+
+    def _unstable(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+        stable = self.ends(partitions)
+        return {tp for tp, end in self.ends(partitions, committed=False).items() if stable[tp] < end}
+
+    def _count_keepers(self) -> int:
+        """The partitions of POSITIONS_TOPIC, which never change; 0 before the first group."""
+        self._keepers = self._keepers or self._reader.count(POSITIONS_TOPIC)
+        return self._keepers
+
+    def _look(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Sequence[OpenTransaction]]:
+        """The transactions that are open on partitions, without those at which this user must not look."""
+        if not partitions:
+            return {}
+        looked = TransactionAdmin(self._settings, min(self._limit, LOOK_UP_SECONDS)).look(partitions)
+        for tp, reason in looked.refused.items():
+            if not isinstance(reason, NotAuthorized):
+                raise Retriable(f"looking for open transactions on {tp}: {reason}")
+            logger.info("which transactions are open on %s is not known: %s", tp, reason)
+        return looked.found
 
     def _of_consumers(self) -> dict[str, Any]:
         return {

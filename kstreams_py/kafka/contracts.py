@@ -204,6 +204,16 @@ class Cluster(Protocol):
     def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
         """The transactions that are open on a partition, in order of their producer ids."""
 
+    def hanging(
+        self, transactional_id: str, partitions: Collection[TopicPartition], group: str = ""
+    ) -> dict[TopicPartition, OpenTransaction]:
+        """The transactions of an id that are open on these partitions, and that its coordinator will not end.
+
+        - `group`: looks at the partition that keeps the offsets of this group, too.
+
+        Partitions at which this user must not look are left out. Raises Retriable without an answer.
+        """
+
     def grow(self, topic: str, partitions: int) -> None:
         """Adds partitions to a topic, which then has `partitions` in all."""
 

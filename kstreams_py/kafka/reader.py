@@ -52,6 +52,16 @@ class Reader:
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._offsets(partitions, ck.OFFSET_END)
 
+    def count(self, topic: str) -> int:
+        """The number of partitions of a topic; 0 if there is none of this name."""
+        try:
+            found = self.client.list_topics(topic, min(self._limit, ENDS_SECONDS)).topics[topic]
+        except ck.KafkaException as error:
+            raise self._explain(error.args[0], topics=[topic]) from None
+        if found.error is not None and not is_missing(found):
+            raise self._explain(found.error, topics=[topic])
+        return len(found.partitions)
+
     def newest(self, partition: TopicPartition) -> Message | None:
         try:
             with self._lock:  # the processors of a slot share the reader, and each is a thread

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kstreams_py.errors import KStreamsError, NotAuthorized, Retriable
 from kstreams_py.kafka.administration import Requests, describe_transactions, look_at
 from kstreams_py.kafka.groups import positions_partition
 from kstreams_py.kafka.log_batches import Batch, Log, Prepared, log_key, prepared
@@ -29,10 +30,13 @@ EARLIEST: Final = -2
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The open transactions of each partition; and of those that could not be looked at, the reason."""
+    """The open transactions of each partition; and of those that could not be looked at, the reason.
+
+    NotAuthorized: a right is missing.
+    """
 
     found: Mapping[TopicPartition, tuple[OpenTransaction, ...]]
-    refused: Mapping[TopicPartition, str]
+    refused: Mapping[TopicPartition, KStreamsError]
 
 
 class TransactionAdmin(Requests):
@@ -99,14 +103,14 @@ class TransactionAdmin(Requests):
 
         return self.ask("looking for open transactions", "READ on the topics", ask)
 
-    def _refusal(self, error: Exception, partition: TopicPartition) -> str:
+    def _refusal(self, error: Exception, partition: TopicPartition) -> KStreamsError:
         from kafka import errors  # noqa: PLC0415
 
         if isinstance(error, errors.AuthorizationError):
-            return f"the broker does not allow it: grant this user READ on topic {partition.topic}"
+            return NotAuthorized(f"the broker does not allow it: grant this user READ on topic {partition.topic}")
         if isinstance(error, errors.LeaderNotAvailableError):
-            return "it has no leader: start the brokers that have it"
-        return str(error)
+            return Retriable("it has no leader: start the brokers that have it")
+        return Retriable(str(error))
 
     def max_timeout(self) -> float | None:
         """The longest time-out of a transaction that the brokers accept, in seconds; None if it is not shown."""

@@ -25,7 +25,7 @@ class Findings:
     """The transactions that were found, in the order in which to end them; and why partitions were not looked at."""
 
     found: list[Found]
-    refused: Mapping[TopicPartition, str]
+    refused: Mapping[TopicPartition, KStreamsError]
 
 
 class Transactions:

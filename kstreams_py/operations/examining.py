@@ -60,7 +60,7 @@ class Examination:
         transactions = Transactions(TransactionAdmin(settings))
         found = self._look("transactions", lambda: transactions.find(looked, OPEN_SECONDS), Findings([], {}))
         for tp, reason in found.refused.items():
-            self._unseen[f"transactions of topic {tp.topic}"] = reason
+            self._unseen[f"transactions of topic {tp.topic}"] = str(reason)
         return Facts(
             cluster=cluster,
             now=now,

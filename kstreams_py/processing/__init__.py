@@ -26,6 +26,7 @@ committer        acts     what the guarantees share: uncommitted steps, and how 
 guarantees       acts     exactly once, at least once, at most once, side by side
 target           acts     the connection to a sink's target, and what its errors ask of the worker
 storing          acts     the guarantees of processors whose rows are stored in a target
+leftovers        acts     transactions that an earlier producer left open, and that nobody will end
 committed        acts     reads the committed offsets of the group
 beginning        acts     where a group begins to read
 waits            acts     partitions that wait before a step is run again
@@ -39,5 +40,5 @@ refused_outputs  rule     outputs that came back, of steps that are not run agai
 otel             adapter  spans of steps and commits, by OpenTelemetry
 choices          rule     which input each coming step of an alts reads
 choices_journal  acts     saves the choices of an alts
-committers       acts     which guarantee a processor has, its journal, and where its rows are stored
+committers       acts     which guarantee a processor has, its journal, what it writes, and where its rows are stored
 """

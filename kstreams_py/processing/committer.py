@@ -30,6 +30,7 @@ from kstreams_py.processing.dead_letters import format_error
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.ledger import Ledger
+from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import Replacement
@@ -52,6 +53,7 @@ class Context:
     - `journal`: where the choices of an alts are saved, or deliveries recorded; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
     - `tracing`: makes spans of commits; None for none.
+    - `written`, `journaled`: the partitions that the producer writes, and those of the journal of deliveries.
     """
 
     processor: Processor
@@ -66,6 +68,8 @@ class Context:
     journal: ChoicesJournal | DeliveryJournal | None = None
     batch_bytes: int | None = None
     tracing: Tracing | None = None
+    written: Collection[TopicPartition] = ()
+    journaled: Collection[TopicPartition] = ()
 
 
 class Committer(ABC):
@@ -103,6 +107,8 @@ class Committer(ABC):
         """Returns where to start in partitions, of which the group has committed some offsets. Raises ClientError."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
+        self._leftovers: list[Leftovers] = []
+        """Where each producer that has a transactional id may have left transactions open."""
         self._ledger = context.ledger
         self._consumer = context.consumer
         self._processor = processor
@@ -159,6 +165,11 @@ class Committer(ABC):
     def start(self) -> None:
         """Makes the first producer, which fences the one before: no committed offset may be read earlier."""
         self.session.start()
+
+    def require_no_leftovers(self) -> None:
+        """Raises Retriable while a transaction of an earlier producer hangs: the next one would commit it."""
+        for each in self._leftovers:
+            each.require_none()
 
     @abstractmethod
     def prepare(self, intake: Intake) -> None:

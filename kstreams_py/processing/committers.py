@@ -1,4 +1,4 @@
-"""Which guarantee a processor has, its journal, and where its rows are stored."""
+"""Which guarantee a processor has, its journal, what it writes, and where its rows are stored."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.journaled import Journaled
 from kstreams_py.processing.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
+from kstreams_py.records import TopicPartition
 
 
 def committer_of(processor: Processor) -> type[Committer]:
@@ -41,3 +42,21 @@ def open_journal(
     if processor.journal is None:
         return ChoicesJournal(topic, environment.cluster)
     return DeliveryJournal(topic, processor, environment.cluster, topics, writer, graph.delivered(processor))
+
+
+def partitions_written(
+    graph: Graph, processor: Processor, topics: Mapping[str, TopicInfo]
+) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """The partitions that the producer of a processor writes, and those of its journal of deliveries."""
+    journal, delivered = graph.journal(processor), graph.delivered(processor)
+    counts = {name: info.partitions for name, info in topics.items()}
+    if delivered is not None:  # beside the outputs, with a partition for each task
+        counts[delivered] = counts[processor.inputs[0].name]
+
+    def partitions(*names: str | None) -> list[TopicPartition]:
+        return [TopicPartition(name, number) for name in names if name for number in range(counts.get(name, 0))]
+
+    outputs = [topic.name for topic in processor.outputs]
+    if processor.journal is None:
+        return partitions(*outputs, processor.errors, journal), []
+    return partitions(*outputs, processor.errors, delivered), partitions(journal)

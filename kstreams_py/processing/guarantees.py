@@ -26,6 +26,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer, Context
+from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import RefusedOutputs
@@ -52,6 +53,10 @@ class ExactlyOnce(Committer):
         self._journal = context.journal if isinstance(context.journal, ChoicesJournal) else None
         self._recorder = self.session
         """The producer of the transactions that have no outputs of steps."""
+        cluster, name, group = context.environment.cluster, context.processor.cluster, context.name
+        self._leftovers.append(
+            Leftovers(cluster.named(name), name, context.transactional_id, context.written, "" if name else group)
+        )
 
     def prepare(self, intake: Intake) -> None:
         if self._journal is not None and intake.choices:

@@ -29,7 +29,7 @@ from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.committed import CommittedOffsets
 from kstreams_py.processing.committer import Context
-from kstreams_py.processing.committers import committer_of, open_journal
+from kstreams_py.processing.committers import committer_of, open_journal, partitions_written
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.growth import Growth
 from kstreams_py.processing.ledger import Ledger
@@ -105,7 +105,8 @@ class Worker:
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
-        self.committer = committer(self._context(environment, topic_ids, limit, tracing))
+        places = partitions_written(graph, processor, topics)
+        self.committer = committer(self._context(environment, topic_ids, limit, tracing, places))
         self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries
@@ -120,7 +121,12 @@ class Worker:
         self._reset()
 
     def _context(
-        self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
+        self,
+        environment: Environment,
+        topic_ids: Mapping[str, str],
+        batch_bytes: int | None,
+        tracing: Tracing | None,
+        places: tuple[Collection[TopicPartition], Collection[TopicPartition]],
     ) -> Context:
         """What the guarantee works with."""
         return Context(
@@ -136,6 +142,7 @@ class Worker:
             self._journal,
             batch_bytes,
             tracing,
+            *places,
         )
 
     def _reset(self) -> None:
@@ -531,6 +538,7 @@ class Worker:
         if stale := self._assigned - partitions:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
+        self.committer.require_no_leftovers()  # before the functions: they would be called again
         self._run_rest()
         if self._interrupt is not None and not self._owed:  # it ends: the ledger still has what is to be given back
             return

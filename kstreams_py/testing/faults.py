@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from kstreams_py.records import TopicPartition
 from kstreams_py.testing.memory_clients import Network
 from kstreams_py.testing.request_faults import Fault, Outage
 
@@ -69,6 +70,16 @@ class Faults:
         """Deletes a topic and the committed offsets of its partitions."""
         self._network.pass_time()
         self._network.broker.delete_topic(topic)
+
+    def skip_markers(self, *places: TopicPartition | str) -> None:
+        """From now on, lets transactions hang in these partitions and groups: they get no markers. None: no longer."""
+        self._network.pass_time()
+        self._network.broker.without_markers = set(places)
+
+    def write_marker(self, transactional_id: str, place: TopicPartition | str, *, commits: bool) -> None:
+        """Ends a transaction that hangs in a partition or group."""
+        self._network.pass_time()
+        self._network.broker.write_marker(transactional_id, place, commits=commits)
 
     def forget_positions(self, group: str) -> None:
         """Deletes a group's committed offsets, as a broker does after the group had no members for too long."""

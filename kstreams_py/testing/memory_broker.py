@@ -434,6 +434,8 @@ class Broker:
         self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
         self._marker_delay = marker_delay
+        self.without_markers: set[TopicPartition | str] = set()
+        """Partitions, and groups by their names, that get no markers: their transactions hang."""
         self._now = 0.0
         self._ids = 0
 
@@ -571,6 +573,33 @@ class Broker:
         if not self._marker_delay:
             self._write_markers(held)
 
+    def hanging(
+        self, transactional_id: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Producer id and first offset of what this id has open on partitions, and its coordinator will not end."""
+        held = self._transactional.get(transactional_id)
+        if held is None:
+            return {}
+        ending = held.partitions if held.since is not None or held.ends_at is not None else set()
+        starts = {tp: self.partition(tp).writers.get(held.producer_id) for tp in sorted(set(partitions) - ending)}
+        return {tp: (held.producer_id, start) for tp, start in starts.items() if start is not None}
+
+    def hanging_in_group(self, transactional_id: str, group: str) -> int | None:
+        """The producer id of this id, if it has offsets of a group pending that its coordinator will not end."""
+        held = self._transactional.get(transactional_id)
+        if held is None or held.producer_id not in self.group(group).pending:
+            return None
+        ends = held.positions and (held.since is not None or held.ends_at is not None)
+        return None if ends else held.producer_id
+
+    def write_marker(self, transactional_id: str, place: TopicPartition | str, *, commits: bool) -> None:
+        """Ends what this id has open on a partition, or in a group, as an operator does."""
+        producer_id = self._transactional[transactional_id].producer_id
+        if isinstance(place, str):
+            self.group(place).end_pending(producer_id, commits=commits)
+        else:
+            self.partition(place).end_transaction(Marker(producer_id, commits))
+
     def _of_epoch(self, transactional_id: str, epoch: int) -> TransactionalId:
         held = self._transactional[transactional_id]
         if held.epoch != epoch:
@@ -589,10 +618,11 @@ class Broker:
         if held.ends_at is None:
             return
         commits = held.commits is True
-        for partition in sorted(held.partitions):
+        for partition in sorted(held.partitions - self.without_markers):
             self.partition(partition).end_transaction(Marker(held.producer_id, commits))
-        for group in self.groups.values():
-            group.end_pending(held.producer_id, commits=commits)
+        for name, group in self.groups.items():
+            if name not in self.without_markers:
+                group.end_pending(held.producer_id, commits=commits)
         held.ends_at, held.positions = None, False
         held.partitions.clear()
 

@@ -203,6 +203,21 @@ class MemoryCluster(_Reader):
 
         return self._network.request("open_transactions", describe)
 
+    def hanging(
+        self, transactional_id: str, partitions: Collection[TopicPartition], group: str = ""
+    ) -> dict[TopicPartition, OpenTransaction]:
+        def describe() -> dict[TopicPartition, OpenTransaction]:
+            kept_in = TopicPartition(POSITIONS_TOPIC, positions_partition(group, 1))
+            found = self._broker.hanging(transactional_id, partitions)
+            if group and (held := self._broker.hanging_in_group(transactional_id, group)) is not None:
+                found[kept_in] = held, 0
+            opened = self._network.opened
+            return {
+                tp: replace(opened[held], start=start, hangs=True, state="Empty") for tp, (held, start) in found.items()
+            }
+
+        return self._network.request("hanging", describe)
+
     def grow(self, topic: str, partitions: int) -> None:
         self._network.request("grow", lambda: self._broker.grow_topic(topic, partitions))
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import kstreams_py as ks
 from kstreams_py.cli import transactions as command_line
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, SettingsError, UserMistake
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, SettingsError, UserMistake
 from kstreams_py.kafka.log_batches import Batch, Log, Prepared, committed_offsets, log_key, prepared
 from kstreams_py.kafka.transaction_admin import Looked
 from kstreams_py.kafka.transactions import Coordinated, OpenTransaction, Writer, match
@@ -357,7 +357,7 @@ class Admin:
         return {name: 8 for name in ("out", "__consumer_offsets") if topics is None or name in topics}
 
     def look(self, partitions: list[TopicPartition]) -> Looked:
-        refused = {tp: "no leader" for tp in partitions if str(tp) == self.unread}
+        refused = {tp: Retriable("no leader") for tp in partitions if str(tp) == self.unread}
         return Looked({tp: tuple(self.opened.get(tp, ())) for tp in partitions if tp not in refused}, refused)
 
     def max_timeout(self) -> float | None:

@@ -37,6 +37,7 @@ from kstreams_py.processing.journal.records import (
     choices_record,
     snapshot_record,
 )
+from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.plan import Intake, Part, Plan, partition_of
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
@@ -61,15 +62,18 @@ class Journaled(ExactlyOnce):
         assert isinstance(context.journal, DeliveryJournal)
         self._deliveries = context.journal
         self._name = context.name
+        recorder_id = f"{context.transactional_id}.journal"
         self._recorder = Session(
             self.producer_mode(context.processor.durability),
             context.consumer,
             context.environment,
             self.attempts,
-            transactional_id=f"{context.transactional_id}.journal",
+            transactional_id=recorder_id,
             counters=context.counters,
         )
         """The journal's producer: a transaction of it is committed while one of the outputs is open."""
+        cluster = context.environment.cluster
+        self._leftovers.append(Leftovers(cluster, "", recorder_id, context.journaled, context.name))
         self._parts: list[Part] = []
         self._places: dict[int, dict[str, Place]] = {}
         """By partition number and topic, the last output that was written."""
