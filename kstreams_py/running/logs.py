@@ -158,6 +158,7 @@ class Folding(logging.Handler):
         self._samples: dict[str, logging.LogRecord] = {}
         """The newest record of each kind: a line that stands for others has its fields."""
         self._ticker: threading.Thread | None = None
+        self._closed = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         fold: tuple[Any, ...] | None = getattr(record, FOLD, None)
@@ -204,9 +205,13 @@ class Folding(logging.Handler):
                     record.processor = None
                 self._target.handle(record)
 
+    def close(self) -> None:
+        """Ends the thread that writes the lines that are due."""
+        self._closed.set()
+        super().close()
+
     def _tick(self) -> None:
-        while True:
-            time.sleep(TICK)
+        while not self._closed.wait(TICK):
             self.write_due()
 
 

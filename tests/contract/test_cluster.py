@@ -288,6 +288,7 @@ def test_open_transaction_of_an_input_is_named_and_hides_what_is_above_the_last_
     (found,) = rig.cluster.open_transactions(zero)
     assert (found.transactional_id, found.start, found.hangs) == (transactional_id, 1, False)
     assert (rig.cluster.open_transactions(one), rig.cluster.ends([zero])) == ((), {zero: 1})
+    assert rig.cluster.hanging(transactional_id, [zero, one], rig.name()) == {}  # its coordinator will end it
     if ends == "commit":
         producer.commit_transaction()
     else:

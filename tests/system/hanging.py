@@ -93,6 +93,12 @@ def leave_hanging(bootstrap_servers: str, work: Work, value: bytes, position: in
         _commit_behind_the_coordinator(client, work, position, *identity)
 
 
+def leave_output_hanging(bootstrap_servers: str, work: Work, value: bytes) -> None:
+    """Writes the record of an open transaction to the output alone, without its transaction coordinator."""
+    with admin(bootstrap_servers) as client:
+        write_behind_the_coordinator(client, work, value, *_start_producer(client, work.id))
+
+
 def _start_producer(client: Any, transactional_id: str) -> tuple[int, int]:
     """The producer id and the epoch of a transactional id, as a producer that starts gets them."""
     from kafka.protocol.producer import InitProducerIdRequest  # noqa: PLC0415

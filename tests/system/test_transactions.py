@@ -20,8 +20,15 @@ from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.records import TopicPartition
 from tests.system.command import Finished, kstreams
-from tests.system.hanging import TIMEOUT_MS, Work, admin, leave_hanging, write_behind_the_coordinator
-from tests.system.harness import Cluster, running, wait_until
+from tests.system.hanging import (
+    TIMEOUT_MS,
+    Work,
+    admin,
+    leave_hanging,
+    leave_output_hanging,
+    write_behind_the_coordinator,
+)
+from tests.system.harness import Cluster, WorkerProcess, running, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +189,35 @@ def test_hanging_transaction_is_found_on_outputs_and_positions_and_a_worker_goes
     with running(graph, Settings(bootstrap_servers=servers, schema_directory=tmp_path)):
         cluster.await_committed(work.group, work.source, {0: 2})
     assert cluster.values(work.target) == [b"a", b"b", b"c", b"0", b"1"]
+
+
+def test_exactly_once_worker_waits_while_an_output_of_its_own_hangs_and_an_operator_ends_it(
+    servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    """Otherwise the marker of its next transaction would make the hanging output visible, which is made once more."""
+    work = Work(cluster, name, group=f"{name}.copy")
+    work.id = f"{name}.copy.0"
+    cluster.set_committed(work.group, {(work.source, 0): 0})
+    cluster.write(work.source, [b"0", b"1"])
+    leave_output_hanging(servers, work, b"0")
+    file, _ = write_graph(tmp_path, name)
+    environment = Settings(bootstrap_servers=servers, schema_directory=tmp_path / "schemas").as_environment()
+    worker = WorkerProcess(file, 0, environment)
+    try:
+        told = (
+            f"a transaction of {work.id} is open on {work.target}[0] from offset 0, its coordinator will not end it, "
+            "and the next one would commit what it has written: nothing is written until you end it by the commands "
+            "that `kstreams transactions find-hanging` prints"
+        )
+        wait_until(lambda: worker.text.count(told) >= 2, "the worker says that it waits, and for what")
+        assert cluster.values(work.target, "read_uncommitted") == [b"0"]
+        (found,) = operator.found("--graph", file)
+        assert (found["topic"], found["transactional_id"]) == (work.target, work.id)
+        assert operator.run(*found["command"].split()[2:], "--yes").status == 0
+        cluster.await_committed(work.group, work.source, {0: 2})
+        assert cluster.values(work.target) == [b"0", b"1"]
+    finally:
+        worker.kill()
 
 
 def test_transaction_of_a_living_producer_is_found_only_when_older_and_is_not_ended(

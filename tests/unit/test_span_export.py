@@ -212,6 +212,7 @@ def lines() -> Iterator[list[str]]:
     logging.getLogger("opentelemetry").addHandler(folding)
     yield found
     logging.getLogger("opentelemetry").removeHandler(folding)
+    folding.close()
 
 
 @pytest.mark.parametrize(
