@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import confluent_kafka as ck
 
-from kstreams_py.errors import BrokerUnavailable, NotAuthorized, Retriable
+from kstreams_py.errors import BrokerUnavailable, Fatal, NotAuthorized, Retriable
 from kstreams_py.kafka.administration import GroupAdmin, connection
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
@@ -23,6 +23,7 @@ from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.kafka.reader import Reader
 from kstreams_py.kafka.topic_admin import TopicAdmin
+from kstreams_py.kafka.topics import no_such_topic
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -221,6 +222,10 @@ class KafkaCluster(_Reading):
             found = self._look(self._suspects(partitions, group))
         except BrokerUnavailable as error:
             raise Retriable(str(error)) from None
+        except Fatal:
+            if missing := [tp.topic for tp in partitions if not self._reader.count(tp.topic)]:
+                raise no_such_topic(missing[0]) from None
+            raise
         mine = {tp: [each for each in found[tp] if each.transactional_id == transactional_id] for tp in sorted(found)}
         return {tp: each[0] for tp, each in mine.items() if each and each[0].hangs}
 

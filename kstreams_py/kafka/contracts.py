@@ -211,7 +211,8 @@ class Cluster(Protocol):
 
         - `group`: looks at the partition that keeps the offsets of this group, too.
 
-        Partitions at which this user must not look are left out. Raises Retriable without an answer.
+        Partitions at which this user must not look are left out. Raises Retriable without an answer, TopicError for a
+        topic that does not exist.
         """
 
     def grow(self, topic: str, partitions: int) -> None:

@@ -420,7 +420,7 @@ TABLE: Final = (
     Row(Api.OffsetCommit, "FENCED_INSTANCE_ID", each(None, *[Answered(REPLACED, None)] * 2), taken=True),
     Row(Api.TxnOffsetCommit, "FENCED_INSTANCE_ID PRODUCER_FENCED", exactly(REPLACED, None), taken=True),
     Row(Api.EndTxn, "PRODUCER_FENCED INVALID_PRODUCER_EPOCH disconnected", exactly(REPLACED, None), taken=True),
-    # Reading.
+    # Reading. Under exactly_once the first offsets that are asked for are those of the outputs (leftovers.py).
     Row(
         Api.Fetch,
         "NOT_LEADER_FOR_PARTITION UNKNOWN_TOPIC_OR_PART FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH KAFKA_STORAGE_ERROR"
@@ -440,7 +440,7 @@ TABLE: Final = (
     Row(
         Api.ListOffsets,
         "NOT_LEADER_FOR_PARTITION KAFKA_STORAGE_ERROR OFFSET_NOT_AVAILABLE",
-        all_three(REREADS, WAITS),
+        each(Answered(AGAIN, WAITS), Answered(REREADS, WAITS), Answered(REREADS, WAITS)),
         seldom="REPLICA_NOT_AVAILABLE NETWORK_EXCEPTION",
     ),
     # Once is not tested: either the client or the session sends the request again.
@@ -453,10 +453,14 @@ TABLE: Final = (
     Row(
         Api.ListOffsets,
         "UNKNOWN",
-        each(Answered(BROKEN, BROKEN), Answered(BROKEN, BROKEN), Answered(RENEWED, GIVES_UP)),
+        each(Answered(AGAIN, BROKEN), Answered(BROKEN, BROKEN), Answered(RENEWED, GIVES_UP)),
         seldom="OFFSET_OUT_OF_RANGE UNSUPPORTED_FOR_MESSAGE_FORMAT",
     ),
-    Row(Api.ListOffsets, "TOPIC_AUTHORIZATION_FAILED", all_three(NO_RIGHT_TO_BEGINNINGS, NO_RIGHT_TO_BEGINNINGS)),
+    Row(
+        Api.ListOffsets,
+        "TOPIC_AUTHORIZATION_FAILED",
+        each(Answered(AGAIN, NO_RIGHT_TO_OUTPUT), *[Answered(NO_RIGHT_TO_BEGINNINGS, NO_RIGHT_TO_BEGINNINGS)] * 2),
+    ),
     # Metadata of a topic; a broken connection concerns all topics.
     Row(Api.Metadata, "UNKNOWN_TOPIC_OR_PART", all_three(None, NO_INPUT), of=INPUT),
     Row(Api.Metadata, "UNKNOWN_TOPIC_OR_PART", all_three(None, NO_OUTPUT), of=OUTPUT),
@@ -467,11 +471,16 @@ TABLE: Final = (
     Row(
         Api.Metadata,
         "LEADER_NOT_AVAILABLE UNKNOWN",
-        each(Answered(None, GIVES_UP), Answered(None, WAITS), Answered(None, WAITS)),
+        all_three(None, WAITS),
         of=OUTPUT,
     ),
     # The client reports the error, or an unknown topic, for a record at once or in its delivery report.
-    Row(Api.Metadata, "TOPIC_EXCEPTION", all_three(None, GIVES_UP), of=OUTPUT),
+    Row(
+        Api.Metadata,
+        "TOPIC_EXCEPTION",
+        each(Answered(None, WAITS), Answered(None, GIVES_UP), Answered(None, GIVES_UP)),
+        of=OUTPUT,
+    ),
     Row(Api.Metadata, "disconnected", each(Answered(AGAIN, GIVES_UP), Answered(AGAIN, WAITS), Answered(AGAIN, WAITS))),
 )
 
