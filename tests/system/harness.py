@@ -192,9 +192,9 @@ class Cluster:
 
         wait_until(are_set, f"{group} at {offsets}", 20)
 
-    def delete_records(self, topic: str) -> None:
-        """Deletes all records of the first partition of a topic."""
-        (future,) = self.admin.delete_records([ck.TopicPartition(topic, 0, ck.OFFSET_END)]).values()
+    def delete_records(self, topic: str, partition: int = 0, before: int = ck.OFFSET_END) -> None:
+        """Deletes the records of a partition that are before an offset; all by default."""
+        (future,) = self.admin.delete_records([ck.TopicPartition(topic, partition, before)]).values()
         future.result()
 
     def delete_group(self, group: str) -> None:
