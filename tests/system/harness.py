@@ -79,6 +79,11 @@ class Cluster:
         # the controller has answered; the brokers learn of the topics later
         wait_until(lambda: {*names} <= {*self.admin.list_topics(timeout=10).topics}, "the topics are known")
 
+    def delete(self, *names: str) -> None:
+        for future in self.admin.delete_topics(list(names)).values():
+            future.result()
+        wait_until(lambda: not {*names} & {*self.admin.list_topics(timeout=10).topics}, "the topics are deleted")
+
     def write(
         self,
         topic: str,

@@ -71,9 +71,7 @@ class Site:
 
     def create_input_again(self) -> None:
         """Deletes an input, and creates it again without a record."""
-        for future in self.cluster.admin.delete_topics([self.one]).values():
-            future.result()
-        wait_until(lambda: self.one not in self.cluster.admin.list_topics(timeout=10).topics, "the input is deleted")
+        self.cluster.delete(self.one)
         self.cluster.create(self.one, partitions=self._partitions)
 
     def read_journal(self, partition: int) -> list[Any]:
