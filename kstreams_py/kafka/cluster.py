@@ -295,7 +295,7 @@ class KafkaCluster(_Reading):
             settings["message.timeout.ms"] = 0
             if not (mode.idempotent or mode.may_repeat):
                 settings["retries"] = 0
-        return KafkaProducer(settings, self._limit, keeps_failed=not mode.may_repeat)
+        return KafkaProducer(settings, self._limit, keeps_failed=not mode.may_repeat, reports=mode.reports)
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         return self._topics.topics(names)

@@ -60,12 +60,15 @@ SETTLING_SECONDS: Final = (0.05, 0.1, 0.2)
 class KafkaProducer:
     """contracts.Producer on a real cluster."""
 
-    def __init__(self, settings: Mapping[str, Any], limit: float, *, keeps_failed: bool = False) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], limit: float, *, keeps_failed: bool = False, reports: bool = False
+    ) -> None:
         """Makes a client.
 
         - `settings`: the client's.
         - `limit`: seconds that a request may take, and that the broker may make no progress.
         - `keeps_failed`: Refused and Abortable have the outputs that may be written again.
+        - `reports`: outputs may have a callback of their own.
         """
         self._log = ClientLog("producer")
         self._failed: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
@@ -77,6 +80,7 @@ class KafkaProducer:
         """The topics that this transaction has written to."""
         self._idempotent = settings["enable.idempotence"]
         self._keeps_failed = keeps_failed
+        self._reports = reports
         self._limit = limit
         self._configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
         self._connect()
@@ -93,6 +97,10 @@ class KafkaProducer:
         # the message of a delivery report has neither headers nor timestamp (measured)
         if error is not None:
             self._failed.append((error, output[0], output))
+
+    def _reported(self, report: contracts.Report, error: ck.KafkaError | None, message: Any) -> None:
+        self._delivered(error, message)
+        report(error, message)
 
     @property
     def tainted(self) -> bool:
@@ -131,7 +139,11 @@ class KafkaProducer:
             raise failure
 
     def _queue(self, outputs: list[contracts.Output]) -> None:
-        produce: Callable[..., None] = self._produce_traced if self._keeps_failed else self._producer.produce
+        produce: Callable[..., None] = self._producer.produce
+        if self._keeps_failed:
+            produce = self._produce_traced
+        elif self._reports:
+            produce = self._produce_reported
         done = 0
         try:
             while done < len(outputs):
@@ -154,6 +166,12 @@ class KafkaProducer:
     def _produce_traced(self, *output: Any) -> None:
         produce: Callable[..., None] = self._producer.produce
         produce(*output[:4], partial(self._output_delivered, output), None, *output[6:])
+
+    def _produce_reported(self, *output: Any) -> None:
+        # librdkafka calls an output's own callback in place of the client's, which notes what has failed
+        produce: Callable[..., None] = self._producer.produce
+        report = None if output[4] is None else partial(self._reported, output[4])
+        produce(*output[:4], report, None, *output[6:])
 
     def _await_space(self) -> None:
         """Waits until the queue is shorter. Raises a ClientError if the broker accepts nothing within the limit."""

@@ -2,13 +2,14 @@
 
 Besides the committed offsets these are the records of beginnings, so that positions that expire before the next start
 are missed, and the journals: an alts must not follow choices from before, and a processor with a journal starts at a
-snapshot at the new offsets. The broker refuses the offsets while the group has members.
+snapshot at the new offsets. The broker refuses the offsets while the group has members. What records deliveries beside
+outputs on another cluster is deleted there afterwards.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -30,12 +31,13 @@ from kstreams_py.operations.positions import (
     partitions_of,
     select,
 )
+from kstreams_py.operations.sending import IDEMPOTENT
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.beginning import Begun, begun_record, read_begun
 from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.journal.records import Snapshot, snapshot_record
+from kstreams_py.processing.journal.records import Snapshot, forgotten_record, snapshot_record
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import Positions, TopicPartition
 
@@ -141,6 +143,26 @@ class GraphPositions:
             ) from None
         except ClientError as error:
             raise BrokerUnavailable(f"the positions cannot be set ({error}): {UNCHANGED}; try again") from None
+        finally:
+            producer.drop()
+        for processor in processors:
+            if (delivered := self._graph.delivered(processor)) is not None:
+                self._forget(processor.cluster, delivered, {tp.partition for tp in new[processor.id]})
+
+    def _forget(self, place: str, delivered: str, numbers: Collection[int]) -> None:
+        """Deletes what another cluster has of the deliveries before: the journals do not follow them any more.
+
+        No transaction spans both clusters. It comes last: between the two, a start ends with RecoveryUndecidable.
+        """
+        producer = self._cluster.named(place).producer(IDEMPOTENT, self._id)
+        try:
+            self._attempts.call(lambda: producer.write([forgotten_record(delivered, each) for each in sorted(numbers)]))
+            self._attempts.call(producer.flush)
+        except ClientError as error:
+            raise BrokerUnavailable(
+                f"the positions are set, but cluster {place!r} keeps what was delivered before ({error}): run the "
+                "command again"
+            ) from None
         finally:
             producer.drop()
 

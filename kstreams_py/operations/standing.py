@@ -13,13 +13,13 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.positions import partitions_of
-from kstreams_py.operations.task_status import TaskStatus, plan_of, show
+from kstreams_py.operations.task_status import TaskStatus, plan_of
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committers import open_journal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
-from kstreams_py.processing.journal.recovery import Recovery
+from kstreams_py.processing.journal.recovery import Recovery, show
 from kstreams_py.records import Positions, TopicPartition
 
 REFUSALS = (InputLost, RecoveryUndecidable, TopicError)
@@ -54,7 +54,7 @@ class _Tasks:
         self._name, self._group = f"{graph.name}.{processor.id}", group
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._partitions = partitions_of(processor, topics)
-        self._beginning = Beginning(environment, processor, graph.beginnings, self._inputs)
+        self._beginning = Beginning(environment, graph, processor, self._inputs)
         self._journal = open_journal(graph, processor, environment, topics, "")
         journal = graph.journal(processor)
         existing = self._cluster.topics([graph.beginnings, *([journal] if journal else [])])

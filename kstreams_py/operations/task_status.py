@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kstreams_py.processing.journal.recovery import Recovery
+from kstreams_py.processing.journal.recovery import Recovery, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,6 @@ def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
     if recovery.snapshot is not None:
         return f"recovery {recovery.branch}: makes the delivery again from {show(recovery.snapshot.offsets)}"
     return f"recovery {recovery.branch}: goes on at {where}"
-
-
-def show(offsets: Mapping[str, int]) -> str:
-    """Offsets by topic, as text."""
-    return ", ".join(f"{topic}@{offset}" for topic, offset in sorted(offsets.items())) or "none"
 
 
 def describe(status: TaskStatus) -> str:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from kstreams_py.errors import InputLost
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
 from kstreams_py.processing.committer import Committer
 from kstreams_py.processing.environment import Environment
@@ -50,21 +51,22 @@ class Begun(NamedTuple):
 
 
 class Beginning:
-    """Decides where one processor begins to read partitions, and records it.
+    """Decides where one processor of a graph begins to read partitions, and records it.
 
-    - `topic`: the graph's topic of beginnings.
     - `inputs`: the processor's input topics when the worker started. A partition that they do not have was added since,
       and is read from its start whatever `auto_offset_reset` is.
     """
 
     def __init__(
-        self, environment: Environment, processor: Processor, topic: str, inputs: Mapping[str, TopicInfo]
+        self, environment: Environment, graph: Graph, processor: Processor, inputs: Mapping[str, TopicInfo]
     ) -> None:
         self._cluster = environment.cluster
         self._policy = environment.settings.auto_offset_reset
         self._from_start = self._policy == "earliest"
         self._processor = processor.id
-        self._topic = topic
+        self._graph = graph.name
+        self._declared = {each.id for each in graph.processors}
+        self._topic = graph.beginnings
         self._inputs = inputs
         self._begun: dict[Begun, int] | None = None
         """How many partitions the topic had when each was begun; None until the records are read."""
@@ -81,8 +83,23 @@ class Beginning:
         starts, named = self.plan(partitions), self._named_starts(partitions)
         shown = (f"{tp}@{at}{_AS_NAMED if tp in named else ''}" for tp, at in sorted(starts.items()))
         logger.info("%s: begins at %s", self._processor, ", ".join(shown))
+        self._warn_of_another_name()
         self._record_starts(starts, starts, committer)
         return starts
+
+    def _warn_of_another_name(self) -> None:
+        """Warns where a processor that the graph does not declare has read what this one now begins to read."""
+        begun, ids = self._read(), {(topic, info.topic_id) for topic, info in self._inputs.items()}
+        if any(each.processor == self._processor for each in begun):
+            return
+        read = {each.processor: each.topic for each in begun if (each.topic, each.topic_id) in ids}
+        for other in sorted(read.keys() - self._declared):
+            logger.warning(
+                "%s: begins to read %s, which %r has read, a processor that the graph does not declare: if this is its "
+                "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`kstreams recover "
+                "reset`)",
+                self._processor, read[other], other, other, self._graph, other,
+            )  # fmt: skip
 
     def plan(self, partitions: Collection[TopicPartition]) -> Positions:
         """The start offsets of partitions without a committed offset; records nothing. Raises InputLost as `start`."""

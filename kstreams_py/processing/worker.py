@@ -113,7 +113,7 @@ class Worker:
         self._waits = Waits(processor.id, retries, self.tasks, environment, self.counters) if retries else None
         self._committed = CommittedOffsets(self.name, self.instance_id, self.consumer, environment)
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
-        self._beginning = Beginning(environment, processor, graph.beginnings, self._inputs)
+        self._beginning = Beginning(environment, graph, processor, self._inputs)
         self._growth = Growth(graph, processor, environment.cluster, topics)
         self._clock = environment.clock
         self._drain_seconds = environment.settings.drain_timeout_ms / 1000

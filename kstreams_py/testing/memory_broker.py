@@ -372,7 +372,12 @@ class Group:
         return not self._rebalancing
 
     def check(self, membership: GroupMetadata) -> None:
-        """Raises Replaced if another member holds the membership, Abortable if this one is of an old generation."""
+        """Raises Replaced if another member holds the membership, Abortable if this one is of an old generation.
+
+        A group without members takes the offsets of a client that has never joined.
+        """
+        if not (self.static_members or membership.member):
+            return
         if self._held(membership.instance_id, membership.member) is None:
             raise Abortable(f"group {self.name}: {membership.instance_id} is no member (any more)")
         if membership.generation != self.generation:

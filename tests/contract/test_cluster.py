@@ -217,6 +217,15 @@ def test_committed_offsets_move_with_a_commit_and_stay_with_an_abort(rig: Rig) -
     assert seen == [{}, {tp: 1}, {tp: 1}, {tp: 3}]
 
 
+def test_group_without_members_takes_offsets_from_a_transaction_of_a_client_that_never_joined(rig: Rig) -> None:
+    group, tp = rig.name(), TopicPartition(rig.topic(), 0)
+    consumer, producer = rig.consumer(group, "nobody"), rig.producer()
+    producer.begin_transaction()
+    producer.send_offsets({tp: 3}, consumer)
+    producer.commit_transaction()
+    until(lambda: consumer.committed([tp]) == {tp: 3})
+
+
 def test_committed_offsets_move_with_a_commit_outside_of_transactions(rig: Rig) -> None:
     group, topic = rig.name(), rig.topic()
     tp = TopicPartition(topic, 0)

@@ -79,6 +79,11 @@ class Cluster:
         # the controller has answered; the brokers learn of the topics later
         wait_until(lambda: {*names} <= {*self.admin.list_topics(timeout=10).topics}, "the topics are known")
 
+    def delete(self, *names: str) -> None:
+        for future in self.admin.delete_topics(list(names)).values():
+            future.result()
+        wait_until(lambda: not {*names} & {*self.admin.list_topics(timeout=10).topics}, "the topics are deleted")
+
     def write(
         self,
         topic: str,
@@ -192,9 +197,9 @@ class Cluster:
 
         wait_until(are_set, f"{group} at {offsets}", 20)
 
-    def delete_records(self, topic: str) -> None:
-        """Deletes all records of the first partition of a topic."""
-        (future,) = self.admin.delete_records([ck.TopicPartition(topic, 0, ck.OFFSET_END)]).values()
+    def delete_records(self, topic: str, partition: int = 0, before: int = ck.OFFSET_END) -> None:
+        """Deletes the records of a partition that are before an offset; all by default."""
+        (future,) = self.admin.delete_records([ck.TopicPartition(topic, partition, before)]).values()
         future.result()
 
     def delete_group(self, group: str) -> None:

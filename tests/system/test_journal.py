@@ -262,6 +262,20 @@ def test_worker_frozen_in_a_unit_and_replaced_ends_and_writes_nothing_to_outputs
     app.verify()
 
 
+def test_second_worker_under_the_same_slot_ends_the_first_which_says_so_and_nothing_is_lost(new_app: MakeApp) -> None:
+    app = new_app()
+    app.write(5, 0)
+    first = app.start(0)
+    app.recorder.await_done(app.group, app.source)
+    second = app.start(0)
+    app.write(5, 0)
+    assert first.wait() == 4, first.text
+    assert f"another worker has taken the slot of {app.group}.0 over" in first.text
+    app.write(5, 0)
+    app.drain(second)
+    app.verify()
+
+
 def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: MakeApp) -> None:
     app = new_app(partitions=4, session_timeout_ms=3_000, transaction_timeout_ms=2_500)
     chance = random.Random(11)

@@ -138,6 +138,19 @@ def test_refused_outputs_are_dead_letters_and_all_others_are_delivered(
     assert_delivered(guarantee, app.dead_letters, [(value,) for value in [*values, *later] if b"bad" in value])
 
 
+@pytest.mark.parametrize("batch", [1, 1_000])
+def test_refused_outputs_of_a_processor_with_a_journal_are_dead_letters(
+    new_app: Callable[[str], RefusingApp], settings: MakeSettings, batch: int
+) -> None:
+    """Also the last output of a unit, whose place the journal records."""
+    app, values = new_app("no key"), numbered(20, [0, 7, 19])
+    app.write(app.left, values)
+    with running(app.graph("exactly_once", persistence=ks.Journal(batch=batch)), settings()):
+        app.await_committed(20)
+    assert app.cluster.values(app.target) == good(values)
+    assert app.dead_letters == [(value,) for value in values if b"bad" in value]
+
+
 KINDS = ["batch", "generator", "join", "join in batches", "alts"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -187,6 +188,71 @@ def test_other_cluster_that_is_away_is_waited_for(app: App, elsewhere: EmbeddedK
     elsewhere.restart(0)
     app.write(*digits(60, 100))
     app.drain(worker)
+
+
+# A journal and outputs that are no longer what they were.
+
+
+def stop(worker: WorkerProcess) -> None:
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.text
+
+
+def test_journal_that_lost_its_newest_delivery_ends_the_worker_until_a_reset_and_nothing_is_doubled(app: App) -> None:
+    app.here.write(app.source, digits(0, 4), keys=[b"k"] * 4, partition=0)
+    worker = app.start(0)
+    app.await_copied(4)
+    Recorder(app.here.bootstrap_servers).await_done(app.group, app.source)
+    stop(worker)
+    kept = [m for m in app.here.read(app.journal) if m.partition() == 0]
+    app.here.write(app.source, [b"4"], keys=[b"k"], partition=0)
+    worker = app.start(0)
+    app.await_copied(5)
+    Recorder(app.here.bootstrap_servers).await_done(app.group, app.source)
+    stop(worker)
+    app.here.delete(app.journal)
+    app.here.create(app.journal, partitions=PARTITIONS, config={"retention.ms": "-1", "retention.bytes": "-1"})
+    for m in kept:
+        app.here.write(app.journal, [m.value()], headers=m.headers(), partition=0)
+    refused = app.start(0)
+    assert refused.wait() == 5, refused.text
+    delivered = f"__ks.{app.group}.delivered[0]"
+    assert f"copy: partition 0: journal {app.journal}[0]: {delivered}, offset " in refused.text
+    assert f"has a delivery to {app.source}@5 that was committed with its outputs ({app.target}[" in refused.text
+    assert "has lost it: decide where it goes on, and set it (`kstreams recover reset`)" in refused.text
+    graph = f"{app.file}:graph"
+    assert app.operate("slots", "release", graph, 0).status == 0
+    reset = app.operate("recover", "reset", graph, "copy", "--to-offset", f"{app.source}:0:5", "--yes")
+    assert reset.status == 0, reset
+    app.here.write(app.source, [b"5"], keys=[b"k"], partition=0)
+    worker = app.start(0)
+    app.await_copied(6)
+    stop(worker)
+    assert app.other.values(app.target) == digits(0, 6)
+
+
+def test_other_cluster_that_is_away_for_longer_than_each_timeout_is_waited_for(
+    tmp_path: Path, name: str, settings: MakeSettings, elsewhere: EmbeddedKafka
+) -> None:
+    clusters = {"other": {"bootstrap_servers": elsewhere.bootstrap_servers}}
+    short = settings(
+        clusters=clusters, session_timeout_ms=6_000, transaction_timeout_ms=2_500, request_timeout_ms=3_000
+    )
+    app = App(tmp_path, name, short, "")
+    try:
+        app.write(*digits(0, 10))
+        worker = app.start(0)
+        app.await_copied()
+        elsewhere.kill(0)
+        app.write(*digits(10, 60))
+        back = time.monotonic() + (short.session_timeout_ms + short.request_timeout_ms) / 1000
+        wait_until(lambda: time.monotonic() > back or worker.process.poll() is not None, "each limit has passed")
+        assert worker.process.poll() is None, worker.text
+        elsewhere.restart(0)
+        app.write(*digits(60, 100))
+        app.drain(worker)
+    finally:
+        app.kill()
 
 
 def test_cluster_that_no_setting_describes_is_one_message(tmp_path: Path, name: str, settings: MakeSettings) -> None:

@@ -64,7 +64,7 @@ class Group:
         )
         committer.session.start()
         inputs = self.cluster.topics(["a", "b"])
-        return Beginning(environment, self.processor, TOPIC, inputs), committer
+        return Beginning(environment, self.graph, self.processor, inputs), committer
 
     def begin(self, partitions: Collection[TopicPartition], reset: str = "earliest") -> Positions:
         """Begins in a new process."""
@@ -116,6 +116,43 @@ def test_begin_at_the_start_makes_one_request_for_start_offsets() -> None:
     before = len(group.cluster.faults.requests)
     group.begin({A0})
     assert group.cluster.faults.requests[before:].count("starts") == 1
+
+
+def test_processor_that_begins_to_read_what_one_of_another_name_has_read_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING")
+    group = Group()
+    group.begin({A0, A1})
+    group.graph = Graph("g")
+    group.graph.sink(group.graph.topic("a"), group.graph.topic("b"), id="q", alts=True)(lambda value: None)
+    (group.processor,) = group.graph.processors
+    before = len(group.cluster.faults.requests)
+    group.begin({A0, B0})
+    assert group.cluster.faults.requests[before:].count("read") == 1, "the records of beginnings are read anyway"
+    group.begin({A1})
+    (warning,) = caplog.messages
+    assert warning == (
+        "q: begins to read a, which 'p' has read, a processor that the graph does not declare: if this is its new "
+        "name, stop it, and give it the id 'p' back, or the positions of group g.p (`kstreams recover reset`)"
+    )
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_processor_beside_others_or_on_a_topic_that_was_created_again_is_not_warned_of(
+    again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    group = Group()
+    group.begin({A0})
+    if again:
+        group.graph = Graph("g")
+        group.cluster._broker.delete_topic("a")
+        group.cluster.create_topics([("a", 2, -1, {})])
+    group.graph.sink(group.graph.topic("a"), group.graph.topic("b"), id="q", alts=True)(lambda value: None)
+    group.processor = group.graph.processors[-1]
+    group.begin({A0, A1})
+    assert caplog.messages == []
 
 
 def test_begin_logs_its_offsets(caplog: pytest.LogCaptureFixture) -> None:

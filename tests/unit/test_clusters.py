@@ -10,7 +10,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import BrokerUnavailable, GraphError, RecoveryUndecidable, Retriable, TopicError, UserMistake
-from kstreams_py.kafka.contracts import Producer, ProducerMode
+from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.operations.hanging import topics_of
 from kstreams_py.processing.choices import Start
 from kstreams_py.processing.journal import deliveries
@@ -21,6 +21,7 @@ from kstreams_py.processing.journal.records import (
     RecordType,
     Snapshot,
     attempt_record,
+    forgotten_record,
     snapshot_record,
 )
 from kstreams_py.processing.topics import check_topics, create_topics, find_topics
@@ -35,8 +36,8 @@ def graph() -> ks.Graph:
     return ks.Graph("g")
 
 
-def declare(graph: ks.Graph, **options: Any) -> None:
-    graph.map(graph.topic("in"), to=graph.topic("out", cluster="west"), id="p", **options)(lambda value: value)
+def declare(graph: ks.Graph, cluster: str = "west", **options: Any) -> None:
+    graph.map(graph.topic("in"), to=graph.topic("out", cluster=cluster), id="p", **options)(lambda value: value)
 
 
 def test_processor_that_writes_elsewhere_has_a_journal_and_its_dead_letters_there(graph: ks.Graph) -> None:
@@ -209,26 +210,35 @@ HASH = b"h" * 16
 
 
 class Bench:
-    """A journal on one cluster, outputs on another."""
+    """A journal on one cluster, outputs on another; `cluster` is that of its processor now."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: str = "west") -> None:
         self.cluster = MemoryCluster(transaction_timeout=1_000.0)
         self.other = self.cluster.named("west")
         graph = ks.Graph("g")
-        declare(graph)
+        declare(graph, cluster, persistence="journal")
         create_topics(graph, self.cluster, 1)
         topics = check_topics(graph, self.cluster)
         (processor,) = graph.processors
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p.0", DELIVERED)
+        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p.0", graph.delivered(processor))
+        self.topic_id = topics["in"].topic_id
         self.snapshot = Snapshot("g.p", 0, (Start("in", topics["in"].topic_id, 3),))
         place = Place("out", 0, 0, HASH)
         after = (Start("in", topics["in"].topic_id, 5),)
-        self.attempt = Attempt(RecordType.OUTPUT, self.snapshot.hash, HASH, 2, "g.p.0", after, (place,))
+        self.attempt = Attempt(RecordType.OUTPUT, self.snapshot.hash, HASH, 2, "g.p.0", after, (place,), "west")
 
     def begin(self, writer: str, attempt: Attempt) -> Producer:
         """Journals an attempt, and leaves the transaction of its outputs open."""
-        for record in (snapshot_record(JOURNAL, self.snapshot), attempt_record(JOURNAL, 0, attempt)):
-            self.cluster.append(JOURNAL, record[1], record[2], record[7], partition=0)
+        self.append(snapshot_record(JOURNAL, self.snapshot), attempt_record(JOURNAL, 0, attempt))
+        return self.write(writer, attempt)
+
+    def append(self, *records: Output) -> None:
+        for topic, value, key, partition, _, _, _, headers in records:
+            place = self.other if topic == DELIVERED else self.cluster
+            place.append(topic, value, key, headers, partition=partition)
+
+    def write(self, writer: str, attempt: Attempt) -> Producer:
+        """Writes the outputs of an attempt, and leaves their transaction open."""
         producer = self.other.producer(ProducerMode(transactional=True, acks=-1, may_repeat=True), writer)
         producer.init_transactions()
         producer.begin_transaction()
@@ -309,6 +319,93 @@ def test_damaged_record_beside_the_outputs_ends_the_worker(bench: Bench) -> None
     bench.other.append(DELIVERED, b"foreign", b"newest", partition=0)
     with pytest.raises(RecoveryUndecidable, match=r"the newest record of __ks.g.p.delivered\[0\] is no attempt: "):
         bench.journal.recover({IN: 3})
+
+
+# A journal without the newest delivery, and outputs that are declared elsewhere.
+
+
+def nothing(_: Bench) -> tuple[Output, ...]:
+    return ()
+
+
+def snapshot_alone(bench: Bench) -> tuple[Output, ...]:
+    return (snapshot_record(JOURNAL, bench.snapshot),)
+
+
+def delivery_before(bench: Bench) -> tuple[Output, ...]:
+    """One that wrote nothing: the committed offsets are after it, as its journal says."""
+    snapshot = Snapshot("g.p", 0, (Start("in", bench.topic_id, 1),))
+    attempt = replace(
+        bench.attempt, type=RecordType.NIL, snapshot=snapshot.hash, inputs=bench.snapshot.inputs, outputs=()
+    )
+    return snapshot_record(JOURNAL, snapshot), attempt_record(JOURNAL, 0, attempt)
+
+
+@pytest.mark.parametrize(
+    ("kept", "stands"),
+    [
+        (nothing, "no snapshot"),
+        (snapshot_alone, "its newest snapshot at in@3"),
+        (delivery_before, "its newest snapshot at in@1"),
+    ],
+)
+def test_journal_that_has_lost_a_delivery_to_the_other_cluster_ends_the_worker(
+    bench: Bench, kept: Callable[[Bench], tuple[Output, ...]], stands: str
+) -> None:
+    bench.append(*kept(bench))
+    bench.write("g.p.0", bench.attempt).commit_transaction()
+    with pytest.raises(RecoveryUndecidable) as raised:
+        bench.journal.recover({IN: 3})
+    assert str(raised.value) == (
+        f"p: partition 0: journal {JOURNAL}[0]: {DELIVERED}[0], offset 0, has a delivery to in@5 that was committed "
+        f"with its outputs (out[0]@0), and the journal, with {stands}, has lost it: decide where it goes on, and set "
+        "it (`kstreams recover reset`), then start again"
+    )
+
+
+def test_delivery_that_is_committed_before_its_worker_is_fenced_counts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, fence = bench.begin("g.p.7", replace(bench.attempt, writer="g.p.7")), bench.journal._fence
+
+    def commit_first(writer: str) -> None:
+        producer.commit_transaction()
+        fence(writer)
+
+    monkeypatch.setattr(bench.journal, "_fence", commit_first)
+    assert bench.journal.recover({IN: 3}) == ({IN: 5}, {})
+
+
+def test_deliveries_before_the_newest_snapshot_and_those_that_a_reset_forgot_decide_nothing(bench: Bench) -> None:
+    later = Snapshot("g.p", 0, (Start("in", bench.topic_id, 5),))
+    nil = replace(
+        bench.attempt, type=RecordType.NIL, snapshot=later.hash, inputs=(Start("in", bench.topic_id, 6),), outputs=()
+    )
+    bench.begin("g.p.0", bench.attempt).commit_transaction()
+    bench.append(snapshot_record(JOURNAL, later))
+    assert (bench.journal.recover({IN: 5}), bench.journal.snapshots) == (({IN: 5}, {}), {0: later})
+    bench.append(attempt_record(JOURNAL, 0, nil))
+    assert (bench.journal.recover({IN: 6}), bench.journal.snapshots) == (({IN: 6}, {}), {})
+    bench.append(forgotten_record(DELIVERED, 0), snapshot_record(JOURNAL, bench.snapshot))
+    assert (bench.journal.recover({IN: 3}), bench.journal.snapshots) == (({IN: 3}, {}), {0: bench.snapshot})
+
+
+@pytest.mark.parametrize(("cluster", "before", "on"), [("west", "", ""), ("", "west", " on cluster 'west'")])
+def test_delivery_to_outputs_that_were_moved_is_decided_by_the_offsets_if_they_are_behind_it(
+    cluster: str, before: str, on: str
+) -> None:
+    bench = Bench(cluster)
+    bench.append(
+        snapshot_record(JOURNAL, bench.snapshot), attempt_record(JOURNAL, 0, replace(bench.attempt, cluster=before))
+    )
+    assert bench.journal.recover({IN: 5}) == ({IN: 5}, {})
+    with pytest.raises(RecoveryUndecidable) as raised:
+        bench.journal.recover({IN: 3})
+    assert str(raised.value) == (
+        f"p: partition 0: journal {JOURNAL}[0]: a delivery from in@3 to in@5 may not be committed, and the processor "
+        f"does not write to 'out'{on} now, as it did: start it once with the outputs that it had: decide where it goes "
+        "on, and set it (`kstreams recover reset`), then start again"
+    )
 
 
 def test_input_that_was_created_again_begins_where_its_group_says(bench: Bench) -> None:

@@ -202,6 +202,32 @@ def test_recovery_takes_the_branch_of_the_newest_record(
     assert recover(unit, committed, IDS, found) == expected
 
 
+REMADE = {"a": "id-a", "b": "id-new"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "found", "branch"),
+    [
+        (Unit(SNAPSHOT, None, OUTPUT), SAME, "1d, 2, 3a"),
+        (Unit(SNAPSHOT, CHOICES, ERROR), SAME, "1e, 2, 3a"),
+        (Unit(SNAPSHOT, None, NIL), {}, "1f, 2, 3a"),
+        (Unit(SNAPSHOT, None, OUTPUT), OTHERS, ""),
+        (Unit(SNAPSHOT, None, OUTPUT), GONE, ""),
+        (Unit(SNAPSHOT, CHOICES), {}, ""),
+    ],
+)
+def test_input_that_was_created_again_begins_again_unless_a_delivery_is_open(
+    unit: Unit, found: Mapping[Place, Found], branch: str
+) -> None:
+    """Outputs tell, as its committed offset is that of other records."""
+    if branch:
+        assert recover(unit, {"a": 3, "b": 0}, REMADE, found) == Recovery(branch, None, unit.choices)
+        return
+    with pytest.raises(RecoveryUndecidable) as raised:
+        recover(unit, {"a": 3, "b": 0}, REMADE, found)
+    assert str(raised.value) == "a delivery was not committed, and 'b' was deleted and created again since"
+
+
 CONTRADICTIONS: list[tuple[Unit, Mapping[str, int], Mapping[str, str], Mapping[Place, Found], str]] = [
     (
         Unit(SNAPSHOT), MOVED, IDS, {},
@@ -353,6 +379,22 @@ def test_output_that_may_be_compacted_away_is_decided_by_the_committed_offsets(
     bench.append(RECORDS["snapshot"], output("y", 0), place_of("y", 0, 0))
     bench.journal.recover(positions)
     assert bench.journal.snapshots == in_force
+
+
+def test_output_that_is_declared_no_more_is_decided_by_the_committed_offsets_if_they_are_behind_it(
+    bench: Bench,
+) -> None:
+    places = Place("x", 1, 0, HASH), Place("gone", 0, 0, HASH)
+    bench.append(RECORDS["snapshot"], output("x", 1), attempt_record(JOURNAL, 0, attempt(RecordType.OUTPUT, *places)))
+    bench.journal.recover(MOVES)
+    assert bench.journal.snapshots == {}
+    with pytest.raises(RecoveryUndecidable) as raised:
+        bench.journal.recover(READS)
+    assert str(raised.value) == (
+        f"p: partition 0: journal {JOURNAL}[0]: a delivery from a@3, b@7 to a@3, b@10 may not be committed, and the "
+        "processor does not write to 'gone' now, as it did: start it once with the outputs that it had: decide where "
+        "it goes on, and set it (`kstreams recover reset`), then start again"
+    )
 
 
 def test_aborted_output_with_another_behind_it_is_not_there(bench: Bench) -> None:

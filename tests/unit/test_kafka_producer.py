@@ -363,6 +363,36 @@ def test_refused_outputs_are_returned_as_written_if_the_producer_keeps_them(
     assert caught.value.outputs == written[:2]
 
 
+def test_failed_delivery_of_an_output_with_its_own_callback_fails_the_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Queue(sends=0)
+    monkeypatch.setattr(module, "new_client", lambda *_: client)
+    monkeypatch.setattr(module, "time", client)
+    producer = KafkaProducer(TRANSACTIONAL, 10.0, reports=True)
+    told: list[tuple[int | None, Any]] = []
+
+    def report(error: Any, message: Any) -> None:
+        told.append((error and error.code(), message))
+
+    located: Output = ("x", b"0", b"k", 2, report, None, 7, [("h", b"1")])
+    producer.begin_transaction()
+    producer.write([located, output(b"1"), located])
+    assert [(*queued[:4], *queued[6:]) for queued in client.queue] == [
+        ("x", b"0", b"k", 2, 7, [("h", b"1")]), ("x", b"1", None, -1, 0, None), ("x", b"0", b"k", 2, 7, [("h", b"1")]),
+    ]  # fmt: skip
+    callbacks: list[Any] = [queued[4] for queued in client.queue]
+    own, none, other = callbacks
+    assert none is None, "the client's own callback is called"
+    written, lost = failed("x", b"0"), failed("x", b"0")
+    own(None, written)
+    other(ck.KafkaError(CODES.NOT_ENOUGH_REPLICAS), lost)
+    assert told == [(None, written), (CODES.NOT_ENOUGH_REPLICAS, lost)]
+    client.queue.clear()
+    with pytest.raises(Abortable, match=r"^writing to x: "):
+        producer.flush()
+
+
 @pytest.mark.parametrize(("settings", "kept"), [(TRANSACTIONAL, FAILURES_KEPT), (IDEMPOTENT, 150)])
 def test_failed_deliveries_are_kept_up_to_a_limit_in_a_transaction(
     settings: dict[str, Any], kept: int, monkeypatch: pytest.MonkeyPatch

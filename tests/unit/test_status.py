@@ -9,12 +9,14 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.errors import InputLost, RecoveryUndecidable, UserMistake
+from kstreams_py.errors import BrokerUnavailable, Fatal, InputLost, RecoveryUndecidable, UserMistake
 from kstreams_py.kafka.groups import GroupInfo, Member
+from kstreams_py.operations.moving import GraphPositions, Target
 from kstreams_py.operations.standing import read_status
 from kstreams_py.operations.task_status import TaskStatus, as_fields, describe
 from kstreams_py.processing.environment import Environment
-from kstreams_py.records import TopicPartition
+from kstreams_py.processing.topics import create_own_topics, find_topics
+from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
 
 
@@ -32,6 +34,13 @@ def read(graph: ks.Graph, cluster: MemoryCluster, *members: Member) -> list[Task
     groups: Any = Groups(*members)
     environment = Environment(cluster, MemoryRegistry(), Settings(), clock=cluster.clock)
     return list(read_status(graph, environment, groups))
+
+
+def reset(graph: ks.Graph, cluster: MemoryCluster, positions: Positions) -> None:
+    nobody: Any = Groups()
+    environment = Environment(cluster, MemoryRegistry(), Settings(), clock=cluster.clock)
+    moving = GraphPositions(graph, "graph.py", environment, nobody)
+    moving.move(moving.plan_reset("p", Target(offsets=positions)))
 
 
 def copier(**options: Any) -> ks.Graph:
@@ -76,7 +85,7 @@ def test_task_that_is_processed_goes_on_at_its_committed_offset() -> None:
 @pytest.mark.parametrize(
     ("cluster", "request_name", "nth", "plan"),
     [
-        ("", "journal", 0, "recovery 1a: goes on at in@1"),
+        ("", "", 0, "recovery 1a: goes on at in@1"),
         ("", "produce", 3, "recovery 1b: makes the delivery again from in@1"),
         ("", "commit_transaction", 2, "recovery 1d, 2, 3b: makes the delivery again from in@1"),
         ("", "commit_transaction", 3, "recovery 1d, 2, 3a: goes on at in@2"),
@@ -98,14 +107,82 @@ def test_task_with_a_journal_takes_the_branch_that_is_named(
             driver.crash(request_name, nth=nth, cluster=cluster)
             driver.advance(60.0)
         else:
-            driver.cluster.truncate(TopicPartition("__ks.g.p.journal", 0), 100)
             driver.crash()
+            driver.cluster._broker.delete_topic("__ks.g.p.journal")  # on one cluster, the offsets tell as much
+            create_own_topics(graph, driver.cluster, find_topics(graph, driver.cluster))
         (found,) = read(graph, driver.cluster)
         assert found.next == plan
         driver.restart()
         driver.run()
         assert driver.values("out") == [b"one", b"two"]
     assert f"p: partition 0: {plan.partition(':')[0]}" == caplog.messages[-1]
+
+
+def test_task_whose_journal_was_emptied_is_refused_until_it_is_reset() -> None:
+    graph, journal = copier(persistence="journal"), TopicPartition("__ks.g.p.journal", 0)
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        end = driver.cluster.ends([journal])[journal]
+        driver.cluster.truncate(journal, end)
+        driver.crash()
+        driver.restart()
+        reason = (
+            f"p: partition 0: journal {journal}: all its records before offset {end} were deleted, and whether the "
+            "last delivery was committed is not known without the newest ones: decide where it goes on, and set it "
+            "(`kstreams recover reset`), then start again"
+        )
+        with pytest.raises(RecoveryUndecidable) as raised:
+            driver.run()
+        assert str(raised.value) == reason
+        (found,) = read(graph, driver.cluster)
+        assert (found.next, found.is_refused) == (f"ends with RecoveryUndecidable: {reason}", True)
+        driver.advance(60.0)
+        reset(graph, driver.cluster, {TopicPartition("in", 0): 1})
+        driver.send("in", b"two")
+        driver.restart()
+        driver.run()
+        assert driver.values("out") == [b"one", b"two"]
+
+
+def test_reset_of_a_processor_forgets_what_its_other_cluster_has_of_later_deliveries() -> None:
+    """Also where the new snapshot is that of the newest delivery."""
+    graph = ks.Graph("g")
+    graph.map(graph.topic("in"), to=graph.topic("out", cluster="west"), id="p")(lambda value: value)
+    with TestDriver(graph) as driver:
+        for at, value in enumerate((b"one", b"two")):
+            driver.send("in", value)
+            driver.run()
+            driver.crash()
+            driver.advance(60.0)
+            reset(graph, driver.cluster, {TopicPartition("in", 0): at})
+            driver.restart()
+            driver.run()
+        assert driver.values("out") == [b"one", b"one", b"two", b"two"]
+
+
+def test_reset_whose_other_cluster_is_away_is_to_be_run_again() -> None:
+    graph = ks.Graph("g")
+    graph.map(graph.topic("in"), to=graph.topic("out", cluster="west"), id="p")(lambda value: value)
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        driver.crash()
+        driver.advance(60.0)
+        faults = driver.cluster.named("west").faults
+        faults.inject("produce", error=Fatal("no broker answers"), applied=False)
+        with pytest.raises(BrokerUnavailable) as raised:
+            reset(graph, driver.cluster, {TopicPartition("in", 0): 0})
+        assert str(raised.value) == (
+            "the positions are set, but cluster 'west' keeps what was delivered before (no broker answers): run the "
+            "command again"
+        )
+        (found,) = read(graph, driver.cluster)
+        assert found.is_refused, "nothing is written twice unless the command is run again"
+        reset(graph, driver.cluster, {TopicPartition("in", 0): 0})
+        driver.restart()
+        driver.run()
+        assert driver.values("out") == [b"one", b"one"]
 
 
 def test_alts_follows_what_it_has_recorded() -> None:

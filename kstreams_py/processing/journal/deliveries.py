@@ -22,7 +22,7 @@ from kstreams_py.processing.journal.records import (
     newest_unit,
     type_of,
 )
-from kstreams_py.processing.journal.recovery import Found, Recovery, recover
+from kstreams_py.processing.journal.recovery import Found, Recovery, recover, show
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,10 @@ class DeliveryJournal:
         self.choices: dict[int, Choices] = {}
         """The choices that were recorded last, by partition number; a part of them may be delivered."""
         self._processor = processor.id
+        self._place = processor.cluster
+        self._written = {topic.name for topic in processor.outputs} | (
+            {processor.errors} if processor.errors else set()
+        )
         self._cluster = cluster
         self._outputs = cluster.named(processor.cluster)
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
@@ -122,6 +126,11 @@ class DeliveryJournal:
         number = journal.partition
         tail = self._tail(journal, start, end)
         try:
+            if start and not tail:
+                raise RecoveryUndecidable(
+                    f"all its records before offset {start} were deleted, and whether the last delivery was committed "
+                    "is not known without the newest ones"
+                )
             unit = newest_unit(tail, number)
             confirmed = self._is_confirmed(unit, number, fences=fences)
             if unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
@@ -172,29 +181,47 @@ class DeliveryJournal:
             window *= 2
 
     def _is_confirmed(self, unit: Unit | None, number: int, *, fences: bool) -> bool | None:
-        """Whether the newest attempt of a task is recorded beside its outputs; None where nothing is.
+        """Whether the newest attempt of a task is recorded beside its outputs; None where none of it would be.
 
         The group of the inputs cannot refuse a commit on another cluster: unless it took place, the producer that may
-        still request it is fenced first, with `fences`.
+        still request it is fenced first, with `fences`. Raises RecoveryUndecidable if a later delivery is recorded.
         """
-        if self.delivered is None or unit is None or unit.attempt is None:
+        if self.delivered is None:
             return None
-        place = TopicPartition(self.delivered, number)
-        if self._newest_attempt(place) == unit.attempt:
+        place, attempt = TopicPartition(self.delivered, number), None if unit is None else unit.attempt
+        if self._is_newest(attempt, place, unit):
             return True
-        if fences and unit.attempt.writer != self.writer:
-            self._fence(unit.attempt.writer)
+        if attempt is None or attempt.type is RecordType.NIL or attempt.cluster != self._place:
+            return None
+        if fences and attempt.writer != self.writer:
+            self._fence(attempt.writer)
         if self._outputs.ends([place])[place] < self._outputs.ends([place], committed=False)[place]:
             raise Retriable(f"a transaction is open on {place}")
-        return self._newest_attempt(place) == unit.attempt
+        return self._is_newest(attempt, place, unit)
 
-    def _newest_attempt(self, place: TopicPartition) -> Attempt | None:
-        """The newest attempt of a task that was committed with its outputs."""
-        newest = self._outputs.newest(place)
+    def _is_newest(self, attempt: Attempt | None, place: TopicPartition, unit: Unit | None) -> bool:
+        """Whether an attempt is the newest one that was committed with its outputs, which are recorded at `place`.
+
+        Raises RecoveryUndecidable if that one is later than the journal's newest unit.
+        """
+        m = self._outputs.newest(place)
+        if m is None or m.value() is None:  # `recover reset` deletes it
+            return False
         try:
-            return None if newest is None else decode_attempt(newest)
+            newest = decode_attempt(m)
         except UNREADABLE as error:
             raise RecoveryUndecidable(f"the newest record of {place} is no attempt: {error}") from None
+        if newest == attempt:
+            return True
+        stood = {} if unit is None else {(at.topic, at.topic_id): at.offset for at in unit.snapshot.inputs}
+        if unit is None or any(at.offset > stood.get((at.topic, at.topic_id), at.offset) for at in newest.inputs):
+            outputs = ", ".join(map(str, newest.outputs))
+            stands = "no snapshot" if unit is None else f"its newest snapshot at {show(unit.snapshot.offsets)}"
+            raise RecoveryUndecidable(
+                f"{place}, offset {m.offset()}, has a delivery to {show(newest.offsets)} that was committed with its "
+                f"outputs ({outputs}), and the journal, with {stands}, has lost it"
+            )
+        return False
 
     def _fence(self, writer: str) -> None:
         """Completes or aborts the transaction of another worker, which can commit nothing from then on."""
@@ -209,11 +236,13 @@ class DeliveryJournal:
         """What is at the places of the outputs of a unit's attempt."""
         if unit is None or unit.attempt is None:
             return {}
-        places = {TopicPartition(place.topic, place.partition): place for place in unit.attempt.outputs}
+        found = dict.fromkeys(unit.attempt.outputs, Found.UNDECLARED)
+        written = self._written if unit.attempt.cluster == self._place else set[str]()
+        places = {TopicPartition(at.topic, at.partition): at for at in found if at.topic in written}
         if not places:
-            return {}
+            return found
         starts, ends = self._outputs.starts(places), self._outputs.ends(places)
-        return {place: self._look(tp, place, starts[tp], ends[tp]) for tp, place in places.items()}
+        return found | {at: self._look(tp, at, starts[tp], ends[tp]) for tp, at in places.items()}
 
     def _look(self, tp: TopicPartition, place: Place, start: int, end: int) -> Found:
         if place.offset < start:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Final
 
 from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
@@ -29,6 +28,7 @@ from kstreams_py.processing.committer import Context
 from kstreams_py.processing.guarantees import ExactlyOnce
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
+    NEWEST,
     Attempt,
     Place,
     RecordType,
@@ -44,9 +44,6 @@ from kstreams_py.processing.states import State
 from kstreams_py.records import HASH_HEADER, Message, Positions
 
 logger = logging.getLogger(__name__)
-
-_NEWEST: Final = b"newest"
-"""The key of attempts beside their outputs: of each partition the newest stays."""
 
 
 class Journaled(ExactlyOnce):
@@ -157,7 +154,7 @@ class Journaled(ExactlyOnce):
 
     def _confirm(self, topic: str, attempts: Mapping[int, Attempt]) -> None:
         """Writes attempts beside their outputs: they are there if the outputs are."""
-        records = [attempt_record(topic, number, each, _NEWEST) for number, each in attempts.items()]
+        records = [attempt_record(topic, number, each, NEWEST) for number, each in attempts.items()]
         self._call(lambda producer: producer.write(records))
 
     def _record_attempts(self, attempts: Mapping[int, Attempt], writing: Collection[int]) -> None:
@@ -180,6 +177,7 @@ class Journaled(ExactlyOnce):
             self._deliveries.writer,
             self._inputs(part.partition),
             tuple(self._places.get(part.partition, {}).values()),
+            self._processor.cluster,
         )
 
     def _ask_for_places(self, number: int, outputs: list[Output], within: range) -> None:

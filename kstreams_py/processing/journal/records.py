@@ -19,6 +19,9 @@ from kstreams_py.records import Message
 
 TYPE_HEADER: Final = "ks-type"
 
+NEWEST: Final = b"newest"
+"""The key of attempts beside their outputs: of each partition the newest stays."""
+
 _VERSION: Final = b"\x01"
 
 UNREADABLE: Final = (ValueError, EOFError, IndexError, KeyError, TypeError)
@@ -77,7 +80,7 @@ class Snapshot:
 class Attempt:
     """A delivery that is about to be committed, by schemas/attempt.avsc; one of type NIL is committed by its record.
 
-    `writer` is the transactional id of the producer of its outputs.
+    `writer` is the transactional id of the producer of its outputs, `cluster` the name of their cluster.
     """
 
     type: RecordType
@@ -87,6 +90,7 @@ class Attempt:
     writer: str
     inputs: tuple[Start, ...]
     outputs: tuple[Place, ...] = ()
+    cluster: str = ""
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -121,10 +125,16 @@ def attempt_record(topic: str, partition: int, attempt: Attempt, key: bytes | No
         "delivery_hash": attempt.delivery_hash,
         "steps": attempt.steps,
         "writer": attempt.writer,
+        "cluster": attempt.cluster,
         "inputs": [at._asdict() for at in attempt.inputs],
         "outputs": [place._asdict() for place in attempt.outputs],
     }
     return _record(topic, partition, attempt.type, encode_versioned(_VERSION, _ATTEMPT, content), key)
+
+
+def forgotten_record(topic: str, partition: int) -> Output:
+    """Deletes the attempt that is the newest of a task, in a topic in which newer ones replace older ones."""
+    return (topic, None, NEWEST, partition, None, None, 0, None)
 
 
 def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
@@ -177,7 +187,16 @@ def decode_attempt(m: Message) -> Attempt:
     kind, found = RecordType(type_of(m)), _read(m.value() or b"", _ATTEMPT)
     inputs = tuple(Start(**at) for at in found["inputs"])
     places = tuple(Place(**place) for place in found["outputs"])
-    return Attempt(kind, found["snapshot"], found["delivery_hash"], found["steps"], found["writer"], inputs, places)
+    return Attempt(
+        kind,
+        found["snapshot"],
+        found["delivery_hash"],
+        found["steps"],
+        found["writer"],
+        inputs,
+        places,
+        found["cluster"],
+    )
 
 
 def _read(data: bytes, schema: Any) -> Any:

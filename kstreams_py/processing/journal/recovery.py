@@ -11,7 +11,7 @@ their own. What contradicts itself is never decided by a guess.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -27,6 +27,7 @@ class Found(StrEnum):
     SAME = "is there"
     OTHER = "is not there"
     DELETED = "may be deleted: it is below the first offset of its partition, or its topic is compacted"
+    UNDECLARED = "is not looked for: the processor does not write there now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,21 @@ def recover(
     - `topic_ids`: the id of each of its inputs now; "" if the broker has none.
     - `found`: what is at the places of the attempt's outputs.
     - `confirmed`: whether the record of the attempt is there that was written with its outputs, to another cluster;
-      None where the committed offsets are in the transaction of the outputs.
+      None where the committed offsets are in the transaction of the outputs, or there are no outputs.
     """
     if unit is None:
         return Recovery("1a")
+    # the offsets of a topic that was created again say nothing of the records that it had
+    committed = {topic: at for topic, at in committed.items() if topic not in _remade(unit, topic_ids)}
     if unit.attempt is None:
         branch = "1b" if unit.choices is None else "1c"
         if not _stands_at(unit.snapshot.offsets, committed):
             raise RecoveryUndecidable(
-                f"the newest record is a snapshot at {_show(unit.snapshot.offsets)}, and the committed offsets are "
-                f"{_show(committed)}"
+                f"the newest record is a snapshot at {show(unit.snapshot.offsets)}, and the committed offsets are "
+                f"{show(committed)}"
             )
         return _again(unit, branch, topic_ids)
     branch = {RecordType.OUTPUT: "1d", RecordType.ERROR: "1e", RecordType.NIL: "1f"}[unit.attempt.type] + ", 2"
-    if unit.attempt.type is RecordType.NIL:
-        confirmed = None
     if _is_committed(unit, unit.attempt, committed, found, confirmed):
         return Recovery(
             f"{branch}, 3a", choices=unit.choices, offsets=_same(unit.attempt, topic_ids) if confirmed else {}
@@ -90,14 +91,24 @@ def _is_committed(
     if confirmed is not None:  # the committed offsets follow later
         moved, stayed = confirmed and (moved or stayed), stayed and not confirmed
     outputs = {found[place] for place in attempt.outputs}
-    if moved and not stayed and outputs <= {Found.SAME, Found.DELETED}:
+    if moved and stayed and outputs <= {Found.SAME}:  # what the delivery read was created again, or is no input now
+        return bool(outputs) or attempt.type is RecordType.NIL
+    if moved and not stayed and outputs <= {Found.SAME, Found.DELETED, Found.UNDECLARED}:
         return True
+    if stayed and Found.UNDECLARED in outputs:
+        dropped = {place.topic for place in attempt.outputs if found[place] is Found.UNDECLARED}
+        of = f" on cluster {attempt.cluster!r}" if attempt.cluster else ""
+        raise RecoveryUndecidable(
+            f"a delivery from {show(unit.snapshot.offsets)} to {show(attempt.offsets)} may not be committed, and the "
+            f"processor does not write to {_names(dropped)}{of} now, as it did: start it once with the outputs that it "
+            "had"
+        )
     if stayed and attempt.outputs and outputs <= {Found.OTHER, Found.DELETED}:
         return False
     places = "; ".join(f"{place} {found[place]}" for place in attempt.outputs) or "it writes no output"
     raise RecoveryUndecidable(
-        f"the newest record is an {attempt.type} from {_show(unit.snapshot.offsets)} to {_show(attempt.offsets)}, the "
-        f"committed offsets are {_show(committed)}, {_CONFIRMED[confirmed]}and of its outputs: {places}"
+        f"the newest record is an {attempt.type} from {show(unit.snapshot.offsets)} to {show(attempt.offsets)}, the "
+        f"committed offsets are {show(committed)}, {_CONFIRMED[confirmed]}and of its outputs: {places}"
     )
 
 
@@ -120,11 +131,17 @@ def _again(unit: Unit, branch: str, topic_ids: Mapping[str, str]) -> Recovery:
             f"a delivery of {_names(had)} was not committed, and the processor reads {_names(topic_ids)} now: start it "
             "once with the inputs that it had"
         )
-    if remade := [topic for topic, known in had.items() if known and topic_ids[topic] not in ("", known)]:
+    if remade := _remade(unit, topic_ids):
         raise RecoveryUndecidable(
             f"a delivery was not committed, and {_names(remade)} was deleted and created again since"
         )
     return Recovery(branch, unit.snapshot, unit.choices)
+
+
+def _remade(unit: Unit, topic_ids: Mapping[str, str]) -> list[str]:
+    """The inputs that were deleted and created again since the snapshot."""
+    had = {at.topic: at.topic_id for at in unit.snapshot.inputs if at.topic_id}
+    return [topic for topic, known in had.items() if topic_ids.get(topic, "") not in ("", known)]
 
 
 def _same(attempt: Attempt, topic_ids: Mapping[str, str]) -> dict[str, int]:
@@ -132,9 +149,10 @@ def _same(attempt: Attempt, topic_ids: Mapping[str, str]) -> dict[str, int]:
     return {at.topic: at.offset for at in attempt.inputs if topic_ids.get(at.topic) == at.topic_id}
 
 
-def _show(offsets: Mapping[str, int]) -> str:
+def show(offsets: Mapping[str, int]) -> str:
+    """Offsets by topic, as text."""
     return ", ".join(f"{topic}@{offset}" for topic, offset in sorted(offsets.items())) or "none"
 
 
-def _names(topics: Mapping[str, str] | list[str]) -> str:
+def _names(topics: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(topics)))
