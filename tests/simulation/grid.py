@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 import kstreams_py as ks
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
@@ -20,48 +20,10 @@ from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from kstreams_py.testing.memory_clients import MemoryProducer
 from kstreams_py.testing.request_faults import Fault
+from tests.crash_grid import Case, declare, give
 from tests.simulation.strikes import Crash
 
 TURNS_MAX: Final = 200
-
-KINDS: Final = ("map", "join", "fork", "join-fork", "alts", "alts-fork", "sink", "alts-sink")
-"""The kinds of processors; the sink joins two inputs."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A processor and what its function does.
-
-    - `does`: "output", "none" or "raise".
-    - `errors`: there is a topic of dead letters.
-    - `journal`: None for persistence by the transaction alone.
-    - `cluster`: where its outputs and dead letters are; "" with its inputs.
-    """
-
-    kind: str
-    does: str
-    errors: bool
-    journal: ks.Journal | None
-    cluster: str = ""
-
-    @property
-    def is_alts(self) -> bool:
-        return self.kind.startswith("alts")
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("a",) if self.kind in ("map", "fork") else ("a", "b")
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return () if "sink" in self.kind else ("x", "y") if "fork" in self.kind else ("x",)
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """The topics that a set of inputs leaves one record in."""
-        if self.does == "raise":
-            return ("dead",) if self.errors else ()
-        return self.outputs if self.does == "output" else ()
 
 
 class Watched:
@@ -133,36 +95,14 @@ class Grid:
             self.cluster.append(topic, b"value", b"key")
 
     def _declare(self) -> ks.Graph:
-        case, graph = self.case, ks.Graph("g")
-        inputs = [graph.topic(name, value=Watched(self)) for name in case.inputs]
-        outputs = [graph.topic(name, cluster=case.cluster) for name in case.outputs]
-        options: Any = {"id": "p", "persistence": case.journal or "transaction"}
-        options |= {"errors": "dead"} if case.errors else {}
-
-        def work(step: Step) -> Any:
+        def work(_: tuple[bytes, ...], step: Step) -> bytes | None:
             self.hashes.append(step.delivery_hash)
             self.point("function")
-            if case.does == "raise":
-                raise LookupError("on purpose")
+            returned = give(self.case)
             self.point("returned")
-            return None if case.does == "none" else dict.fromkeys(case.outputs, b"v") if len(outputs) > 1 else b"v"
+            return b"v" if returned else None
 
-        def of_one(_: bytes, step: Step) -> Any:
-            return work(step)
-
-        def of_two(_: bytes, __: bytes, step: Step) -> Any:
-            return work(step)
-
-        function: Any = of_two if len(inputs) > 1 and not case.is_alts else of_one
-        if not outputs:
-            graph.sink(*inputs, alts=case.is_alts, **options)(function)
-        elif case.is_alts:
-            graph.alts(*inputs, to=outputs, **options)(function)
-        elif len(inputs) > 1:
-            graph.join(*inputs, to=outputs, **options)(function)
-        else:
-            graph.map(inputs[0], to=outputs, **options)(function)
-        return graph
+        return declare(self.case, "g", work, Watched(self))
 
     # Processes.
 

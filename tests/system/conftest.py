@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from kstreams_py import Settings
 from tests.system.harness import Cluster
+from tests.system.proxy import Proxy, proxied_broker
 
 
 @pytest.fixture
@@ -37,3 +38,19 @@ def settings(broker: Any, tmp_path: Path) -> Callable[..., Settings]:
 def name(topic_name: str) -> str:
     """A name that no other test uses, for a graph and as the prefix of its topics."""
     return topic_name
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[tuple[Cluster, Proxy]]:
+    """A broker, and the proxy that the clients under test connect to."""
+    with proxied_broker() as (kafka, proxy):
+        cluster = Cluster(kafka.bootstrap_servers)
+        cluster.create("first")
+        cluster.transaction("first", [("first", b"")])  # the broker loads its transaction state now, not in a test
+        yield cluster, proxy
+
+
+@pytest.fixture
+def proxy(proxied: tuple[Cluster, Proxy]) -> Iterator[Proxy]:
+    yield proxied[1]
+    proxied[1].lift()

@@ -24,7 +24,7 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.testing import Anomaly, Expected, Kind, check, explain
 from tests.system.harness import Cluster, running, wait_until
-from tests.system.proxy import Proxy, Rule, Side, proxied_broker
+from tests.system.proxy import Proxy, Rule, Side
 from tests.system.recorder import Recorder
 
 SOCKET_TIMEOUT_MS: Final = 1_000
@@ -41,26 +41,10 @@ SECOND: Final = [b"%d" % i for i in range(100, 1_200)] + [b"wait"]
 THIRD: Final = [b"%d" % i for i in range(1_200, 1_300)]
 
 
-@pytest.fixture(scope="module")
-def proxied() -> Iterator[tuple[Cluster, Proxy]]:
-    """A broker, and the proxy that the clients under test connect to."""
-    with proxied_broker() as (kafka, proxy):
-        cluster = Cluster(kafka.bootstrap_servers)
-        cluster.create("first")
-        cluster.transaction("first", [("first", b"")])  # the broker loads its transaction state now, not in a test
-        yield cluster, proxy
-
-
 @pytest.fixture
 def cluster(proxied: tuple[Cluster, Proxy]) -> Cluster:
     """The broker, without the proxy."""
     return proxied[0]
-
-
-@pytest.fixture
-def proxy(proxied: tuple[Cluster, Proxy]) -> Iterator[Proxy]:
-    yield proxied[1]
-    proxied[1].lift()
 
 
 def settings_through(proxy: Proxy, directory: Path, **changed: Any) -> Settings:

@@ -1,0 +1,373 @@
+"""The grid of crash points on a real broker: lanes of cells, each cell some processes of which one really dies.
+
+A lane is one case with topics of its own. Its cells follow one another: what a cell has delivered is the delivery
+before the next one. At the end of a lane all its topics are compared.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+import kstreams_py as ks
+from kstreams_py.processing.journal.records import type_of
+from kstreams_py.records import HASH_HEADER
+from tests.crash_grid import UNDECIDED, Case, branch_after, cases, exists
+from tests.crash_grid import cells as points_of
+from tests.system.grid_process import Run, Strike
+from tests.system.harness import Cluster
+from tests.waiting import WAIT
+
+AT_ONCE: Final = 6
+"""Lanes that are run at once."""
+
+SESSION_MS: Final = 30_000
+
+SHORT_SESSION_MS: Final = 3_000
+"""The session of a member that is frozen until another slot has its task."""
+
+IN_FUNCTION: Final = Strike(True, "function", 1, "before")
+
+STARTS: Final = {
+    "fenced": Strike(False, "init_transactions", 1, "after"),
+    "journal fenced": Strike(False, "journal init_transactions", 1, "after"),
+    "offsets read": Strike(False, "committed", 1, "after"),
+    "ends read": Strike(False, "ends", 1, "after"),
+    "journal read": Strike(False, "read", 1, "after"),
+    "outputs read back": Strike(False, "read", 2, "after"),
+    "assigned": Strike(False, "assign", 1, "after"),
+}
+"""The points of a recovery, in order."""
+
+READ_BACK: Final = ("CP15", "CP16b", "CP17")
+"""Points after which the recovery certainly looks for the outputs of an attempt."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A case whose nth attempt dies at a point; with `start`, the next start dies as well, at this point of it."""
+
+    case: Case
+    point: str
+    attempt: int
+    start: str = ""
+
+
+def starts(case: Case, point: str) -> list[str]:
+    """The points of a recovery at which the start after a crash can die."""
+    if case.journal is None:
+        return ["fenced", "offsets read", "assigned"]
+    looks = point in READ_BACK and case.written and not case.cluster
+    return [start for start in STARTS if start != "outputs read back" or looks]
+
+
+def grid(journal: ks.Journal | None, cluster: str = "") -> list[Cell]:
+    """All cells, each also with a start that dies at each point of the recovery."""
+    return [
+        Cell(case, point, attempt, start)
+        for case in cases(journal, cluster)
+        for attempt in (1, 2, 3)
+        for point in points_of(case)
+        if exists(point, case, attempt)
+        for start in ("", *starts(case, point))
+    ]
+
+
+def whole_grid(journal: ks.Journal | None, cluster: str = "") -> list[Cell]:
+    """All cells, and of each case a start that dies at each point of a recovery."""
+    everything = grid(journal, cluster)
+    first = {(cell.case, cell.start): cell for cell in reversed(everything)}
+    return [cell for cell in everything if not cell.start or first[cell.case, cell.start] is cell]
+
+
+def cover_pairs(cells: Sequence[Cell]) -> list[Cell]:
+    """Chooses cells in which each two factors meet in each way in which they meet in all of these cells.
+
+    Always the cell that adds the most pairs, of several the first: the choice is the same in every run.
+    """
+
+    def pairs(cell: Cell) -> set[Any]:
+        case = cell.case
+        factors = (case.kind, case.does, case.errors, case.journal is None, cell.point, cell.attempt, cell.start)
+        return set(itertools.combinations(enumerate(factors), 2))
+
+    left = set().union(*map(pairs, cells))
+    waiting = [(-len(pairs(cell)), number) for number, cell in enumerate(cells)]
+    heapq.heapify(waiting)
+    chosen: list[int] = []
+    while left:
+        _, number = heapq.heappop(waiting)
+        gained = len(left & pairs(cells[number]))
+        if waiting and (-gained, number) > waiting[0]:  # others may add more: their gains only shrink, too
+            heapq.heappush(waiting, (-gained, number))
+            continue
+        chosen.append(number)
+        left -= pairs(cells[number])
+    return [cells[number] for number in sorted(chosen)]
+
+
+def strike_at(point: str, case: Case) -> Strike:
+    """Where and how a process dies at a point. Without a journal, the commit of the outputs stands for the attempt."""
+    begin, commit = "journal begin_transaction", "journal commit_transaction"
+    committed = Strike(True, "commit_transaction", 1, "before")
+    begun = Strike(True, begin, 1, "before") if case.journal else committed
+    attempt = Strike(True, commit, 1, "before") if case.journal else committed
+    return {
+        "CP00": Strike(False, "consume", 1, "after"),
+        "CP01": Strike(False, begin, 1, "before"),
+        "CP02": Strike(False, commit, 1, "in flight"),
+        "CP03": Strike(False, commit, 1, "after"),
+        "CP04": Strike(False, "decode", 1, "before"),
+        "CP05": Strike(False, "decode", 2, "before"),
+        "CP06": Strike(False, begin, 2, "before"),
+        "CP07": Strike(False, commit, 2, "in flight"),
+        "CP08": Strike(False, commit, 2, "after"),
+        "CP09": IN_FUNCTION,
+        "CP10": Strike(True, "returned", 1, "before"),
+        "CP11": Strike(True, "begin_transaction", 1, "after"),
+        "CP12": Strike(True, "write", 1, "flushed"),
+        "CP12b": Strike(True, "write", 1, "half"),
+        "CP13": begun,
+        "CP14": replace(attempt, fault="in flight"),
+        "CP15": replace(attempt, fault="after" if case.journal else "before"),
+        "CP16": replace(committed, fault="in flight"),
+        "CP16b": replace(committed, fault="unanswered"),
+        "CP17": replace(committed, fault="after"),
+        "CP18": begun,
+        "CP19": replace(attempt, fault="in flight"),
+        "CP20": replace(attempt, fault="after"),
+        "CP29": replace(attempt, fault="stops"),
+        "CP30": replace(committed, fault="stops"),
+    }[point]
+
+
+class Processes:
+    """The parent of the processes, and what became of each."""
+
+    def __init__(self) -> None:
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.grid_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._numbers = itertools.count()
+        self._events: dict[int, queue.Queue[tuple[str, int]]] = {}
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._parent.stdout is not None
+        for line in self._parent.stdout:
+            number, event, status = json.loads(line)
+            self._events[number].put((event, status))
+
+    def start(self, run: Run) -> int:
+        """Starts a process; returns its number."""
+        number = next(self._numbers)
+        self._events[number] = queue.Queue()
+        self._order([number, run.to_json()])
+        return number
+
+    def resume(self, number: int) -> None:
+        """Lets a process go on that has stopped itself."""
+        self._order([number, None])
+
+    def _order(self, order: list[Any]) -> None:
+        assert self._parent.stdin is not None
+        with self._lock:
+            self._parent.stdin.write(json.dumps(order).encode() + b"\n")
+            self._parent.stdin.flush()
+
+    def wait(self, number: int) -> tuple[str, int]:
+        """What became of a process: "stopped", or "ended" with its exit status."""
+        return self._events[number].get(timeout=WAIT)
+
+    def close(self) -> None:
+        assert self._parent.stdin is not None
+        with self._parent:  # closes its pipes and waits for it
+            self._parent.stdin.close()
+            self._reader.join()
+
+
+@contextmanager
+def processes() -> Iterator[Processes]:
+    opened = Processes()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@dataclass
+class Report:
+    """What a process noted."""
+
+    calls: list[tuple[str, str]]
+    branch: str
+    error: str | None
+    struck: bool
+
+
+class Lane:
+    """The topics of one case, and what they must have."""
+
+    def __init__(
+        self, case: Case, name: str, cluster: Cluster, processes: Processes, settings: dict[str, Any], directory: Path
+    ) -> None:
+        self.case, self.name = case, name
+        self._cluster, self._processes, self._settings, self._directory = cluster, processes, settings, directory
+        self._producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "linger.ms": 0})
+        self._ends = dict.fromkeys(case.inputs, 0)
+        self._sets: list[str] = []
+        """The values of each set of inputs, in the order in which they were written."""
+        self._hashes: dict[str, set[str]] = {}
+        """The delivery hashes of each set."""
+        self._numbers = itertools.count()
+
+    def topics(self) -> list[str]:
+        """The topics that exist before the first process."""
+        dead = ["dead"] if self.case.errors else []
+        return [f"{self.name}.{topic}" for topic in (*self.case.inputs, *self.case.outputs, *dead)]
+
+    def feed(self, value: str, topics: tuple[str, ...] = ()) -> None:
+        """Writes one set of inputs; of an alts a record of the last one, by default."""
+        topics = topics or (self.case.inputs[-1:] if self.case.is_alts else self.case.inputs)
+        for topic in topics:
+            self._producer.produce(f"{self.name}.{topic}", f"{value} {topic}", b"key")
+            self._ends[topic] += 1
+        assert self._producer.flush(WAIT) == 0
+        self._sets.append("+".join(f"{value} {topic}" for topic in topics))
+
+    def start(
+        self, strike: Strike | None = None, slot: int = 0, *, create: bool = False, session_timeout_ms: int = SESSION_MS
+    ) -> tuple[int, Path]:
+        report = self._directory / f"{self.name}-{next(self._numbers)}.json"
+        settings = self._settings | {
+            "session_timeout_ms": session_timeout_ms,
+            "transaction_timeout_ms": session_timeout_ms,
+        }
+        run = Run(self.case, self.name, slot, settings, self._ends, strike, report, create)
+        return self._processes.start(run), report
+
+    def read(self, report: Path) -> Report:
+        notes = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+        calls = [(note[1], note[2]) for note in notes if note[0] == "call"]
+        for value, digest in calls:
+            self._hashes.setdefault(value, set()).add(digest)
+        branches = [note[1] for note in notes if note[0] == "branch"]
+        error = next((note[1] for note in notes if note[0] == "ended"), None)
+        return Report(calls, branches[-1] if branches else "", error, any(note[0] == "struck" for note in notes))
+
+    def deliver(self, slot: int = 0, *, create: bool = False, session_timeout_ms: int = SESSION_MS) -> Report:
+        """Runs a process until it has delivered all."""
+        number, path = self.start(None, slot, create=create, session_timeout_ms=session_timeout_ms)
+        ended, report = self._processes.wait(number), self.read(path)
+        assert (ended, report.error) == (("ended", 0), ""), path
+        return report
+
+    def kill(self, strike: Strike) -> Report:
+        """Runs a process that dies where it is struck."""
+        number, path = self.start(strike)
+        ended, report = self._processes.wait(number), self.read(path)
+        assert (ended, report.struck) == (("ended", -signal.SIGKILL), True), path
+        return report
+
+    def strike(self, point: str) -> list[tuple[str, str]]:
+        """Lets a process die at a point, or be frozen there and wake up; returns the calls of its function."""
+        strike = strike_at(point, self.case)
+        if strike.fault not in ("stops", "unanswered"):
+            return self.kill(strike).calls
+        session = SHORT_SESSION_MS if point == "CP30" else SESSION_MS
+        number, path = self.start(strike, session_timeout_ms=session)
+        if strike.fault == "stops":
+            assert self._processes.wait(number) == ("stopped", 0), path
+            self.deliver(1 if point == "CP30" else 0, session_timeout_ms=session)
+            self._processes.resume(number)
+        ended, report = self._processes.wait(number), self.read(path)
+        assert (ended, report.struck) == (("ended", 0), True), path
+        assert report.error == ("Replaced" if point == "CP29" else ""), path
+        return report.calls
+
+    def die_and_recover(self, cell: Cell) -> None:
+        """Lets the nth attempt die at a point, those before in the function; then delivers, by the branch named."""
+        self.feed(f"{cell.point} {cell.attempt} {len(self._sets)}")
+        calls = [call for _ in range(cell.attempt - 1) for call in self.kill(IN_FUNCTION).calls]
+        calls += self.strike(cell.point)
+        if self.case.is_alts:  # an input that is fetched first is ready now: what was chosen is read all the same
+            self.feed(f"{cell.point} {cell.attempt} {len(self._sets)}", ("a",))
+        if cell.start:
+            self.kill(STARTS[cell.start])
+        last = self.deliver()
+        if self.case.journal is None or cell.point in ("CP29", "CP30"):
+            return
+        points = (cell.point, UNDECIDED.get(cell.point, cell.point))
+        assert last.branch in {branch_after(point, self.case, cell.attempt) for point in points}, last.branch
+        if self.case.is_alts and calls and last.branch.endswith(("1c", "3b")):
+            assert last.calls[0] == calls[0], "an alts makes its choice again"
+
+    def verify(self) -> None:
+        """Compares all topics of the lane, and the committed offsets."""
+        assert {value: len(digests) for value, digests in self._hashes.items()} == dict.fromkeys(self._sets, 1)
+        expected = [(value, *self._hashes[value]) for value in self._sets]
+        assert len({digest for _, digest in expected}) == len(expected)
+        arrange: Callable[[Any], list[Any]] = sorted if self.case.is_alts else list
+        for topic in (*self.case.outputs, *(["dead"] if self.case.errors else [])):
+            found = [
+                (m.value(), dict(m.headers())[HASH_HEADER].hex()) for m in self._cluster.read(f"{self.name}.{topic}")
+            ]
+            if topic == "dead":  # its value has the time
+                written = [digest for _, digest in expected] if topic in self.case.written else []
+                assert arrange([digest for _, digest in found]) == arrange(written), topic
+            else:
+                outputs = [(value.encode(), digest) for value, digest in expected]
+                assert arrange(found) == (arrange(outputs) if topic in self.case.written else []), topic
+        for topic, end in self._ends.items():
+            assert self._cluster.committed(f"{self.name}.p", f"{self.name}.{topic}") == {0: end}
+        if self.case.journal is not None:
+            types = [type_of(m) for m in self._cluster.read(f"__ks.{self.name}.p.journal")]
+            assert types.count("snapshot") == len(self._sets), "a retry takes no snapshot"
+
+
+def run_cells(
+    cells: list[Cell], name: str, cluster: Cluster, settings: dict[str, Any], directory: Path, at_once: int = AT_ONCE
+) -> int:
+    """Runs all cells, those of a case one after the other; returns how many there were."""
+    by_case: dict[Case, list[Cell]] = {}
+    for cell in cells:
+        by_case.setdefault(cell.case, []).append(cell)
+
+    with processes() as parent, ThreadPoolExecutor(at_once) as pool:
+        lanes = {
+            Lane(case, f"{name}-{number}", cluster, parent, settings, directory): of_case
+            for number, (case, of_case) in enumerate(by_case.items())
+        }
+        cluster.create(*(topic for lane in lanes for topic in lane.topics()))
+
+        def run(lane: Lane, of_case: list[Cell]) -> int:
+            lane.feed("first")
+            lane.deliver(create=True)
+            for cell in of_case:
+                try:
+                    lane.die_and_recover(cell)
+                except (AssertionError, queue.Empty) as error:
+                    raise AssertionError(f"{cell}: {error!r}") from error
+            try:
+                lane.verify()
+            except AssertionError as error:
+                raise AssertionError(f"{lane.case}, {[(c.point, c.attempt, c.start) for c in of_case]}") from error
+            return len(of_case)
+
+        return sum(pool.map(run, lanes, lanes.values()))
