@@ -52,6 +52,15 @@ from kstreams_py.graph.declarations import (
 )
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
+from kstreams_py.graph.pipelines import (
+    Mode,
+    Pipeline,
+    Table,
+    check_function,
+    choose_mode,
+    parse_interval,
+)
+from kstreams_py.graph.pipelines import check_target as check_table
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Sink
 
@@ -88,6 +97,7 @@ class Graph:
         self._dead_letters: dict[str, Topic | str] = {}
         """By name a topic of dead letters; its cluster while it is not declared and nothing has asked for it."""
         self._processors: dict[str, Processor] = {}
+        self._pipelines: dict[str, Pipeline] = {}
         self._options = Options(
             guarantee=guarantee,
             durability=durability,
@@ -242,6 +252,53 @@ class Graph:
         """
         return self._declare(topics, None, options, least=2 if alts else 1, alts=alts, target=to)
 
+    def pipeline(
+        self,
+        *topics: End,
+        to: Table | Topic,
+        id: str | None = None,  # noqa: A002 as of processors
+        mode: Mode | str = Mode.COMPLETE,
+        key: Sequence[str] = (),
+        every: str = "1 minute",
+    ) -> Callable[[Function], Function]:
+        """Declares a function of Spark DataFrames, one of each topic, that returns the rows of a table.
+
+        `kstreams pipeline run` calls it, and stores its rows once, whenever its process dies.
+
+        - `to`: where the table is: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, or a topic of this graph.
+        - `id`: by default the name of the function.
+        - `mode`: "complete" reads all of history and replaces the table; "append" and "upsert" read what is new since
+          the last run, and add its rows, or replace those with the same key.
+        - `key`: the columns that tell rows apart.
+        - `every`: the time between two runs of `--follow`.
+
+        Raises GraphError.
+        """
+
+        def declare(function: Function) -> Function:
+            name = name_processor(function, {} if id is None else {"id": id})
+            what = f"pipeline {name!r}"
+            if name in self._processors or name in self._pipelines:
+                raise GraphError(f"{what} is declared twice: give one of the two another id=")
+            reads = self._resolve(what, topics)
+            writes = self._resolve(what, (to,)) if isinstance(to, Topic) else ()
+            check_ends(what, reads, writes or None, 1)
+            check_function(what, function, reads)
+            chosen, columns = choose_mode(what, mode, key)
+            target = check_table(what, to, chosen)
+            if elsewhere := next((topic for topic in (*reads, *writes) if topic.cluster), None):
+                raise GraphError(
+                    f"{what}: {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name the graph's own"
+                )
+            if taken := next((other for other in self._pipelines.values() if other.target == target), None):
+                raise GraphError(f"{what} writes to {target}, as {taken} does: give each a target of its own")
+            self._pipelines[name] = Pipeline(
+                name, f"{self.name}.{name}", reads, function, target, chosen, columns, parse_interval(what, every)
+            )
+            return function
+
+        return declare
+
     def _declare(
         self,
         inputs: Many,
@@ -257,7 +314,7 @@ class Graph:
         def declare(function: Function) -> Function:
             chosen = Options(**{**self._options, **options})
             what = f"processor {(name := name_processor(function, options))!r}"
-            if name in self._processors:
+            if name in self._processors or name in self._pipelines:
                 raise GraphError(f"{what} is declared twice: give one of the two another id=")
             reads, writes = self._resolve(what, inputs), self._resolve(what, outputs or ())
             check_ends(what, reads, None if outputs is None else writes, least)
@@ -341,6 +398,11 @@ class Graph:
     def processors(self) -> tuple[Processor, ...]:
         """All processors, in the order of their declaration."""
         return tuple(self._processors.values())
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """All pipelines, in the order of their declaration."""
+        return tuple(self._pipelines.values())
 
     @property
     def beginnings(self) -> str:
@@ -441,6 +503,11 @@ class Graph:
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
             lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
+        lines += ["", "pipelines"] if self.pipelines else []
+        for pipeline in self.pipelines:
+            lines.append(f"  {pipeline.id}: {pipeline.mode}, every {pipeline.every} s")
+            lines.append(f"    {'reads':12}  {', '.join(map(str, pipeline.inputs))}")
+            lines.append(f"    {'keeps':12}  {pipeline.target}")
         return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from bench.servers import Server, start_redis
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import TopicPartition
-from kstreams_py.sinks import Parquet, PostgreSQL, Redis, parquet, postgresql, sqlite
+from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite
 from tests.contract.dying_writer import CONSUMER, INPUT, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target, small_files
@@ -356,7 +356,7 @@ def test_target_that_is_away_is_unavailable_and_the_same_connection_writes_once_
     target: Any, open_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(parquet, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "LOCK_SECONDS", 0.05)
     connection = open_sink()
     connection.write([row(1, "UA", 1)], {INPUT: 1}, {})
     stored = connection.positions([INPUT])
@@ -537,7 +537,7 @@ def test_parquet_files_stay_few_and_those_that_are_not_published_are_removed_whe
     assert sorted(delay for _, delay in lake.rows()) == list(range(100))
     assert len(sink.files()) <= 2 * 15
     assert staged.exists()
-    monkeypatch.setattr(parquet, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(directory, "KEPT_SECONDS", -1.0)
     sink.open(CONSUMER)
     assert sorted((lake.directory / "_data").iterdir()) == sorted(sink.files())
 
