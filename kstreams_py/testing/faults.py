@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from kstreams_py.records import TopicPartition
 from kstreams_py.testing.memory_clients import Network
 from kstreams_py.testing.request_faults import Fault, Outage
 
@@ -74,3 +75,14 @@ class Faults:
         """Deletes a group's committed offsets, as a broker does after the group had no members for too long."""
         self._network.pass_time()
         self._network.broker.group(group).positions.clear()
+
+    def hold_markers(self, partition: TopicPartition) -> None:
+        """Holds back the markers of a partition until they are released; of committed offsets, those of POSITIONS.
+
+        Until then, the transaction is open there alone, and its producer begins no other one.
+        """
+        self._network.broker.hold_markers(partition)
+
+    def release_markers(self, partition: TopicPartition) -> None:
+        """Writes the markers of a partition that were held back."""
+        self._network.broker.release_markers(partition)

@@ -34,10 +34,14 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.kafka.membership import Owner, replaced
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
+
+POSITIONS: Final = TopicPartition(POSITIONS_TOPIC, 0)
+"""The partition that keeps the committed offsets of all groups."""
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -434,6 +438,9 @@ class Broker:
         self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
         self._marker_delay = marker_delay
+        self._held: set[TopicPartition] = set()
+        self._late: list[tuple[TopicPartition, Marker]] = []
+        """Markers that are held back, in order."""
         self._now = 0.0
         self._ids = 0
 
@@ -514,6 +521,8 @@ class Broker:
         """
         held = self._of_epoch(transactional_id, epoch)
         self._write_markers(held)
+        if any(marker.producer_id == held.producer_id for _, marker in self._late):
+            raise Retriable(f"{transactional_id}: markers of its last transaction are not written yet")
         if partition is None:
             held.positions = True
         else:
@@ -588,13 +597,30 @@ class Broker:
         """Ends a transaction in its partitions and groups, if its end is decided."""
         if held.ends_at is None:
             return
-        commits = held.commits is True
-        for partition in sorted(held.partitions):
-            self.partition(partition).end_transaction(Marker(held.producer_id, commits))
-        for group in self.groups.values():
-            group.end_pending(held.producer_id, commits=commits)
+        for partition in (*sorted(held.partitions), POSITIONS):
+            self._write_marker(partition, Marker(held.producer_id, held.commits is True))
         held.ends_at, held.positions = None, False
         held.partitions.clear()
+
+    def _write_marker(self, partition: TopicPartition, marker: Marker) -> None:
+        if partition in self._held:
+            self._late.append((partition, marker))
+        elif partition != POSITIONS:
+            self.partition(partition).end_transaction(marker)
+        else:
+            for group in self.groups.values():
+                group.end_pending(marker.producer_id, commits=marker.commits)
+
+    def hold_markers(self, partition: TopicPartition) -> None:
+        """Holds back the markers of a partition (POSITIONS: of all groups) until they are released."""
+        self._held.add(partition)
+
+    def release_markers(self, partition: TopicPartition) -> None:
+        """Writes the markers that were held back."""
+        self._held.discard(partition)
+        late, self._late = self._late, []
+        for each, marker in late:
+            self._write_marker(each, marker)
 
     # Committed offsets.
 

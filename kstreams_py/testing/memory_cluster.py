@@ -26,7 +26,7 @@ from typing import Any
 
 from kstreams_py.graph.sink import Evidence
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
-from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupOffsets, Pending, positions_partition
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
@@ -184,6 +184,15 @@ class MemoryCluster(_Reader):
     def leave(self, consumer: Consumer) -> bool:
         assert isinstance(consumer, MemoryConsumer)
         return self._network.request("leave", consumer.give_up)
+
+    def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
+        def read() -> GroupOffsets:
+            found = self._broker.group(group)
+            pending = {tp for positions in found.pending.values() for tp in positions}
+            committed = {tp: found.positions[tp] for tp in sorted(partitions) if tp in found.positions}
+            return GroupOffsets(committed, frozenset(pending & set(partitions)))
+
+        return self._network.request("group_offsets", read)
 
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
         def describe() -> Pending:
