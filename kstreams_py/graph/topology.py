@@ -93,11 +93,16 @@ class Graph:
         retry: Retry | None = None,
     ) -> None:
         self.name = name
+        self.beginnings = f"{RESERVED}ks.{name}.beginnings"
+        """The topic that records which partitions the processors have begun to read."""
+        self.replayed = f"{RESERVED}ks.{name}.replayed"
+        """The topic that marks the dead letters whose step was replayed: operations/marks.py."""
         self._topics: dict[str, Topic] = {}
         self._dead_letters: dict[str, Topic | str] = {}
         """By name a topic of dead letters; its cluster while it is not declared and nothing has asked for it."""
         self._processors: dict[str, Processor] = {}
-        self._pipelines: dict[str, Pipeline] = {}
+        self.pipelines: tuple[Pipeline, ...] = ()
+        """All pipelines, in the order of their declaration."""
         self._options = Options(
             guarantee=guarantee,
             durability=durability,
@@ -276,9 +281,9 @@ class Graph:
         """
 
         def declare(function: Function) -> Function:
-            name = name_processor(function, {} if id is None else {"id": id})
+            name = name_processor(function, {} if id is None else {"id": id}, "pipeline")
             what = f"pipeline {name!r}"
-            if name in self._processors or name in self._pipelines:
+            if name in self._names():
                 raise GraphError(f"{what} is declared twice: give one of the two another id=")
             reads = self._resolve(what, topics)
             writes = self._resolve(what, (to,)) if isinstance(to, Topic) else ()
@@ -288,13 +293,13 @@ class Graph:
             target = check_table(what, to, chosen)
             if elsewhere := next((topic for topic in (*reads, *writes) if topic.cluster), None):
                 raise GraphError(
-                    f"{what}: {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name the graph's own"
+                    f"{what}: topic {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name one of the graph's own"
                 )
-            if taken := next((other for other in self._pipelines.values() if other.target == target), None):
+            if taken := next((other for other in self.pipelines if other.target == target), None):
                 raise GraphError(f"{what} writes to {target}, as {taken} does: give each a target of its own")
-            self._pipelines[name] = Pipeline(
-                name, f"{self.name}.{name}", reads, function, target, chosen, columns, parse_interval(what, every)
-            )
+            interval = parse_interval(what, every)
+            owner = f"{self.name}.{name}"
+            self.pipelines += (Pipeline(name, owner, reads, function, target, chosen, columns, interval),)
             return function
 
         return declare
@@ -314,7 +319,7 @@ class Graph:
         def declare(function: Function) -> Function:
             chosen = Options(**{**self._options, **options})
             what = f"processor {(name := name_processor(function, options))!r}"
-            if name in self._processors or name in self._pipelines:
+            if name in self._names():
                 raise GraphError(f"{what} is declared twice: give one of the two another id=")
             reads, writes = self._resolve(what, inputs), self._resolve(what, outputs or ())
             check_ends(what, reads, None if outputs is None else writes, least)
@@ -350,6 +355,9 @@ class Graph:
             return function
 
         return declare
+
+    def _names(self) -> set[str]:
+        return {*self._processors, *(pipeline.id for pipeline in self.pipelines)}
 
     def _add(self, what: str, processor: Processor) -> None:
         if (why := RULES[processor.guarantee].refused.get(processor.durability)) is not None:
@@ -398,21 +406,6 @@ class Graph:
     def processors(self) -> tuple[Processor, ...]:
         """All processors, in the order of their declaration."""
         return tuple(self._processors.values())
-
-    @property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        """All pipelines, in the order of their declaration."""
-        return tuple(self._pipelines.values())
-
-    @property
-    def beginnings(self) -> str:
-        """The topic that records which partitions the processors have begun to read."""
-        return f"{RESERVED}ks.{self.name}.beginnings"
-
-    @property
-    def replayed(self) -> str:
-        """The topic that marks the dead letters whose step was replayed: operations/marks.py."""
-        return f"{RESERVED}ks.{self.name}.replayed"
 
     def journal(self, processor: Processor) -> str | None:
         """The topic where a processor records its deliveries, or an alts its choices, before its functions run.

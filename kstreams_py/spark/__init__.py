@@ -10,6 +10,10 @@ cutting         acts     cut(): asks the cluster, in the order that tears no tra
 cut_filters     adapter  what is inside a cut, as an expression of Spark
 views           adapter  view() and stream(): committed records as columns
 json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled
+runs            rule     the runs of a pipeline as its target stores them
+frames          adapter  a pipeline's function called, and Spark's errors as messages
+targets/                 tables of pipelines
+runner          acts     runs pipelines: rows and cut in one step of the target
 """
 
 from kstreams_py.spark.cut_files import read_cut, write_cut
