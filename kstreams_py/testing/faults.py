@@ -81,8 +81,8 @@ class Faults:
 
         Until then, the transaction is open there alone, and its producer begins no other one.
         """
-        self._network.broker.hold_markers(partition)
+        self._network.broker.markers.hold(partition)
 
     def release_markers(self, partition: TopicPartition) -> None:
         """Writes the markers of a partition that were held back."""
-        self._network.broker.release_markers(partition)
+        self._network.broker.markers.release(partition)

@@ -34,14 +34,11 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.kafka.membership import Owner, replaced
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
-
-POSITIONS: Final = TopicPartition(POSITIONS_TOPIC, 0)
-"""The partition that keeps the committed offsets of all groups."""
+from kstreams_py.testing.memory_markers import POSITIONS, Marker, Markers
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -110,13 +107,6 @@ class StoredMessage:
 
     def timestamp(self) -> tuple[int, int]:
         return 1, self._content.timestamp
-
-
-class Marker(NamedTuple):
-    """The end of a transaction in a partition: it takes an offset, and readers do not see it."""
-
-    producer_id: int
-    commits: bool
 
 
 class Stamp(NamedTuple):
@@ -438,9 +428,7 @@ class Broker:
         self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
         self._marker_delay = marker_delay
-        self._held: set[TopicPartition] = set()
-        self._late: list[tuple[TopicPartition, Marker]] = []
-        """Markers that are held back, in order."""
+        self.markers = Markers(self._write_marker)
         self._now = 0.0
         self._ids = 0
 
@@ -521,7 +509,7 @@ class Broker:
         """
         held = self._of_epoch(transactional_id, epoch)
         self._write_markers(held)
-        if any(marker.producer_id == held.producer_id for _, marker in self._late):
+        if self.markers.are_late(held.producer_id):
             raise Retriable(f"{transactional_id}: markers of its last transaction are not written yet")
         if partition is None:
             held.positions = True
@@ -598,29 +586,16 @@ class Broker:
         if held.ends_at is None:
             return
         for partition in (*sorted(held.partitions), POSITIONS):
-            self._write_marker(partition, Marker(held.producer_id, held.commits is True))
+            self.markers.write(partition, Marker(held.producer_id, held.commits is True))
         held.ends_at, held.positions = None, False
         held.partitions.clear()
 
     def _write_marker(self, partition: TopicPartition, marker: Marker) -> None:
-        if partition in self._held:
-            self._late.append((partition, marker))
-        elif partition != POSITIONS:
+        if partition != POSITIONS:
             self.partition(partition).end_transaction(marker)
         else:
             for group in self.groups.values():
                 group.end_pending(marker.producer_id, commits=marker.commits)
-
-    def hold_markers(self, partition: TopicPartition) -> None:
-        """Holds back the markers of a partition (POSITIONS: of all groups) until they are released."""
-        self._held.add(partition)
-
-    def release_markers(self, partition: TopicPartition) -> None:
-        """Writes the markers that were held back."""
-        self._held.discard(partition)
-        late, self._late = self._late, []
-        for each, marker in late:
-            self._write_marker(each, marker)
 
     # Committed offsets.
 

@@ -15,7 +15,7 @@ from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Pos
 from kstreams_py.spark.cuts import Cut, CutInput, CutTopic, CutWriter, Span
 from kstreams_py.spark.cutting import Cutting
 from kstreams_py.testing import ManualClock, MemoryCluster
-from kstreams_py.testing.memory_broker import POSITIONS
+from kstreams_py.testing.memory_markers import POSITIONS
 from tests.cut_model import is_inside
 
 IN0, A0, B0 = (TopicPartition(topic, 0) for topic in ("in", "a", "b"))
@@ -156,6 +156,32 @@ def test_offset_that_is_pending_all_the_time_is_not_waited_for() -> None:
     making = cutting(cluster, go_on)
     assert making.make().writers[0].inputs[0].offsets == (1,)
     assert cluster.groups["g.split"] == {IN0: 2}  # committed later, for the ends
+
+
+def test_record_whose_cause_is_committed_while_a_cut_is_made_is_not_inside_without_it() -> None:
+    cluster = make_cluster()
+    split, pair = Writer(cluster, "split"), Writer(cluster, "pair")
+    c0 = TopicPartition("c", 0)
+
+    def deliver() -> None:
+        """Between the looks at the groups, both processors deliver a step, one after the other."""
+        split.deliver(0)
+        pair.producer.begin_transaction()
+        pair.write(c0, b"0", pair.headers(A0, B0, at=0))
+        pair.send({A0: 1, B0: 1})
+        pair.producer.commit_transaction()
+
+    asked: list[str] = []
+
+    def watch(name: str, client: object) -> None:
+        if name == "group_offsets":
+            asked.append(name)
+            if len(asked) == 2:
+                deliver()
+
+    cluster.faults.watch(watch)
+    cut = Cutting(make_graph(), None, cluster, HIGH, clock=cluster.clock, sleep=lambda _: None).make()
+    assert {topic: inside(cluster, cut, topic) for topic in ("a", "b", "c")} == {"a": [b"0"], "b": [b"0"], "c": []}
 
 
 def test_records_before_a_reset_to_the_start_stay_inside() -> None:
