@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import InputLost, SettingsError, TopicError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
@@ -74,17 +74,12 @@ def run_once(
         if only_new and new == old:
             return None
         after = old if pipeline.mode.is_incremental else None
-        spans = [span for topic in pipeline.inputs for span in new.spans(topic.name, after)]
-        offsets = sum(max(span.end - span.start, 0) for span in spans)
+        offsets = _count_offsets(pipeline, new, after)
         if after is not None and not offsets:
             return None
         if after is None and old is not None:
             _report_losses(pipeline, old, new)
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-        frames = [
-            view(session, topic, registry=registry, settings=settings, start=after, end=new)
-            for topic in pipeline.inputs
-        ]
+        frames = _read(pipeline, session, settings, new, after)
         rows = call(pipeline, frames)
         columns = columns_of(rows)
         check_columns(pipeline, columns, previous)
@@ -97,6 +92,32 @@ def run_once(
 
         with reported(pipeline):
             return target.publish(rows, previous, finish).last
+
+
+@contextmanager
+def _named(pipeline: Pipeline) -> Iterator[None]:
+    """Adds the pipeline and its remedy to errors about topics that are not those of the last run any more."""
+    try:
+        yield
+    except (InputLost, SettingsError, TopicError) as error:
+        raise type(error)(f"{pipeline}: {error}; `kstreams pipeline reset` lets it begin again") from error
+
+
+def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:
+    """How many offsets are in one cut and not in the other."""
+    with _named(pipeline):
+        spans = [span for topic in pipeline.inputs for span in new.spans(topic.name, after)]
+    return sum(max(span.end - span.start, 0) for span in spans)
+
+
+def _read(pipeline: Pipeline, session: Any, settings: Settings, new: Cut, after: Cut | None) -> list[Any]:
+    """A DataFrame of each input."""
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    with _named(pipeline):
+        return [
+            view(session, topic, registry=registry, settings=settings, start=after, end=new)
+            for topic in pipeline.inputs
+        ]
 
 
 def follow(

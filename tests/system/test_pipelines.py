@@ -283,7 +283,7 @@ def declare(shop: Shop, function: Any, graph: ks.Graph | None = None, **given: A
         (lambda df: df, {"key": ["item"]}, SettingsError, "its rows have no column 'item' of the key"),
         (lambda df: df.select("value"), {"key": ["value"]}, RowRefused, "2 rows have the key value='pen'"),
         (
-            lambda df: df.select(sf.raise_error(sf.lit("no price")).alias("price")),
+            lambda df: df.select(sf.raise_error(sf.lit("no price")).cast("string").alias("price")),
             {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
         ),
     ],
@@ -417,15 +417,15 @@ def test_deleted_records_stop_what_is_incremental_and_are_named_of_a_complete_ta
     shop.write("orders:pen")
     shop.run("added")
     shop.run("totals")
-    shop.write("orders:ink")
+    shop.cluster.write(f"{shop.name}.orders", [b"ink"])  # no transaction, whose marker may come after the deletion
     shop.cluster.delete_records(f"{shop.name}.orders")
     shop.write("orders:cup")
-    with pytest.raises(InputLost, match=rf"{shop.name}\.orders\[0\]: the records from offset 2 to 3 were deleted"):
+    with pytest.raises(InputLost, match=r"^pipeline 'added': .*\[0\]: the records from offset 2 to 2 .* reset`"):
         shop.run("added")
     assert values(shop.rows("added")) == ["pen"]
     shop.run("totals")
     assert shop.rows("totals") == [("cup", 1)]
-    assert f"pipeline 'totals': {shop.name}.orders[0]: the records from offset 0 to 3 were deleted" in caplog.text
+    assert f"pipeline 'totals': {shop.name}.orders[0]: the records from offset 0 to 2 were deleted" in caplog.text
 
 
 def test_topic_that_was_created_again_stops_what_is_incremental(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -437,7 +437,7 @@ def test_topic_that_was_created_again_stops_what_is_incremental(shop: Shop, capl
     wait_until(lambda: topic not in shop.cluster.admin.list_topics(timeout=10).topics, "the topic is deleted")
     shop.cluster.create(topic)
     shop.write("orders:ink")
-    with pytest.raises(SettingsError, match="was deleted and created again between the two cuts"):
+    with pytest.raises(SettingsError, match=r"^pipeline 'added': .* deleted and created again .* pipeline reset`"):
         shop.run("added")
     assert values(shop.rows("added")) == ["pen"]
     shop.run("totals")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import GraphError, SettingsError
+from kstreams_py.errors import GraphError, MissingSoftware, SettingsError
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
-from kstreams_py.spark import runner
+from kstreams_py.spark import runner, session
 from kstreams_py.spark.runs import Published, Run, check_columns, check_owner, decode_published
 
 
@@ -161,3 +161,11 @@ def test_names_choose_pipelines_and_unknown_ones_are_refused() -> None:
     assert [each.id for each in runner.choose_pipelines(graph, ["b"])] == ["b"]
     with pytest.raises(SettingsError, match="graph 'shop' has no pipeline 'c': it has a, b"):
         runner.choose_pipelines(graph, ["c"])
+
+
+def test_spark_for_another_scala_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "scala-library-2.12.18.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(MissingSoftware, match=r"is for Scala 2\.12\.18, and .* Scala 2\.13: unset SPARK_HOME"):
+        session()
