@@ -41,7 +41,7 @@ def cut(
     from kstreams_py import spark  # noqa: PLC0415, PySpark is optional, and slow to import
 
     graph = load(target)
-    graph.validate()
+    graph.validate(needs_processors=False)
     made = spark.cut(graph, topic, settings=Settings.load(config, bootstrap_servers=bootstrap_servers))
     if output is None:
         print(made.encode())

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.declarations import Topic
@@ -46,7 +46,6 @@ class Pipeline:
 
     - `owner`: the graph and the id, joined by a dot; the target is its own.
     - `function`: takes a DataFrame of each input, and returns one.
-    - `target`: a table, or a topic of the graph.
     - `key`: the columns that tell rows apart; none where rows are only added.
     - `every`: seconds between the starts of two runs that follow.
     """
@@ -55,7 +54,7 @@ class Pipeline:
     owner: str
     inputs: tuple[Topic, ...]
     function: Callable[..., Any]
-    target: Table | Topic
+    target: Table
     mode: Mode
     key: tuple[str, ...]
     every: int
@@ -90,19 +89,16 @@ def choose_mode(what: str, mode: str, key: Sequence[str]) -> tuple[Mode, tuple[s
     return Mode(mode), columns
 
 
-def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
+def check_target(what: str, target: object, mode: Mode) -> Table:
     """Returns the target of a pipeline. Raises GraphError for what is none, and for a mode that it does not take."""
-    if isinstance(target, Topic):
-        modes: Collection[Mode] = (Mode.APPEND, Mode.UPSERT)
-    elif isinstance(target, type) or not hasattr(target, "pipeline_modes"):
+    if isinstance(target, type) or not hasattr(target, "pipeline_modes"):
         raise GraphError(
-            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet(...), ks.PostgreSQL(...) or a topic"
+            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet(...) or ks.PostgreSQL(...)"
         )
-    else:
-        modes = target.pipeline_modes
+    modes: Collection[Mode] = target.pipeline_modes
     if mode not in modes:
         raise GraphError(f"{what} is {mode}, which {target} does not take: choose {' or '.join(map(str, modes))}")
-    return target
+    return cast(Table, target)
 
 
 def parse_interval(what: str, text: str) -> int:

@@ -260,7 +260,7 @@ class Graph:
     def pipeline(
         self,
         *topics: End,
-        to: Table | Topic,
+        to: Table,
         id: str | None = None,  # noqa: A002 as of processors
         mode: Mode | str = Mode.COMPLETE,
         key: Sequence[str] = (),
@@ -270,7 +270,7 @@ class Graph:
 
         `kstreams pipeline run` calls it, and stores its rows once, whenever its process dies.
 
-        - `to`: where the table is: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, or a topic of this graph.
+        - `to`: where the table is: `ks.Parquet(directory)` or `ks.PostgreSQL(url, table=...)`.
         - `id`: by default the name of the function.
         - `mode`: "complete" reads all of history and replaces the table; "append" and "upsert" read what is new since
           the last run, and add its rows, or replace those with the same key.
@@ -286,12 +286,11 @@ class Graph:
             if name in self._names():
                 raise GraphError(f"{what} is declared twice: give one of the two another id=")
             reads = self._resolve(what, topics)
-            writes = self._resolve(what, (to,)) if isinstance(to, Topic) else ()
-            check_ends(what, reads, writes or None, 1)
+            check_ends(what, reads, None, 1)
             check_function(what, function, reads)
             chosen, columns = choose_mode(what, mode, key)
             target = check_table(what, to, chosen)
-            if elsewhere := next((topic for topic in (*reads, *writes) if topic.cluster), None):
+            if elsewhere := next((topic for topic in reads if topic.cluster), None):
                 raise GraphError(
                     f"{what}: topic {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name one of the graph's own"
                 )
@@ -420,9 +419,12 @@ class Graph:
         """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""
         return f"{RESERVED}ks.{self.name}.{processor.id}.delivered" if processor.cluster else None
 
-    def validate(self) -> None:
-        """Checks what no single declaration shows, before anything starts. Raises GraphError."""
-        if not self._processors:
+    def validate(self, *, needs_processors: bool = True) -> None:
+        """Checks what no single declaration shows, before anything starts. Raises GraphError.
+
+        - `needs_processors`: a graph that has only pipelines is refused.
+        """
+        if not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
         self.check_partitions(_declared_partitions(self.topics))
 

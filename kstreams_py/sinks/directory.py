@@ -99,6 +99,14 @@ class Directory:
         path.replace(self.path / MANIFEST)
         _sync(self.path)
 
+    def retract(self, manifest: Manifest) -> None:
+        """Publishes nothing in place of this manifest. Needs the lock."""
+        for file in manifest.files:
+            with contextlib.suppress(FileNotFoundError):  # removed by hand
+                os.utime(self.data / file.name)
+        (self.path / MANIFEST).unlink()
+        _sync(self.path)
+
     def sweep(self, manifest: Manifest | None) -> None:
         """Removes old files that the manifest does not have: replaced, or of a writer that died. Needs the lock."""
         published = {file.name for file in manifest.files} if manifest is not None else set()

@@ -61,6 +61,11 @@ def session(
         return builder.getOrCreate()
     except Exception as error:
         _check_java(error)
+        if "spark.jars.packages" in ours:
+            raise MissingSoftware(
+                f"Spark did not start, with the jars that it fetches by itself ({coordinates()}): fetch them with "
+                f"`kstreams jars`: {str(error).strip().partition(chr(10))[0]}"
+            ) from error
         raise
 
 

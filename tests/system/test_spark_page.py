@@ -67,7 +67,8 @@ def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: s
     )
 
     [first] = map(json.loads, command("pipeline status shop.py totals --json").out.splitlines())
-    (tmp_path / "cut.json").write_text(json.dumps(first["cut"]), encoding="utf-8")
+    command("cut shop.py -o cut.json")
+    assert json.loads((tmp_path / "cut.json").read_text(encoding="utf-8")) == first["cut"]
     send(("cup", 1))
     again = json.loads(command("pipeline run shop.py totals --cut cut.json --json").out)
     assert (again["run"], again["rows"]) == (2, 2)

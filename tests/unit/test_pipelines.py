@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import kstreams_py as ks
 from kstreams_py.errors import GraphError, MissingSoftware, SettingsError
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
-from kstreams_py.spark import runner, session
+from kstreams_py.spark import runner, session, sessions
 from kstreams_py.spark.runs import Published, Run, check_columns, check_owner, decode_published
+from kstreams_py.spark.targets.opening import open_target
 
 
 def one(df: Any) -> Any:
@@ -56,6 +58,7 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
         (one, ("orders",), {"every": "soon"}, "every='soon' is no interval: write a number and second, minute"),
         (one, ("orders",), {"to": "tables"}, "to='tables' is no target of a pipeline: give ks.Parquet"),
         (one, ("orders",), {"to": ks.Parquet}, "is no target of a pipeline"),
+        (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "is no target of a pipeline: give ks.Parquet"),
         (one, ("orders",), {"id": "a.b"}, "pipeline 'a.b': this name is not usable"),
     ],
 )
@@ -161,6 +164,43 @@ def test_names_choose_pipelines_and_unknown_ones_are_refused() -> None:
     assert [each.id for each in runner.choose_pipelines(graph, ["b"])] == ["b"]
     with pytest.raises(SettingsError, match="graph 'shop' has no pipeline 'c': it has a, b"):
         runner.choose_pipelines(graph, ["c"])
+
+
+def test_graph_of_pipelines_alone_is_drawn_and_cut_and_has_nothing_to_run() -> None:
+    graph = ks.Graph("shop")
+    with pytest.raises(GraphError, match="has no processors"):
+        graph.validate(needs_processors=False)
+    graph.pipeline(graph.topic("orders"), to=ks.Parquet("tables/a"))(one)
+    graph.validate(needs_processors=False)
+    with pytest.raises(GraphError, match="has no processors"):
+        graph.validate()
+
+
+def test_spark_that_cannot_fetch_its_jars_names_the_command_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Builder:
+        def appName(self, _: str) -> Builder:  # noqa: N802 Spark's name
+            return self
+
+        def config(self, *_: str) -> Builder:
+            return self
+
+        def getOrCreate(self) -> None:  # noqa: N802
+            raise RuntimeError("[JAVA_GATEWAY_EXITED] unresolved dependency\nmore")
+
+    monkeypatch.setattr(sessions, "cached", lambda _: [])
+    monkeypatch.setattr(sessions, "_check_java", lambda _: None)
+    monkeypatch.setattr(sessions, "SparkSession", SimpleNamespace(builder=Builder()))
+    with pytest.raises(
+        MissingSoftware, match=r"spark-sql-kafka.*`kstreams jars`: \[JAVA_GATEWAY_EXITED\] unresolved .*y$"
+    ):
+        session()
+
+
+def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
+    pipeline = declared(to=ks.PostgreSQL("postgresql://me:secret@db:x:y/shop?nothing=1", table="totals"))
+    with pytest.raises(SettingsError, match="is no URL of PostgreSQL: correct it") as caught:
+        open_target(pipeline)
+    assert "secret" not in str(caught.value)
 
 
 def test_spark_for_another_scala_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

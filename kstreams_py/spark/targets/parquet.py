@@ -101,7 +101,7 @@ class ParquetTable:
             manifest = self._directory.read()
             if manifest is not None:
                 check_owner(self._pipeline, self._published(manifest))
-                (self._directory.path / MANIFEST).unlink()
+                self._directory.retract(manifest)
 
     def close(self) -> None:
         """Ends the threads that sync files."""

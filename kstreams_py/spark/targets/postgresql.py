@@ -56,6 +56,10 @@ class PostgreSQLTable:
             raise MissingSoftware(
                 "a table in PostgreSQL needs psycopg: pip install 'kstreams_py[postgresql]'"
             ) from None
+        try:
+            psycopg.conninfo.conninfo_to_dict(target.url)
+        except psycopg.ProgrammingError:  # its text may have the password
+            raise SettingsError(f"{pipeline}: {target.name} is no URL of PostgreSQL: correct it") from None
         self._psycopg = psycopg
         self._pipeline, self._target = pipeline, target
         schema, dot, self._name = target.table.rpartition(".")
