@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
 
 
+_GROUPED: Final = "ks_rows"
+
+
 class PipelineFailed(KStreamsError):
     """A job of Spark failed; what was published last is unchanged."""
 
@@ -54,11 +57,12 @@ def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
     nulls = sf.lit(False)
     for name in key:
         nulls = nulls | sf.col(f"`{name}`").isNull()
-    found = rows.groupBy(*(sf.col(f"`{name}`") for name in key)).count().where(nulls | (sf.col("count") > 1)).head()
+    groups = rows.groupBy(*(sf.col(f"`{name}`") for name in key)).agg(sf.count("*").alias(_GROUPED))
+    found = groups.where(nulls | (sf.col(_GROUPED) > 1)).head()
     if found is not None:
         shown = ", ".join(f"{name}={found[name]!r}" for name in key)
         raise RowRefused(
-            f"{what}: {found['count']} rows have the key {shown}, which is to tell rows apart: group by it, or give "
+            f"{what}: {found[_GROUPED]} rows have the key {shown}, which is to tell rows apart: group by it, or give "
             "another key=",
             0,
         )

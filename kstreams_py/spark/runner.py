@@ -71,7 +71,7 @@ def run_once(
         check_owner(pipeline, previous)
         old = Cut.decode(previous.last.cut, f"{pipeline.target}") if previous is not None else None
         new = given or cut(graph, [topic.name for topic in pipeline.inputs], settings=settings)
-        if only_new and new == old:
+        if new == old and (only_new or pipeline.mode.is_incremental):
             return None
         after = old if pipeline.mode.is_incremental else None
         offsets = _count_offsets(pipeline, new, after)

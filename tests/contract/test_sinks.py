@@ -542,6 +542,20 @@ def test_parquet_files_stay_few_and_those_that_are_not_published_are_removed_whe
     assert sorted((lake.directory / "_data").iterdir()) == sorted(sink.files())
 
 
+def test_parquet_files_that_are_merged_stay_for_readers_that_have_just_read_their_names(lake: ParquetTarget) -> None:
+    """Files that are older than an hour are merged, too: their hour begins with the merge."""
+    sink = lake.declare(COLUMNS)
+    assert isinstance(sink, Parquet)
+    connection = sink.open(CONSUMER)
+    for offset in range(16):
+        read = sink.files()
+        for path in read:
+            os.utime(path, (0, 0))
+        connection.write([row(offset, "UA", offset)], {INPUT: offset + 1}, {INPUT: offset} if offset else {})
+    assert len(sink.files()) == 1
+    assert [path for path in read if not path.exists()] == []
+
+
 def test_parquet_manifest_that_was_damaged_is_reported_and_not_replaced(lake: ParquetTarget) -> None:
     connection = lake.declare(COLUMNS).open(CONSUMER)
     connection.write([row(1, "UA", 1)], {INPUT: 1}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +35,7 @@ from kstreams_py.spark.reader_options import Options
 from kstreams_py.spark.runs import Published, Run
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.parquet import ParquetTable
+from tests.system.command import command
 from tests.system.harness import Cluster
 from tests.waiting import WAIT, wait_until
 
@@ -210,6 +212,31 @@ def test_driver_killed_at_each_point_of_a_run_gives_each_record_its_effect_once(
     shop.write("orders:cup")
     shop.run(pipeline_id)
     assert values(shop.rows(pipeline_id)) == shop.orders()
+
+
+def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
+    text = shop.file.read_text(encoding="utf-8").replace('mode="append")', 'mode="append", every="1 second")')
+    shop.file.write_text(text, encoding="utf-8")
+    environment = {
+        "KSTREAMS_BOOTSTRAP_SERVERS": shop.cluster.bootstrap_servers,
+        "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
+    }
+    shop.write("orders:pen")
+    arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "--follow")
+    with command(tmp_path, *arguments, environment=environment) as running:
+        running.await_text("added: run 1: 1 rows of 2 offsets")
+        shop.write("orders:ink", "orders:cup")
+        running.await_text("added: run 2: 2 rows of 3 offsets")
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0
+    assert values(shop.rows("added")) == ["cup", "ink", "pen"]
+
+
+def test_key_that_has_the_name_of_a_count_tells_rows_apart(shop: Shop) -> None:
+    shop.write("orders:pen", "orders:ink")
+    declare(shop, lambda df: df.select(sf.col("value").alias("count")), key=["count"])
+    shop.run("other")
+    assert values(shop.rows("other")) == ["ink", "pen"]
 
 
 # Mutations: what the tests above would show if the pipeline were made another way.
