@@ -105,6 +105,12 @@ class Rig:
             self.write(producer, to, str(offset), self.headers("split", "in", at=offset))
         self.send(producer, "split", "in", offset=offset + 1)
         self.commit(producer)
+        self.settle_offsets()
+
+    def settle_offsets(self) -> None:
+        """Waits until no offset of `split` is pending: a commit returns before its markers are written."""
+        group, read = f"{self.graph.name}.split", [TopicPartition(self.names["in"], 0)]
+        wait_until(lambda: not self.cluster.group_offsets(group, read).pending, "the offsets are committed")
 
     def cut(self, sleep: Callable[[], None] = lambda: None) -> Cut:
         """Makes a cut; `sleep` is what happens the first time that it waits."""
@@ -149,6 +155,7 @@ def test_cut_shows_the_whole_transaction_whose_marker_is_late_where_stable_offse
     rig.write(late, "b", "1", rig.headers("split", "in", at=1))
     rig.send(decided, "split", "in", offset=2)
     rig.commit(decided)
+    rig.settle_offsets()
     rig.settle(a=4, b=2)
     torn = values(spark, rig, "a", "b")
     made = rig.cut(lambda: rig.commit(late))
