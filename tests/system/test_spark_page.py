@@ -40,6 +40,7 @@ def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: s
     def send(*orders: tuple[str, int]) -> None:
         values = [serde.serialize({"item": item, "quantity": quantity}) or b"" for item, quantity in orders]
         cluster.transaction(f"{name}.writer", [(f"{name}.orders", value) for value in values])
+        cluster.await_markers(f"{name}.orders")
 
     send(("pen", 3), ("ink", 12), ("pen", 4))
 
