@@ -47,6 +47,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
 from kstreams_py.settings import Settings
+from kstreams_py.sinks import Parquet, PostgreSQL
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,8 @@ __all__ = [
     "MissingSoftware",
     "NotAuthorized",
     "Out",
+    "Parquet",
+    "PostgreSQL",
     "RecordRefused",
     "RecordTooLarge",
     "RecoveryUndecidable",

@@ -11,6 +11,9 @@ Headers = Sequence[tuple[str, bytes | None]]
 HASH_HEADER: Final = "ks-hash"
 """Header of every output and dead letter: the delivery hash of the step that made it."""
 
+PLACE_HEADER: Final = "ks-step"
+"""Header of the outputs and dead letters of a join that is exactly once: the place of the step (graph/hashes.py)."""
+
 
 class TopicPartition(NamedTuple):
     """One partition of one topic."""
@@ -74,7 +77,7 @@ class Step:
     """The delivery that a call of a processor's function is part of; functions take it as the argument `step`.
 
     For a join, topic, key and headers are those of the first input, and the timestamp is the latest of all inputs.
-    `delivery_hash` (16 bytes) is the same on every attempt at this delivery, and unique to it: processing/hashes.py.
+    `delivery_hash` (16 bytes) is the same on every attempt at this delivery, and unique to it: graph/hashes.py.
     """
 
     __slots__ = ("_decode_key", "_messages", "delivery_hash")

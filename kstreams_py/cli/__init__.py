@@ -21,5 +21,6 @@ broker        adapter  kstreams broker start, stop, status
 config        adapter  kstreams config show
 jars          adapter  kstreams jars
 spark         adapter  kstreams spark-options
+pipeline      adapter  kstreams pipeline run, list, status, reset, sql, submit
 demo          adapter  kstreams demo flights
 """

@@ -23,6 +23,7 @@ from kstreams_py.cli import (
     graph,
     jars,
     new,
+    pipeline,
     records,
     recover,
     run,
@@ -66,11 +67,13 @@ app.command()(graph.graph)
 app.command()(doctor.doctor)
 app.command()(jars.jars)
 app.command()(spark.spark_options)
+app.command()(spark.cut)
 app.add_typer(topics.app, name="topics")
 app.add_typer(slots.app, name="slots")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(recover.app, name="recover")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(broker.app, name="broker")
 app.add_typer(config.app, name="config")
 app.add_typer(demo.app, name="demo")

@@ -1,12 +1,14 @@
-"""`kstreams spark-options`: the options by which any Spark job reads a topic's committed records."""
+"""`kstreams spark-options`, `kstreams cut`: what a Spark job needs to read committed topics."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config
+from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.graph.loading import load
 from kstreams_py.settings import Settings
 
 
@@ -22,3 +24,26 @@ def spark_options(
 
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     print(spark.options(topic, settings, streaming=streaming).lines(secrets=secrets))
+
+
+def cut(
+    target: Target,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="a topic of the cut; by default all")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the file; by default it is printed")] = None,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Make a cut of a graph's topics: each transaction is inside on all of them or on none.
+
+    Waits for transactions that are open; one that hangs is named. Changes nothing. Needs DESCRIBE on the groups and
+    READ on the topics.
+    """
+    from kstreams_py import spark  # noqa: PLC0415, PySpark is optional, and slow to import
+
+    graph = load(target)
+    graph.validate(needs_processors=False)
+    made = spark.cut(graph, topic, settings=Settings.load(config, bootstrap_servers=bootstrap_servers))
+    if output is None:
+        print(made.encode())
+    else:
+        spark.write_cut(made, output)

@@ -31,10 +31,10 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import ClientError, SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.formats.registry import Registry
+from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.described import Describer
-from kstreams_py.processing.hashes import hash_prefix
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running import logs

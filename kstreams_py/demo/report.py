@@ -20,7 +20,7 @@ from kstreams_py.graph import picture
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.letters import Letter
-from kstreams_py.records import HASH_HEADER
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _letter(shown: Shown, *, is_open: bool) -> str:
             ("value", _value(read["value"])),
         ]
         for name, value in read["headers"]:
-            text = (dict(place.pairs)[name] or b"").hex() if name == HASH_HEADER else _text(value)
+            text = (dict(place.pairs)[name] or b"").hex() if name in (HASH_HEADER, PLACE_HEADER) else _text(value)
             facts.append(("header", f"<code>{escape(name)}: {escape(text)}</code>"))
     if letter.cut:
         facts.append(("cut", escape(letter.cut)))

@@ -12,10 +12,10 @@ from kstreams_py.demo.data import OUTCOMES, TAILNUM, Delays, Row
 from kstreams_py.errors import Unavailable
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.operations.letters import Letter, parse
-from kstreams_py.processing.hashes import hash_prefix
 from kstreams_py.records import HASH_HEADER, Message, TopicPartition
 
 QUIET_LIMIT = 30

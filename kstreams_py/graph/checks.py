@@ -229,12 +229,15 @@ def check_stores(processor: Processor) -> None:
         )
 
 
-def name_processor(function: Callable[..., Any], options: Options) -> str:
-    """The id of a processor: the option `id`, or the function's name. Refuses options that do not exist."""
+def name_processor(function: Callable[..., Any], options: Options, kind: str = "processor") -> str:
+    """The id of a processor: the option `id`, or the function's name. Refuses options that do not exist.
+
+    `kind`: what messages call it.
+    """
     name = options.get("id", getattr(function, "__name__", ""))
     if not _PROCESSOR_ID.match(name):
         raise GraphError(
-            f"processor {name!r}: this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - "
+            f"{kind} {name!r}: this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - "
             "(a dot would run into the graph's name)"
         )
     known = Options.__annotations__

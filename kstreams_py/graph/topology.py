@@ -52,6 +52,15 @@ from kstreams_py.graph.declarations import (
 )
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
+from kstreams_py.graph.pipelines import (
+    Mode,
+    Pipeline,
+    Table,
+    check_function,
+    choose_mode,
+    parse_interval,
+)
+from kstreams_py.graph.pipelines import check_target as check_table
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Sink
 
@@ -84,10 +93,16 @@ class Graph:
         retry: Retry | None = None,
     ) -> None:
         self.name = name
+        self.beginnings = f"{RESERVED}ks.{name}.beginnings"
+        """The topic that records which partitions the processors have begun to read."""
+        self.replayed = f"{RESERVED}ks.{name}.replayed"
+        """The topic that marks the dead letters whose step was replayed: operations/marks.py."""
         self._topics: dict[str, Topic] = {}
         self._dead_letters: dict[str, Topic | str] = {}
         """By name a topic of dead letters; its cluster while it is not declared and nothing has asked for it."""
         self._processors: dict[str, Processor] = {}
+        self.pipelines: tuple[Pipeline, ...] = ()
+        """All pipelines, in the order of their declaration."""
         self._options = Options(
             guarantee=guarantee,
             durability=durability,
@@ -242,6 +257,52 @@ class Graph:
         """
         return self._declare(topics, None, options, least=2 if alts else 1, alts=alts, target=to)
 
+    def pipeline(
+        self,
+        *topics: End,
+        to: Table,
+        id: str | None = None,  # noqa: A002 as of processors
+        mode: Mode | str = Mode.COMPLETE,
+        key: Sequence[str] = (),
+        every: str = "1 minute",
+    ) -> Callable[[Function], Function]:
+        """Declares a function of Spark DataFrames, one of each topic, that returns the rows of a table.
+
+        `kstreams pipeline run` calls it, and stores its rows once, whenever its process dies.
+
+        - `to`: where the table is: `ks.Parquet(directory)` or `ks.PostgreSQL(url, table=...)`.
+        - `id`: by default the name of the function.
+        - `mode`: "complete" reads all of history and replaces the table; "append" and "upsert" read what is new since
+          the last run, and add its rows, or replace those with the same key.
+        - `key`: the columns that tell rows apart.
+        - `every`: the time between two runs of `--follow`.
+
+        Raises GraphError.
+        """
+
+        def declare(function: Function) -> Function:
+            name = name_processor(function, {} if id is None else {"id": id}, "pipeline")
+            what = f"pipeline {name!r}"
+            if name in self._names():
+                raise GraphError(f"{what} is declared twice: give one of the two another id=")
+            reads = self._resolve(what, topics)
+            check_ends(what, reads, None, 1)
+            check_function(what, function, reads)
+            chosen, columns = choose_mode(what, mode, key)
+            target = check_table(what, to, chosen)
+            if elsewhere := next((topic for topic in reads if topic.cluster), None):
+                raise GraphError(
+                    f"{what}: topic {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name one of the graph's own"
+                )
+            if taken := next((other for other in self.pipelines if other.target == target), None):
+                raise GraphError(f"{what} writes to {target}, as {taken} does: give each a target of its own")
+            interval = parse_interval(what, every)
+            owner = f"{self.name}.{name}"
+            self.pipelines += (Pipeline(name, owner, reads, function, target, chosen, columns, interval),)
+            return function
+
+        return declare
+
     def _declare(
         self,
         inputs: Many,
@@ -257,7 +318,7 @@ class Graph:
         def declare(function: Function) -> Function:
             chosen = Options(**{**self._options, **options})
             what = f"processor {(name := name_processor(function, options))!r}"
-            if name in self._processors:
+            if name in self._names():
                 raise GraphError(f"{what} is declared twice: give one of the two another id=")
             reads, writes = self._resolve(what, inputs), self._resolve(what, outputs or ())
             check_ends(what, reads, None if outputs is None else writes, least)
@@ -293,6 +354,9 @@ class Graph:
             return function
 
         return declare
+
+    def _names(self) -> set[str]:
+        return {*self._processors, *(pipeline.id for pipeline in self.pipelines)}
 
     def _add(self, what: str, processor: Processor) -> None:
         if (why := RULES[processor.guarantee].refused.get(processor.durability)) is not None:
@@ -342,16 +406,6 @@ class Graph:
         """All processors, in the order of their declaration."""
         return tuple(self._processors.values())
 
-    @property
-    def beginnings(self) -> str:
-        """The topic that records which partitions the processors have begun to read."""
-        return f"{RESERVED}ks.{self.name}.beginnings"
-
-    @property
-    def replayed(self) -> str:
-        """The topic that marks the dead letters whose step was replayed: operations/marks.py."""
-        return f"{RESERVED}ks.{self.name}.replayed"
-
     def journal(self, processor: Processor) -> str | None:
         """The topic where a processor records its deliveries, or an alts its choices, before its functions run.
 
@@ -365,9 +419,12 @@ class Graph:
         """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""
         return f"{RESERVED}ks.{self.name}.{processor.id}.delivered" if processor.cluster else None
 
-    def validate(self) -> None:
-        """Checks what no single declaration shows, before anything starts. Raises GraphError."""
-        if not self._processors:
+    def validate(self, *, needs_processors: bool = True) -> None:
+        """Checks what no single declaration shows, before anything starts. Raises GraphError.
+
+        - `needs_processors`: a graph that has only pipelines is refused.
+        """
+        if not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
         self.check_partitions(_declared_partitions(self.topics))
 
@@ -441,6 +498,11 @@ class Graph:
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
             lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
+        lines += ["", "pipelines"] if self.pipelines else []
+        for pipeline in self.pipelines:
+            lines.append(f"  {pipeline.id}: {pipeline.mode}, every {pipeline.every} s")
+            lines.append(f"    {'reads':12}  {', '.join(map(str, pipeline.inputs))}")
+            lines.append(f"    {'keeps':12}  {pipeline.target}")
         return "\n".join(lines)
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError, SettingsError
-from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, Member, Pending, positions_partition
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, GroupOffsets, Member, Pending, positions_partition
 from kstreams_py.kafka.transactions import Coordinated, OpenTransaction, Writer, match
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
 
 T = TypeVar("T")
@@ -211,38 +211,22 @@ class GroupAdmin(Requests):
             return Pending(group, pinned, kept_in, unknown=str(error))
 
     def unstable(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
-        """The partitions whose offset is pending in a transaction.
+        """The partitions whose offset is pending in a transaction."""
+        return self._ask_offsets(group, lambda client: _fetch_offsets(client, group, partitions, stable=True)[1])
 
-        confluent-kafka 2.16 is not used: its list_consumer_group_offsets ends the process (SIGSEGV) if the coordinator
-        answers with an error, which it passes to a consumer that an admin client does not have.
-        """
+    def offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
+        """See contracts.Cluster. The answer to one request is of one moment."""
 
-        def ask(client: Any) -> tuple[TopicPartition, ...]:
-            from kafka import errors  # noqa: PLC0415
-            from kafka.protocol.consumer import OffsetFetchRequest  # noqa: PLC0415
+        def ask(client: Any) -> GroupOffsets:
+            committed, pending = _fetch_offsets(client, group, partitions, stable=True)
+            if pending:
+                committed = _fetch_offsets(client, group, partitions, stable=False)[0]
+            return GroupOffsets(committed, frozenset(pending))
 
-            of_group = OffsetFetchRequest.OffsetFetchRequestGroup
-            numbers: dict[str, list[int]] = {}
-            for topic, number in sorted(partitions):
-                numbers.setdefault(topic, []).append(number)
-            topics = [of_group.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in numbers.items()]
-            request = OffsetFetchRequest(
-                groups=[of_group(group_id=group, topics=topics)], require_stable=True, min_version=8, max_version=8
-            )
+        return self._ask_offsets(group, ask)
 
-            async def send() -> Any:
-                return await client._manager.send(request, node_id=await client._find_coordinator_id(group))
-
-            (answer,) = client._manager.run(send).groups
-            found = {
-                TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions
-            }
-            for code in (answer.error_code, *found.values()):
-                if code not in (errors.NoError.errno, errors.UnstableOffsetCommitError.errno):
-                    raise errors.for_code(code)(f"offsets of group {group!r}")
-            return tuple(tp for tp, code in sorted(found.items()) if code == errors.UnstableOffsetCommitError.errno)
-
-        return self.ask(f"reading the offsets of group {group!r}", "DESCRIBE on the group and its topics", ask)
+    def _ask_offsets(self, group: str, call: Callable[[Any], T]) -> T:
+        return self.ask(f"reading the offsets of group {group!r}", "DESCRIBE on the group and its topics", call)
 
     def positions_partition(self, group: str) -> TopicPartition:
         """The partition that keeps the committed offsets of a group."""
@@ -265,6 +249,41 @@ class GroupAdmin(Requests):
         return self.ask(
             f"listing the transactions that are open on {partition}", f"READ on topic {partition.topic}", ask
         )
+
+
+def _fetch_offsets(
+    client: Any, group: str, partitions: Collection[TopicPartition], *, stable: bool
+) -> tuple[Positions, tuple[TopicPartition, ...]]:
+    """The committed offsets of a group; with `stable`, without partitions whose offset is pending, and these.
+
+    confluent-kafka 2.16 is not used: its list_consumer_group_offsets ends the process (SIGSEGV) if the coordinator
+    answers with an error, which it passes to a consumer that an admin client does not have.
+    """
+    from kafka import errors  # noqa: PLC0415
+    from kafka.protocol.consumer import OffsetFetchRequest  # noqa: PLC0415
+
+    of_group = OffsetFetchRequest.OffsetFetchRequestGroup
+    numbers: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        numbers.setdefault(topic, []).append(number)
+    topics = [of_group.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in numbers.items()]
+    request = OffsetFetchRequest(
+        groups=[of_group(group_id=group, topics=topics)], require_stable=stable, min_version=8, max_version=8
+    )
+
+    async def send() -> Any:
+        return await client._manager.send(request, node_id=await client._find_coordinator_id(group))
+
+    (answer,) = client._manager.run(send).groups
+    found = {TopicPartition(t.name, p.partition_index): p for t in answer.topics for p in t.partitions}
+    for code in (answer.error_code, *(p.error_code for p in found.values())):
+        if code not in (errors.NoError.errno, errors.UnstableOffsetCommitError.errno):
+            raise errors.for_code(code)(f"offsets of group {group!r}")
+    unstable = errors.UnstableOffsetCommitError.errno
+    return (
+        {tp: p.committed_offset for tp, p in sorted(found.items()) if p.committed_offset >= 0},
+        tuple(tp for tp, p in sorted(found.items()) if p.error_code == unstable),
+    )
 
 
 def _group_info(found: Mapping[str, Any]) -> GroupInfo:

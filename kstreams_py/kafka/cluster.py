@@ -18,7 +18,7 @@ from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
 from kstreams_py.kafka.errors import ClientLog, warn_if_untested
 from kstreams_py.kafka.group_description import GroupReader
-from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupOffsets, Pending, positions_partition
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.kafka.reader import Reader
@@ -208,6 +208,9 @@ class KafkaCluster(_Reading):
             return False
         admin = GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS))
         return admin.remove(consumer.group, {instance: member})[instance]
+
+    def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
+        return GroupAdmin(self._settings).offsets(group, partitions)
 
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
         return GroupAdmin(self._settings).pending(group, partitions)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from kstreams_py.kafka.groups import Pending
+from kstreams_py.kafka.groups import GroupOffsets, Pending
 from kstreams_py.kafka.membership import Membership
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
@@ -162,7 +162,34 @@ class TopicInfo:
     settings: Mapping[str, str]
 
 
-class Cluster(Protocol):
+class Partitions(Protocol):
+    """Reads partitions without a group."""
+
+    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
+        """The first offset of each partition.
+
+        - `since`: that of the first record with this timestamp (milliseconds since 1970) or a later one; the end of the
+          partition if it has none.
+        """
+
+    def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
+        """The last stable offset of each partition; without `committed`, the offset after its last record."""
+
+    def newest(self, partition: TopicPartition) -> Message | None:
+        """The newest committed record of a partition; None if it has none."""
+
+    def read(
+        self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
+    ) -> Sequence[Message]:
+        """Committed records of a partition, in order.
+
+        - `start`: the first offset that is read.
+        - `limit`: the most records to return; None for all.
+        - `committed`: without it, also records of transactions that are open or aborted.
+        """
+
+
+class Cluster(Partitions, Protocol):
     """A Kafka cluster."""
 
     def named(self, name: str) -> Cluster:
@@ -198,6 +225,9 @@ class Cluster(Protocol):
         Returns whether it was removed: a membership that this consumer does not hold (any more) is left alone.
         """
 
+    def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
+        """The committed offsets of a group, also of partitions that have an offset pending in a transaction."""
+
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
         """Which of these partitions have an offset that is pending in a transaction, and the open transactions."""
 
@@ -220,29 +250,6 @@ class Cluster(Protocol):
 
     def offsets_retention_minutes(self) -> int | None:
         """Minutes for which the cluster keeps the committed offsets of a group without members; None if unknown."""
-
-    def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
-        """The first offset of each partition.
-
-        - `since`: that of the first record with this timestamp (milliseconds since 1970) or a later one; the end of the
-          partition if it has none.
-        """
-
-    def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
-        """The last stable offset of each partition; without `committed`, the offset after its last record."""
-
-    def newest(self, partition: TopicPartition) -> Message | None:
-        """The newest committed record of a partition; None if it has none."""
-
-    def read(
-        self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
-    ) -> Sequence[Message]:
-        """Committed records of a partition, in order.
-
-        - `start`: the first offset that is read.
-        - `limit`: the most records to return; None for all.
-        - `committed`: without it, also records of transactions that are open or aborted.
-        """
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
         """Deletes the records before the offset `before`."""

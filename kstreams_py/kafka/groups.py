@@ -8,7 +8,7 @@ from typing import Final
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.transactions import OpenTransaction
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Positions, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,18 @@ def members_of(graph: str, groups: Mapping[str, GroupInfo], slots: Collection[in
 
 POSITIONS_TOPIC: Final = "__consumer_offsets"
 """The topic in which brokers keep the committed offsets of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """The committed offsets of a group as of one moment: of each transaction all of them or none.
+
+    - `committed`: without partitions that have none; what is pending does not count.
+    - `pending`: the partitions whose offset was pending in a transaction just before.
+    """
+
+    committed: Positions
+    pending: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

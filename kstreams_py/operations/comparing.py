@@ -11,6 +11,7 @@ from typing import Final
 from kstreams_py.errors import Retriable
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.hashes import hash_prefix, joined_hash
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.audit_report import Report
@@ -23,7 +24,6 @@ from kstreams_py.operations.reading import LetterReader
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.committers import open_journal
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.hashes import hash_prefix, joined_hash
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.topics import ask_clusters
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition

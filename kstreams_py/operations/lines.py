@@ -22,7 +22,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.described import Describer
 from kstreams_py.operations.letters import parse
-from kstreams_py.records import HASH_HEADER, Message
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Message
 
 FIELDS: Final = ("value", "key", "headers", "partition", "timestamp", "topic", "offset")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -219,7 +219,7 @@ def show_instant(milliseconds: int) -> Any:
 def _show_header(name: str, data: bytes | None) -> Any:
     if data is None:
         return None
-    return {HEX: data.hex()} if name == HASH_HEADER else show_data(data)
+    return {HEX: data.hex()} if name in (HASH_HEADER, PLACE_HEADER) else show_data(data)
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from kstreams_py.errors import DecodeError, GraphError, TopicError, UserMistake
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
@@ -15,7 +16,6 @@ from kstreams_py.operations.marks import marked_place
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.processing.topics import ask_clusters, find_topics
 from kstreams_py.records import Message, TopicPartition
 

@@ -10,13 +10,13 @@ from typing import Final
 from kstreams_py.errors import RecordRefused, RecordTooLarge
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter
 from kstreams_py.processing.calls import open_calls
 from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.hashes import pack_offset
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.plan import Intake
 from kstreams_py.processing.runner import Runner

@@ -8,7 +8,6 @@ plan             rule     an intake of steps goes into the functions, a plan of 
 task             rule     one processor on one partition number, and the records that wait in it
 ready            rule     steps that are ready to be run, by arrival or by partition
 tasks            rule     routes records to tasks, and takes the steps that are ready
-hashes           rule     the delivery hash of a step
 rows             rule     makes rows of the results of a step, for a sink's target
 outputs          rule     makes records of the results of a step
 retries          rule     which failures are tried again, and how often they were

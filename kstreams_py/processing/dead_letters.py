@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.records import HASH_HEADER, Headers, Inputs
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Inputs
 
 Content = dict[str, Any]
 """A dead letter's value before it is encoded, by schemas/dead_letter.avsc."""
@@ -46,12 +46,16 @@ def _utf8(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A step whose function (or serde) raised: the records read, the delivery hash, the exception, the attempts."""
+    """A step whose function (or serde) raised: the records read, the delivery hash, the exception, the attempts.
+
+    - `place`: the step's place, where the delivery hash has none; None elsewhere.
+    """
 
     inputs: Inputs
     delivery_hash: bytes
     error: Exception
     attempts: int = 1
+    place: bytes | None = None
 
     def __str__(self) -> str:
         read = ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
@@ -111,6 +115,8 @@ class DeadLetters:
             ("ks-proc", self.processor.encode()),
             ("ks-error", type(error).__name__.encode()),
         ]
+        if failure.place is not None:
+            headers.append((PLACE_HEADER, failure.place))
         if failure.attempts > 1:
             headers.append((ATTEMPTS_HEADER, str(failure.attempts).encode()))
         if self.trace is not None:

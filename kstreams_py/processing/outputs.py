@@ -13,9 +13,9 @@ from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.rows import Rows, size_of
-from kstreams_py.records import HASH_HEADER, KEEP, Headers, Inputs, Message, Out
+from kstreams_py.records import HASH_HEADER, KEEP, PLACE_HEADER, Headers, Inputs, Message, Out
 
-OWN_HEADERS: Final = frozenset({HASH_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
+OWN_HEADERS: Final = frozenset({HASH_HEADER, PLACE_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
 
 _VALUE: Final = itemgetter(1)
@@ -32,8 +32,12 @@ class Outputs:
     one output topic; None for all others.
     """
 
-    def __init__(self, processor: Processor, registry: Registry) -> None:
+    def __init__(
+        self, processor: Processor, registry: Registry, place: Callable[[Inputs], bytes] | None = None
+    ) -> None:
+        """`place` returns the place of a step that its outputs name in a header; None if they name none."""
         self._processor = processor
+        self._place = place
         self._topics = [topic.name for topic in processor.outputs]
         self._encode = {t.name: encoder(t.value, registry, f"{t.name}-value") for t in processor.outputs}
         self._encode_key = {t.name: encoder(t.key, registry, f"{t.name}-key") for t in processor.outputs}
@@ -88,6 +92,8 @@ class Outputs:
         headers = _carry((lead.headers() or []) if out.headers is KEEP else _checked_headers(out.headers))
         if self._processor.hash_header:
             headers.append((HASH_HEADER, digest))
+            if self._place is not None:
+                headers.append((PLACE_HEADER, self._place(inputs)))
         latest = max(m.timestamp()[1] for m in inputs)
         timestamp = latest if out.timestamp is KEEP else _checked_timestamp(out.timestamp)
         return (topic, data, key, -1, None, None, max(timestamp, 0), headers)

@@ -10,10 +10,11 @@ from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRef
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.retry import Then
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.dead_letters import DeadLetters, Failure
-from kstreams_py.processing.hashes import pack_offset
 from kstreams_py.processing.outputs import Outputs, are_many, decoder, is_same, value_bytes
 from kstreams_py.processing.plan import Again, Intake, Part, Plan, partition_of, partitions_of, read_by
 from kstreams_py.processing.retries import Retries
@@ -48,7 +49,8 @@ class Runner:
         self._ledger = tasks.ledger
         self._joins = processor.joins
         self._sink = processor.ignores_results
-        self._outputs = Outputs(processor, registry)
+        self._names_place = processor.joins and processor.guarantee is Guarantee.EXACTLY_ONCE
+        self._outputs = Outputs(processor, registry, self._place if self._names_place else None)
         self._decode = {t.name: decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
         self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
         self._dead_letters = dead_letters
@@ -313,11 +315,19 @@ class Runner:
 
     def _add_dead_letter(self, inputs: Inputs, error: Exception, plan: Plan, attempts: int = 1) -> None:
         """Writes the dead letter of a step."""
-        failure = Failure(inputs, self._tasks.delivery_hash(inputs), error, attempts)
+        failure = self._failure(inputs, error, attempts)
         if self._dead_letters is not None:
             plan.outputs.append(self._dead_letters.of(failure))
             plan.dead_letters += 1
         plan.failures.append(failure)
+
+    def _place(self, inputs: Inputs) -> bytes:
+        """The place of a step: the delivery hash that its first input alone would have."""
+        return self._tasks.delivery_hash(inputs[:1])
+
+    def _failure(self, inputs: Inputs, error: Exception, attempts: int = 1) -> Failure:
+        place = self._place(inputs) if self._names_place else None
+        return Failure(inputs, self._tasks.delivery_hash(inputs), error, attempts, place)
 
     # Outputs that a topic refuses.
 
@@ -353,7 +363,7 @@ class Runner:
             return None
         if (owner := self._owner(output, plan)) is None:
             return None
-        failure = Failure(owner, self._tasks.delivery_hash(owner), mistake)
+        failure = self._failure(owner, mistake)
         if self._tracing is None:
             return self._dead_letters.of(failure)
         with self._tracing.resume(output[7] or ()):

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.plan import Intake, partition_of, partitions_of
 from kstreams_py.processing.ready import Ready, ReadyByPartition

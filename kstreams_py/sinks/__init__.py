@@ -7,6 +7,7 @@ sqlite      adapter  a table in SQLite
 postgresql  adapter  a table in PostgreSQL
 redis       adapter  keys in Redis
 manifest    rule     what is published of a directory of Parquet files
+directory   adapter  a directory of files that one manifest publishes
 parquet     adapter  Parquet files
 """
 

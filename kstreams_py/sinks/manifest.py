@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kstreams_py.records import Positions, TopicPartition
 
@@ -30,11 +30,13 @@ class Manifest(NamedTuple):
     - `columns`: the name of the type of each column.
     - `positions`: the next offsets, by consumer.
     - `files`: those that have the rows of all records below these offsets.
+    - `pipeline`: of a pipeline's table its owner and its runs, as spark/runs.py reads them; None for one of sinks.
     """
 
     columns: Mapping[str, str]
     positions: Mapping[str, Positions] = {}
     files: tuple[DataFile, ...] = ()
+    pipeline: Mapping[str, Any] | None = None
 
     def with_write(self, consumer: str, positions: Positions, added: Sequence[DataFile]) -> Manifest:
         """The manifest after a write: the consumer's other positions stay."""
@@ -55,6 +57,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             for consumer, positions in sorted(manifest.positions.items())
         },
         "files": [list(file) for file in manifest.files],
+        **({} if manifest.pipeline is None else {"pipeline": manifest.pipeline}),
     }
     return json.dumps(content, indent=1).encode()
 
@@ -69,7 +72,8 @@ def decode_manifest(content: bytes) -> Manifest:
             consumer: {TopicPartition(topic, partition): offset for topic, partition, offset in stored}
             for consumer, stored in read["positions"].items()
         }
-        return Manifest(read["columns"], positions, tuple(DataFile(*file) for file in read["files"]))
+        files = tuple(DataFile(*file) for file in read["files"])
+        return Manifest(read["columns"], positions, files, read.get("pipeline"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no manifest: {error!r}") from error
 

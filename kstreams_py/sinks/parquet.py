@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import errno
-import os
-import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from filelock import FileLock, Timeout
-
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
+from kstreams_py.graph.pipelines import Mode
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.sinks.columns import (
@@ -29,21 +23,11 @@ from kstreams_py.sinks.columns import (
     name_type,
     split_columns,
 )
-from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged, decode_manifest, encode_manifest
+from kstreams_py.sinks.directory import DATA, Directory, reported
+from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_DATA: Final = "_data"
-"""The directory of the files: Spark passes over names that begin so, when it is told to read the directory above."""
-
-_MANIFEST: Final = "_manifest.json"
-
-LOCK_SECONDS: Final = 5.0
-"""How long a writer waits for others that publish."""
-
-KEPT_SECONDS: Final = 3600.0
-"""How long files stay that are not published, or not any more: a reader may have their names from an older manifest."""
 
 _DICTIONARY_ROWS: Final = 50_000
 
@@ -58,16 +42,6 @@ _TYPES: Final[dict[type, Taken]] = {
     datetime.date: Taken(frozenset({datetime.date})),
 }
 
-_REMEDIES: Final = {
-    errno.ENOSPC: "free space on its disk",
-    errno.EDQUOT: "free space in its quota",
-    errno.EFBIG: "raise the limit of file sizes",
-    errno.EACCES: "give this user the right to write it",
-    errno.EPERM: "give this user the right to write it",
-    errno.EROFS: "name a directory that can be written",
-    errno.ENOTDIR: "name a directory",
-}
-
 
 @dataclass(frozen=True, init=False)
 class Parquet:
@@ -79,7 +53,8 @@ class Parquet:
 
     - `directory`: made if it is missing.
     - `columns`: a mapping of name to Python type: str, int (64 bits), float, bool, bytes, Decimal (38 digits, 18 of
-      them after the point, as in Spark), date, and datetime with a time zone.
+      them after the point, as in Spark), date, and datetime with a time zone. None for a pipeline, whose rows have
+      their own.
 
     Raises SettingsError if the columns are not possible.
     """
@@ -88,8 +63,8 @@ class Parquet:
     columns: tuple[str, ...]
     types: tuple[type, ...]
 
-    def __init__(self, directory: Path | str, *, columns: Mapping[str, type]) -> None:
-        names, types = split_columns(columns, _TYPES)
+    def __init__(self, directory: Path | str, *, columns: Mapping[str, type] | None = None) -> None:
+        names, types = ((), ()) if columns is None else split_columns(columns, _TYPES)
         if None in types:
             raise SettingsError(f"a Parquet sink needs the types of its columns: columns={{{names[0]!r}: str, ...}}")
         vars(self).update(directory=Path(directory), columns=names, types=types)
@@ -99,6 +74,11 @@ class Parquet:
         """The next offsets, which are in the manifest."""
         return Evidence.OFFSETS
 
+    @property
+    def pipeline_modes(self) -> Collection[Mode]:
+        """All."""
+        return tuple(Mode)
+
     def __str__(self) -> str:
         return f"{self.directory}"
 
@@ -107,8 +87,9 @@ class Parquet:
 
         Raises SinkUnavailable if the manifest cannot be read.
         """
-        with _reported(self):
-            return [self.directory / _DATA / file.name for file in _read_manifest(self).files]
+        with reported(self):
+            manifest = Directory(self.directory).read()
+            return [self.directory / DATA / file.name for file in manifest.files] if manifest is not None else []
 
     def open(self, consumer: str) -> ParquetConnection:
         """Makes the directory if it is missing. `consumer`: owns the stored offsets.
@@ -139,28 +120,26 @@ class ParquetConnection:
             [(name, _arrow_type(pa, kind)) for name, kind in zip(sink.columns, sink.types, strict=True)]
         )
         self._table(())  # pyarrow imports pandas with its first array, which is not to delay a write
-        self._syncing = ThreadPoolExecutor(4, "parquet-sync")
-        self._data = sink.directory / _DATA
-        with _reported(sink):
-            self._data.mkdir(parents=True, exist_ok=True)
-            _sync(sink.directory.absolute().parent)
-            _sync(sink.directory)
-            with self._locked():
-                self._sweep(self._read())
+        self._directory = Directory(sink.directory)
+        self._data = self._directory.data
+        with reported(sink):
+            self._directory.prepare()
+            with self._directory.locked():
+                self._directory.sweep(self._read())
 
     def positions(self, partitions: Collection[TopicPartition]) -> Positions:
         """Reads the published next offsets of these partitions."""
-        with _reported(self._sink):
+        with reported(self._sink):
             return self._stored(self._read(), partitions)
 
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
         """Publishes rows and positions by one manifest; returns how many rows are new: all of them."""
         check_rows(rows, self._sink.columns, self._accepted)
         table = self._table(rows)
-        with _reported(self._sink):
+        with reported(self._sink):
             staged = self._stage(table) if rows else None
             try:
-                with self._locked():
+                with self._directory.locked():
                     manifest = self._read()
                     check_expected(str(self._sink), self._stored(manifest, {*positions, *expected}), expected)
                     self._publish(manifest, staged, positions)
@@ -172,7 +151,7 @@ class ParquetConnection:
 
     def close(self) -> None:
         """Ends the threads that sync files."""
-        self._syncing.shutdown()
+        self._directory.close()
 
     def _publish(self, manifest: Manifest, staged: DataFile | None, positions: Positions) -> None:
         """Replaces the manifest, and merges files if there are enough of one size. Needs the lock."""
@@ -185,14 +164,9 @@ class ParquetConnection:
             read = [self._parquet.ParquetFile(self._data / file.name).read(use_threads=False) for file in merged]
             written.append(self._stage(self._pa.concat_tables(read)))
             following = following.with_merge(merged, written[-1])
-        path = self._sink.directory / f"{_MANIFEST}.new"
-        path.write_bytes(encode_manifest(following))
-        # at once, since a disk flushes once for all that ask it together: 2 ms, and one after the other 7 ms
-        list(self._syncing.map(_sync, [*(self._data / file.name for file in written), self._data, path]))
-        path.replace(self._sink.directory / _MANIFEST)
-        _sync(self._sink.directory)
+        self._directory.replace(manifest, following, [self._data / file.name for file in written])
         if merged:
-            self._sweep(following)
+            self._directory.sweep(following)
 
     def _stage(self, table: pa.Table) -> DataFile:
         """Writes a data file, under a name that no manifest has yet."""
@@ -224,8 +198,12 @@ class ParquetConnection:
 
     def _read(self) -> Manifest:
         """The published manifest. Raises SettingsError if it has other columns."""
-        manifest = _read_manifest(self._sink)
         declared = _typed(self._sink)
+        manifest = self._directory.read() or Manifest(declared)
+        if manifest.pipeline is not None:
+            raise SettingsError(
+                f"{self._sink} is the table of pipeline {manifest.pipeline['owner']!r}: name another directory"
+            )
         if dict(manifest.columns) != declared:
             raise SettingsError(
                 f"{self._sink} has the columns {_shown(manifest.columns)}, and the sink stores {_shown(declared)}: "
@@ -236,45 +214,6 @@ class ParquetConnection:
     def _stored(self, manifest: Manifest, partitions: Collection[TopicPartition]) -> Positions:
         stored = manifest.positions.get(self._consumer, {})
         return {tp: stored[tp] for tp in partitions if tp in stored}
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with FileLock(self._sink.directory / "_lock", timeout=LOCK_SECONDS):
-                yield
-        except Timeout as error:
-            raise SinkUnavailable(
-                f"{self._sink} is locked: another writer has published for more than {LOCK_SECONDS:g} s",
-                may_return=True,
-            ) from error
-
-    def _sweep(self, manifest: Manifest) -> None:
-        """Removes old files that the manifest does not have: merged, or of a writer that died. Needs the lock."""
-        published = {file.name for file in manifest.files}
-        for path in self._data.iterdir():
-            if path.name not in published and path.stat().st_mtime < time.time() - KEPT_SECONDS:
-                path.unlink()
-
-
-def _read_manifest(sink: Parquet) -> Manifest:
-    path = sink.directory / _MANIFEST
-    try:
-        return decode_manifest(path.read_bytes())
-    except FileNotFoundError:
-        return Manifest(_typed(sink))
-    except ValueError as error:
-        raise SinkUnavailable(f"{path}: {error}: restore it, or move the directory away, then start again") from error
-
-
-@contextlib.contextmanager
-def _reported(sink: Parquet) -> Iterator[None]:
-    """Raises SinkUnavailable, with the remedy, for errors of the file system."""
-    try:
-        yield
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "check its disk")
-        reason = os.strerror(error.errno) if error.errno else str(error)  # pyarrow's text repeats it
-        raise SinkUnavailable(f"{sink}: {reason}: {remedy}, then start again") from error
 
 
 def _typed(sink: Parquet) -> dict[str, str]:
@@ -297,12 +236,3 @@ def _arrow_type(pa: Any, kind: type) -> Any:
         datetime.date: pa.date32(),
     }
     return types[kind]
-
-
-def _sync(path: Path) -> None:
-    """Makes a file durable, or the names in a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.graph.pipelines import Mode
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.sinks.columns import (
@@ -101,7 +102,7 @@ class PostgreSQL:
     - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. Not that of a pooler in
       transaction mode.
     - `table`: its name, with its schema if it is not on the search path: `"schema.table"`.
-    - `columns`: names, or a mapping of name to Python type.
+    - `columns`: names, or a mapping of name to Python type. None for a pipeline, whose rows have their own.
     - `evidence`: "hash" stores `delivery_hash` (bytea) as the primary key; "offsets" stores only the columns, and the
       offsets in the table `kstreams_offsets` of the same schema.
 
@@ -115,14 +116,21 @@ class PostgreSQL:
     types: Types
     evidence: Evidence
 
-    def __init__(self, url: str, *, table: str, columns: Columns, evidence: Evidence | str = Evidence.HASH) -> None:
+    def __init__(
+        self, url: str, *, table: str, columns: Columns | None = None, evidence: Evidence | str = Evidence.HASH
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("postgresql", "postgres"):
             raise SettingsError("a PostgreSQL sink needs a URL: postgresql://user:password@host:port/database")
         name = f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        names, types = split_columns(columns, _TYPES)
+        names, types = ((), ()) if columns is None else split_columns(columns, _TYPES)
         kept = read_evidence(evidence, tuple(Evidence))
         vars(self).update(url=url, name=name, table=table, columns=names, types=types, evidence=kept)
+
+    @property
+    def pipeline_modes(self) -> Collection[Mode]:
+        """All."""
+        return tuple(Mode)
 
     def __str__(self) -> str:
         return f"{self.name}: table {self.table}"

@@ -4,13 +4,35 @@ In reading order:
 
 sessions        adapter  session(): a SparkSession with Kafka and Avro
 reader_options  adapter  options(): where a reader of a topic starts and ends, and how it connects to the brokers
+cuts            rule     Cut: records of several topics between which no transaction is torn
+cut_files       adapter  a cut as a file
+cutting         acts     cut(): asks the cluster, in the order that tears no transaction
+cut_filters     adapter  what is inside a cut, as an expression of Spark
 views           adapter  view() and stream(): committed records as columns
 json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled
+runs            rule     the runs of a pipeline as its target stores them
+frames          adapter  a pipeline's function called, and Spark's errors as messages
+targets/                 tables of pipelines
+runner          acts     runs pipelines: rows and cut in one step of the target
 """
 
+from kstreams_py.spark.cut_files import read_cut, write_cut
+from kstreams_py.spark.cuts import Cut
+from kstreams_py.spark.cutting import cut
 from kstreams_py.spark.json_columns import json_columns, sampled_schema
 from kstreams_py.spark.reader_options import options
 from kstreams_py.spark.sessions import session
 from kstreams_py.spark.views import stream, view
 
-__all__ = ["json_columns", "options", "sampled_schema", "session", "stream", "view"]
+__all__ = [
+    "Cut",
+    "cut",
+    "json_columns",
+    "options",
+    "read_cut",
+    "sampled_schema",
+    "session",
+    "stream",
+    "view",
+    "write_cut",
+]

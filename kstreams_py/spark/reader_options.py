@@ -23,7 +23,7 @@ Spark does not show secrets in its logs, but `explain()` of a *stream* prints al
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -140,6 +140,12 @@ def options(
     if max_offsets_per_trigger is not None:
         found["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
     return Options(found)
+
+
+def assigned(found: Options, topic_name: str, partitions: Collection[int]) -> Options:
+    """The options with these partitions alone: Spark refuses offsets of a topic that has more by now."""
+    others = {name: value for name, value in found.items() if name != "subscribe"}
+    return Options({**others, "assign": json.dumps({topic_name: sorted(partitions)})})
 
 
 def _bound(which: str, bound: Bound, topic_name: str) -> dict[str, str]:

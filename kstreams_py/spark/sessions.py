@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from kstreams_py.embedded.jars import cache_directory, cached, spark_artifacts
+from kstreams_py.embedded.jars import SCALA_VERSION, cache_directory, cached, pyspark_jars, spark_artifacts
 from kstreams_py.embedded.java import PREFERRED, SPARK_REMEDY, find_java, major_version
 from kstreams_py.errors import MissingSoftware
 
@@ -33,9 +33,10 @@ def session(
     - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`.
 
     Runs in two local threads if neither `conf` nor spark-submit sets a master.
-    Raises MissingSoftware without PySpark, or without a Java that it runs on.
+    Raises MissingSoftware without PySpark, without a Java that it runs on, or with a Spark for another Scala.
     """
     require_pyspark()
+    _check_scala()
     if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
             java = find_java(for_spark=True)
@@ -60,6 +61,11 @@ def session(
         return builder.getOrCreate()
     except Exception as error:
         _check_java(error)
+        if "spark.jars.packages" in ours:
+            raise MissingSoftware(
+                f"Spark did not start, with the jars that it fetches by itself ({coordinates()}): fetch them with "
+                f"`kstreams jars`: {str(error).strip().partition(chr(10))[0]}"
+            ) from error
         raise
 
 
@@ -87,6 +93,19 @@ def _has_master(conf: Mapping[str, str]) -> bool:
     """Whether a master is set: in `conf`, by spark-submit, or by its environment variables."""
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     return submitted or "spark.master" in conf or "SPARK_REMOTE" in os.environ
+
+
+def _check_scala() -> None:
+    """Raises MissingSoftware if the Spark of SPARK_HOME is for another Scala than the Kafka and Avro jars."""
+    home = os.environ.get("SPARK_HOME")
+    directory = Path(home, "jars") if home else pyspark_jars()
+    for jar in directory.glob("scala-library-*.jar"):
+        found = jar.stem.removeprefix("scala-library-")
+        if not found.startswith(f"{SCALA_VERSION}."):
+            raise MissingSoftware(
+                f"the Spark in {directory.parent} is for Scala {found}, and its Kafka and Avro jars are for Scala "
+                f"{SCALA_VERSION}: unset SPARK_HOME, or set it to a Spark for Scala {SCALA_VERSION}"
+            )
 
 
 def _check_java(error: Exception) -> None:

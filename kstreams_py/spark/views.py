@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from kstreams_py.errors import MissingSoftware, SchemaError, TopicError
+from kstreams_py.errors import InputLost, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.evolution import unreadable
 from kstreams_py.formats.registry import Registry
@@ -15,9 +15,11 @@ from kstreams_py.formats.schemas import content_id
 from kstreams_py.formats.serdes import Json, String
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.records import HASH_HEADER
+from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.settings import Settings
-from kstreams_py.spark.reader_options import Bound, Options, options
+from kstreams_py.spark.cut_filters import header_value, is_inside
+from kstreams_py.spark.cuts import Cut
+from kstreams_py.spark.reader_options import Bound, Options, assigned, options
 from kstreams_py.spark.sessions import coordinates, require_pyspark
 
 with suppress(ImportError):  # `require_pyspark` raises the error with the remedy
@@ -37,15 +39,16 @@ def view(
     *,
     registry: Registry | None = None,
     settings: Settings | None = None,
-    start: Bound | None = None,
-    end: Bound | None = None,
+    start: Bound | Cut | None = None,
+    end: Bound | Cut | None = None,
     flatten: bool = True,
 ) -> DataFrame:
     """Returns the committed records of a topic, decoded; each action reads them again.
 
     - `registry`: has the writers' Avro schemas under `<topic>-value`; None if all records have the topic's schema.
     - `settings`: Settings.load() by default.
-    - `start`, `end`: see Bound; 'earliest' and 'latest' by default.
+    - `start`, `end`: see Bound; 'earliest' and 'latest' by default. With a Cut as `end`, what is inside it; with an
+      earlier Cut as `start`, too, without what is inside that one. Each record then is in one of such views.
     - `flatten`: a column for each field of an Avro record; otherwise one column `value`.
 
     Columns are the value's fields, or `value` if it is not an Avro record, then META. Avro is decoded with the writer's
@@ -54,9 +57,12 @@ def view(
 
     A record that does not decode fails the query that reads it, with topic, partition, offset and remedy. Raises
     SchemaError for a field with the name of a column of META, SettingsError for an invalid bound, MissingSoftware for a
-    session without Kafka, BrokerUnavailable if no broker answers, and TopicError for a topic that does not exist.
+    session without Kafka, BrokerUnavailable if no broker answers, TopicError for a topic that does not exist or was
+    created again since the cut, and InputLost if records between two cuts, or of one, were deleted since.
     """
     settings = settings or Settings.load()
+    if isinstance(start, Cut) or isinstance(end, Cut):
+        return _columns(_load_cut(spark, topic.name, settings, start, end), topic, registry, flatten=flatten)
     found = options(topic.name, settings, start=start, end=end)
     df = _columns(_load(lambda: spark.read, found), topic, registry, flatten=flatten)
     _check_topic(topic.name, settings)
@@ -85,14 +91,47 @@ def stream(
     return df
 
 
-def _check_topic(name: str, settings: Settings) -> None:
-    """Asks the cluster for the topic: Spark tells of a broker that does not answer only in a query, after 48 s."""
+def _load_cut(
+    spark: SparkSession, name: str, settings: Settings, start: Bound | Cut | None, end: Bound | Cut | None
+) -> DataFrame:
+    """The records inside the cut `end`, without those inside the cut `start`."""
+    if not isinstance(end, Cut):
+        raise SettingsError("start is a cut, and end is none: make a later cut, and give it as end")
+    if not isinstance(start, Cut | None):
+        raise SettingsError(f"end is a cut, and start={start!r} is none: leave it out, or give an earlier cut")
+    spans = end.spans(name, start)
+    starts, ends = ({n: getattr(each, bound) for n, each in enumerate(spans)} for bound in ("start", "end"))
+    df = _load(lambda: spark.read, assigned(options(name, settings, start=starts, end=ends), name, starts))
+    df = df.where(is_inside(end, name))
+    if start is not None:
+        df = df.where(~is_inside(start, name))
+    _check_topic(name, settings, end.topic(name).topic_id, starts)
+    return df
+
+
+def _check_topic(
+    name: str, settings: Settings, topic_id: str | None = None, starts: Mapping[int, int] | None = None
+) -> None:
+    """Asks the cluster for the topic: Spark tells of a broker that does not answer only in a query, after 48 s.
+
+    - `topic_id`, `starts`: those of the topic in a cut; None without one.
+    """
     cluster = KafkaCluster(settings)
     try:
-        if not cluster.topics([name]):
+        found = cluster.topics([name]).get(name)
+        if found is None:
             raise TopicError(
                 f"topic {name!r} does not exist at {settings.bootstrap_servers}: correct its name or create it"
             )
+        if topic_id is not None and found.topic_id != topic_id:
+            raise TopicError(f"topic {name!r} was deleted and created again since the cut: make a new cut")
+        wanted = {TopicPartition(name, number): at for number, at in (starts or {}).items()}
+        for tp, first in sorted(cluster.starts(wanted).items()):
+            if first > wanted[tp]:
+                raise InputLost(
+                    f"{tp}: the records from offset {wanted[tp]} to {first - 1} were deleted since the cut: decide "
+                    "whether to do without them, and make a new cut"
+                )
     finally:
         cluster.close()
 
@@ -130,12 +169,11 @@ def _columns(df: DataFrame, topic: Topic, registry: Registry | None, *, flatten:
         values = [value[field].alias(field) for field in value_fields]
     else:
         values = [_without_mark(value, value_fields).alias("value")]
-    hashes = sf.filter("headers", lambda header: header["key"] == HASH_HEADER)
     return df.select(
         *values,
         _without_mark(key, key_fields).alias("key"),
         *META[1:-1],
-        sf.get(hashes, sf.lit(0))["value"].alias("delivery_hash"),
+        header_value(HASH_HEADER).alias("delivery_hash"),
     )
 
 

@@ -30,7 +30,7 @@ from kstreams_py.processing.calls import open_calls
 from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import IDLE_WAIT, Worker, open_worker
-from kstreams_py.records import HASH_HEADER, Headers, Message, Positions
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Positions
 from kstreams_py.settings import Settings
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
@@ -445,7 +445,7 @@ class TestDriver:
         topic, headers = m.topic(), m.headers() or []
         key, value = (self._decoded(m, role, data) for role, data in _roles(m.key(), m.value()))
         digests = [data for name, data in headers if name == HASH_HEADER]
-        kept = tuple((name, data) for name, data in headers if name != HASH_HEADER)
+        kept = tuple((name, data) for name, data in headers if name not in (HASH_HEADER, PLACE_HEADER))
         digest = digests[-1] if digests else None
         return Record(topic, m.partition(), m.offset(), key, value, kept, m.timestamp()[1], digest)
 

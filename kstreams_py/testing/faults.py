@@ -71,17 +71,28 @@ class Faults:
         self._network.pass_time()
         self._network.broker.delete_topic(topic)
 
-    def skip_markers(self, *places: TopicPartition | str) -> None:
-        """From now on, lets transactions hang in these partitions and groups: they get no markers. None: no longer."""
-        self._network.pass_time()
-        self._network.broker.without_markers = set(places)
-
-    def write_marker(self, transactional_id: str, place: TopicPartition | str, *, commits: bool) -> None:
-        """Ends a transaction that hangs in a partition or group."""
-        self._network.pass_time()
-        self._network.broker.write_marker(transactional_id, place, commits=commits)
-
     def forget_positions(self, group: str) -> None:
         """Deletes a group's committed offsets, as a broker does after the group had no members for too long."""
         self._network.pass_time()
         self._network.broker.group(group).positions.clear()
+
+    def hold_markers(self, partition: TopicPartition) -> None:
+        """Holds back the markers of a partition until they are released; of committed offsets, those of POSITIONS.
+
+        Until then, the transaction is open there alone, and its producer begins no other one.
+        """
+        self._network.broker.markers.hold(partition)
+
+    def release_markers(self, partition: TopicPartition) -> None:
+        """Writes the markers of a partition that were held back."""
+        self._network.broker.markers.release(partition)
+
+    def skip_markers(self, *partitions: TopicPartition) -> None:
+        """From now on, gives these partitions alone no markers: what is open there hangs. POSITIONS: as above."""
+        self._network.pass_time()
+        self._network.broker.markers.skipped = set(partitions)
+
+    def end_hanging(self, transactional_id: str, partition: TopicPartition, *, commits: bool) -> None:
+        """Writes the marker that a partition did not get, as an operator does."""
+        self._network.pass_time()
+        self._network.broker.end_hanging(transactional_id, partition, commits=commits)

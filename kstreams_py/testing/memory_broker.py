@@ -38,6 +38,7 @@ from kstreams_py.kafka.membership import Owner, replaced
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
+from kstreams_py.testing.memory_markers import POSITIONS, Marker, Markers
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -106,13 +107,6 @@ class StoredMessage:
 
     def timestamp(self) -> tuple[int, int]:
         return 1, self._content.timestamp
-
-
-class Marker(NamedTuple):
-    """The end of a transaction in a partition: it takes an offset, and readers do not see it."""
-
-    producer_id: int
-    commits: bool
 
 
 class Stamp(NamedTuple):
@@ -439,8 +433,7 @@ class Broker:
         self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
         self._marker_delay = marker_delay
-        self.without_markers: set[TopicPartition | str] = set()
-        """Partitions, and groups by their names, that get no markers: their transactions hang."""
+        self.markers = Markers(self._write_marker)
         self._now = 0.0
         self._ids = 0
 
@@ -521,6 +514,8 @@ class Broker:
         """
         held = self._of_epoch(transactional_id, epoch)
         self._write_markers(held)
+        if self.markers.are_late(held.producer_id):
+            raise Retriable(f"{transactional_id}: markers of its last transaction are not written yet")
         if partition is None:
             held.positions = True
         else:
@@ -579,31 +574,25 @@ class Broker:
             self._write_markers(held)
 
     def hanging(
-        self, transactional_id: str, partitions: Collection[TopicPartition]
+        self, transactional_id: str, partitions: Collection[TopicPartition], group: str
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Producer id and first offset of what this id has open on partitions, and its coordinator will not end."""
+        """Producer id and first offset of what this id has open on partitions, and its coordinator will not end.
+
+        - `group`: has an entry for POSITIONS if offsets of it are pending; "" for none.
+        """
         held = self._transactional.get(transactional_id)
-        if held is None:
+        if held is None or self.markers.are_late(held.producer_id):
             return {}
-        ending = held.partitions if held.since is not None or held.ends_at is not None else set()
-        starts = {tp: self.partition(tp).writers.get(held.producer_id) for tp in sorted(set(partitions) - ending)}
-        return {tp: (held.producer_id, start) for tp, start in starts.items() if start is not None}
+        is_ending = held.since is not None or held.ends_at is not None
+        starts = {tp: self.partition(tp).writers.get(held.producer_id) for tp in sorted(set(partitions))}
+        if group and held.producer_id in self.group(group).pending:
+            starts[POSITIONS] = 0
+        ending = held.partitions | ({POSITIONS} if held.positions else set()) if is_ending else set()
+        return {tp: (held.producer_id, start) for tp, start in starts.items() if start is not None and tp not in ending}
 
-    def hanging_in_group(self, transactional_id: str, group: str) -> int | None:
-        """The producer id of this id, if it has offsets of a group pending that its coordinator will not end."""
-        held = self._transactional.get(transactional_id)
-        if held is None or held.producer_id not in self.group(group).pending:
-            return None
-        ends = held.positions and (held.since is not None or held.ends_at is not None)
-        return None if ends else held.producer_id
-
-    def write_marker(self, transactional_id: str, place: TopicPartition | str, *, commits: bool) -> None:
-        """Ends what this id has open on a partition, or in a group, as an operator does."""
-        producer_id = self._transactional[transactional_id].producer_id
-        if isinstance(place, str):
-            self.group(place).end_pending(producer_id, commits=commits)
-        else:
-            self.partition(place).end_transaction(Marker(producer_id, commits))
+    def end_hanging(self, transactional_id: str, partition: TopicPartition, *, commits: bool) -> None:
+        """Ends what this id has open on a partition, as an operator does."""
+        self._write_marker(partition, Marker(self._transactional[transactional_id].producer_id, commits))
 
     def _of_epoch(self, transactional_id: str, epoch: int) -> TransactionalId:
         held = self._transactional[transactional_id]
@@ -622,14 +611,17 @@ class Broker:
         """Ends a transaction in its partitions and groups, if its end is decided."""
         if held.ends_at is None:
             return
-        commits = held.commits is True
-        for partition in sorted(held.partitions - self.without_markers):
-            self.partition(partition).end_transaction(Marker(held.producer_id, commits))
-        for name, group in self.groups.items():
-            if name not in self.without_markers:
-                group.end_pending(held.producer_id, commits=commits)
+        for partition in (*sorted(held.partitions), POSITIONS):
+            self.markers.write(partition, Marker(held.producer_id, held.commits is True))
         held.ends_at, held.positions = None, False
         held.partitions.clear()
+
+    def _write_marker(self, partition: TopicPartition, marker: Marker) -> None:
+        if partition != POSITIONS:
+            self.partition(partition).end_transaction(marker)
+        else:
+            for group in self.groups.values():
+                group.end_pending(marker.producer_id, commits=marker.commits)
 
     # Committed offsets.
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from kstreams_py.graph.sink import Evidence
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
-from kstreams_py.kafka.groups import POSITIONS_TOPIC, Pending, positions_partition
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupOffsets, Pending, positions_partition
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
@@ -185,6 +185,15 @@ class MemoryCluster(_Reader):
         assert isinstance(consumer, MemoryConsumer)
         return self._network.request("leave", consumer.give_up)
 
+    def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
+        def read() -> GroupOffsets:
+            found = self._broker.group(group)
+            pending = {tp for positions in found.pending.values() for tp in positions}
+            committed = {tp: found.positions[tp] for tp in sorted(partitions) if tp in found.positions}
+            return GroupOffsets(committed, frozenset(pending & set(partitions)))
+
+        return self._network.request("group_offsets", read)
+
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
         def describe() -> Pending:
             held = self._broker.group(group).pending
@@ -207,10 +216,7 @@ class MemoryCluster(_Reader):
         self, transactional_id: str, partitions: Collection[TopicPartition], group: str = ""
     ) -> dict[TopicPartition, OpenTransaction]:
         def describe() -> dict[TopicPartition, OpenTransaction]:
-            kept_in = TopicPartition(POSITIONS_TOPIC, positions_partition(group, 1))
-            found = self._broker.hanging(transactional_id, partitions)
-            if group and (held := self._broker.hanging_in_group(transactional_id, group)) is not None:
-                found[kept_in] = held, 0
+            found = self._broker.hanging(transactional_id, partitions, group)
             opened = self._network.opened
             return {
                 tp: replace(opened[held], start=start, hangs=True, state="Empty") for tp, (held, start) in found.items()

@@ -11,6 +11,7 @@ import pytest
 from kstreams_py.errors import Abortable, Fenced, InputLost, Refused, Replaced, Retriable, TopicError
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Consumer
+from kstreams_py.kafka.groups import GroupOffsets
 from kstreams_py.kafka.membership import Membership, Owner
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 from tests.contract.rig import MURMUR2, KafkaRig, Member, MemoryRig, Rig, Row, output, poll_until_held, row, until
@@ -251,6 +252,34 @@ def test_pending_offsets_raise_retriable_until_their_transaction_ends(
         rig.consumer(group, "other").committed([tp])
     producer.commit_transaction()
     assert rig.consumer(group, "other").committed([tp]) == {tp: 1}
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_offsets_of_a_group_are_read_beside_those_that_are_pending(rig: Rig, ends: str) -> None:
+    group, topic = rig.name(), rig.topic(3)
+    zero, one, two = rig.partitions(topic)
+    member = rig.member(group, "member", topic)
+    until(lambda: member.poll().holds(zero, one, two))
+    unread = rig.cluster.group_offsets(group, [zero, one, two])
+    member.consumer.commit({one: 4, two: 5})
+    seen = [rig.cluster.group_offsets(group, [zero, one, two])]
+    producer = rig.producer()
+    producer.begin_transaction()
+    producer.send_offsets({two: 7, zero: 1}, member.consumer)
+    seen += [rig.cluster.group_offsets(group, each) for each in ([zero, one, two], [one])]
+    if ends == "commit":
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+    until(lambda: not rig.cluster.group_offsets(group, [zero, one, two]).pending)
+    after = {zero: 1, one: 4, two: 7} if ends == "commit" else {one: 4, two: 5}
+    assert [unread, *seen, rig.cluster.group_offsets(group, [zero, one, two])] == [
+        GroupOffsets({}),
+        GroupOffsets({one: 4, two: 5}),
+        GroupOffsets({one: 4, two: 5}, frozenset({zero, two})),
+        GroupOffsets({one: 4}),
+        GroupOffsets(after),
+    ]
 
 
 @pytest.mark.parametrize("ends", ["commit", "abort"])

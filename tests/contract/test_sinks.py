@@ -23,7 +23,7 @@ from bench.servers import Server, start_redis
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import TopicPartition
-from kstreams_py.sinks import Parquet, PostgreSQL, Redis, parquet, postgresql, sqlite
+from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite
 from tests.contract.dying_writer import CONSUMER, INPUT, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target, small_files
@@ -356,7 +356,7 @@ def test_target_that_is_away_is_unavailable_and_the_same_connection_writes_once_
     target: Any, open_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(parquet, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "LOCK_SECONDS", 0.05)
     connection = open_sink()
     connection.write([row(1, "UA", 1)], {INPUT: 1}, {})
     stored = connection.positions([INPUT])
@@ -537,9 +537,23 @@ def test_parquet_files_stay_few_and_those_that_are_not_published_are_removed_whe
     assert sorted(delay for _, delay in lake.rows()) == list(range(100))
     assert len(sink.files()) <= 2 * 15
     assert staged.exists()
-    monkeypatch.setattr(parquet, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(directory, "KEPT_SECONDS", -1.0)
     sink.open(CONSUMER)
     assert sorted((lake.directory / "_data").iterdir()) == sorted(sink.files())
+
+
+def test_parquet_files_that_are_merged_stay_for_readers_that_have_just_read_their_names(lake: ParquetTarget) -> None:
+    """Files that are older than an hour are merged, too: their hour begins with the merge."""
+    sink = lake.declare(COLUMNS)
+    assert isinstance(sink, Parquet)
+    connection = sink.open(CONSUMER)
+    for offset in range(16):
+        read = sink.files()
+        for path in read:
+            os.utime(path, (0, 0))
+        connection.write([row(offset, "UA", offset)], {INPUT: offset + 1}, {INPUT: offset} if offset else {})
+    assert len(sink.files()) == 1
+    assert [path for path in read if not path.exists()] == []
 
 
 def test_parquet_manifest_that_was_damaged_is_reported_and_not_replaced(lake: ParquetTarget) -> None:

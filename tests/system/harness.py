@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import confluent_kafka as ck
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from kstreams_py import Graph, Settings
 from kstreams_py.embedded import EmbeddedKafka
@@ -122,6 +122,19 @@ class Cluster:
         else:
             producer.flush(30)
             producer.abort_transaction(30)
+
+    def await_markers(self, *topics: str) -> None:
+        """Waits until no transaction is open on the topics: a commit returns before its markers are written."""
+        asked = {ck.TopicPartition(topic, p): OffsetSpec.latest() for topic in topics for p in self.partitions(topic)}
+
+        def ends(level: ck.IsolationLevel) -> list[int]:
+            found = self.admin.list_offsets(asked, isolation_level=level).values()
+            return [future.result().offset for future in found]
+
+        wait_until(
+            lambda: ends(ck.IsolationLevel.READ_COMMITTED) == ends(ck.IsolationLevel.READ_UNCOMMITTED),
+            f"no transaction is open on {topics}",
+        )
 
     def partitions(self, topic: str) -> list[int]:
         """The topic's partitions; waits for a broker that does not know the new topic yet."""

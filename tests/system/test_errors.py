@@ -19,8 +19,8 @@ import kstreams_py as ks
 from kstreams_py import Settings, errors
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.schemas import canonical
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from tests.system.harness import Cluster, RunningSlot, WorkerProcess, running, wait_until
 
 MakeSettings = Callable[..., Settings]

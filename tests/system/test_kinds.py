@@ -10,8 +10,8 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings, Step
+from kstreams_py.graph.hashes import joined_hash
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.hashes import joined_hash
 from tests.system.harness import Cluster, running, wait_until
 
 MakeSettings = Callable[..., Settings]

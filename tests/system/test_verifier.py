@@ -14,8 +14,8 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.testing import Expected
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept

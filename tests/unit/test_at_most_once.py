@@ -24,10 +24,10 @@ from kstreams_py.errors import (
     Stop,
 )
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.processing import outputs
 from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.guarantees import AtMostOnce
-from kstreams_py.processing.hashes import hash_prefix, pack_offset
 from kstreams_py.processing.plan import Plan
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import HASH_HEADER

@@ -9,9 +9,9 @@ import pytest
 
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.operations.auditing import Audit, JoinedSteps, SingleSteps
 from kstreams_py.operations.letters import Place
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.records import TopicPartition
 
 IN = TopicPartition("in", 0)

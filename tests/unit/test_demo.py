@@ -29,11 +29,11 @@ from kstreams_py.demo.traffic import Kills, Loader, Progress, Watch
 from kstreams_py.errors import MissingSoftware, Retriable, SettingsError
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import Producer
 from kstreams_py.operations.described import Describer
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.guarantees import producer_mode
-from kstreams_py.processing.hashes import hash_prefix, pack_offset
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.records import TopicPartition

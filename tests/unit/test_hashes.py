@@ -1,4 +1,4 @@
-"""processing/hashes.py: what the delivery hash depends on, and that it is equal in every process."""
+"""graph/hashes.py: what the delivery hash depends on, and that it is equal in every process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 
 HASHES = """
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 print((hash_prefix("app.split", "flights", "id-1", 3) + pack_offset(7)).hex())
 print(joined_hash("app.zip", [("b", "", 0, 1), ("a", "", 0, 2)]).hex())
 """

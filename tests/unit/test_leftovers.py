@@ -11,6 +11,7 @@ import pytest
 from kstreams_py.errors import Retriable
 from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.records import TopicPartition
+from kstreams_py.testing.memory_markers import POSITIONS
 from tests.unit.plant import A0, Crash, Plant, numbers
 
 X0, DEAD0 = TopicPartition("x", 0), TopicPartition("dead", 0)
@@ -18,11 +19,10 @@ REMEDY = (
     "is open on {places}, its coordinator will not end it, and the next one would commit what it has written: nothing "
     "is written until you end it by the commands that `kstreams transactions find-hanging` prints"
 )
-PLACE = TopicPartition | str
 
 
-def die_at_commit(plant: Plant, *places: PLACE, applied: bool, transaction: int = 1) -> None:
-    """A worker dies at a commit; these partitions and groups never get the marker of its transaction."""
+def die_at_commit(plant: Plant, *places: TopicPartition, applied: bool, transaction: int = 1) -> None:
+    """A worker dies at a commit; these partitions never get the marker of its transaction."""
     plant.cluster.faults.inject("commit_transaction", nth=transaction, error=Crash(), applied=applied)
     plant.cluster.faults.skip_markers(*places)
     plant.crash()
@@ -55,7 +55,7 @@ def test_exactly_once_output_that_hangs_is_waited_for_and_is_there_once(
     last = 2 if kind == "alts" else 1  # that of the outputs: choices are committed before
     die_at_commit(plant, X0, applied=applied, transaction=last)
     hidden = plant.out()
-    run_until_told(plant, lambda: plant.cluster.faults.write_marker("g.p.0", X0, commits=applied))
+    run_until_told(plant, lambda: plant.cluster.faults.end_hanging("g.p.0", X0, commits=applied))
     written = {"map": ["1", "2", "3"], "join": ["11", "22", "33"], "alts": ["1", "2", "3"] * 2}[kind]
     assert (hidden, sorted(plant.out())) == ([], sorted(written))
     told = "a transaction of g.p.0 " + REMEDY.format(places="x[0] from offset 0")
@@ -79,7 +79,7 @@ def test_exactly_once_dead_letter_that_hangs_is_waited_for_and_is_there_once() -
     plant = Plant(function=refuse)
     plant.feed("a", "1", "2")
     die_at_commit(plant, DEAD0, applied=False)
-    run_until_told(plant, lambda: plant.cluster.faults.write_marker("g.p.0", DEAD0, commits=False))
+    run_until_told(plant, lambda: plant.cluster.faults.end_hanging("g.p.0", DEAD0, commits=False))
     assert plant.dead_letter_count == 2
 
 
@@ -88,7 +88,7 @@ def test_exactly_once_offsets_of_a_partition_that_moved_are_not_committed_by_the
     plant = Plant()
     plant.feed("a", *numbers(0, 3), partition=0)
     plant.feed("a", *numbers(3, 6), partition=1)
-    die_at_commit(plant, "g.p", applied=False)
+    die_at_commit(plant, POSITIONS, applied=False)
     other = plant.worker(slot=1)
     other.start()
     worker = plant.worker(slot=0)
@@ -99,7 +99,7 @@ def test_exactly_once_offsets_of_a_partition_that_moved_are_not_committed_by_the
     found = plant.cluster.hanging("g.p.0", [], "g.p")
     assert [(str(tp), each.hangs) for tp, each in found.items()] == [("__consumer_offsets[0]", True)]
     assert (plant.out(), plant.saved, worker.counters.commits) == ([], {}, 0)
-    plant.cluster.faults.write_marker("g.p.0", "g.p", commits=False)
+    plant.cluster.faults.end_hanging("g.p.0", POSITIONS, commits=False)
     for _ in range(50):
         other.run_turn()
         worker.run_turn()
@@ -114,7 +114,7 @@ def test_journal_that_hangs_and_outputs_that_hang_are_waited_for_and_are_there_o
     hangs = X0 if transaction == 3 else TopicPartition(plant.journal, 0)
     writer = "g.p.0" if transaction == 3 else "g.p.0.journal"
     die_at_commit(plant, hangs, applied=False, transaction=transaction)
-    run_until_told(plant, lambda: plant.cluster.faults.write_marker(writer, hangs, commits=False))
+    run_until_told(plant, lambda: plant.cluster.faults.end_hanging(writer, hangs, commits=False))
     assert plant.out() == ["1", "2", "3"]
 
 

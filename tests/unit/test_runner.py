@@ -10,11 +10,11 @@ import pytest
 from kstreams_py.errors import Abortable, DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
 from kstreams_py.formats.serdes import Json, String, bind
 from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing import outputs
 from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.tasks import BUFFER_LIMIT, Tasks
 from kstreams_py.records import Headers, Message, Out, Positions, Step, TopicPartition
@@ -70,7 +70,8 @@ def output(
     headers: Headers = (),
 ) -> Output:
     """The output of the step that read these messages."""
-    return (topic, value, key, -1, None, None, timestamp, [*headers, ("ks-hash", digest(*read))])
+    place = [("ks-step", digest(read[0]))] if len(read) > 1 else []
+    return (topic, value, key, -1, None, None, timestamp, [*headers, ("ks-hash", digest(*read)), *place])
 
 
 def reads(topic: str, *values: bytes | None, partition: int = 0) -> list[Read]:
@@ -378,7 +379,7 @@ def test_outputs_without_the_hash_header_are_otherwise_the_same(how: str) -> Non
         )
 
     def without_hash(output: Output) -> Output:
-        headers = [h for h in output[7] or [] if h[0] != "ks-hash"]
+        headers = [h for h in output[7] or [] if h[0] not in ("ks-hash", "ks-step")]
         return (*output[:7], headers) if output[0] != "dead" else output
 
     off, on = plan(hash_header=False), plan(hash_header=True)
@@ -635,6 +636,7 @@ def test_dead_letter_has_the_undecoded_input_the_error_and_the_hash() -> None:
     topic, _, key, partition, _, _, timestamp, headers = written
     assert (topic, key, partition, timestamp, headers) == ("dead", b"ka", -1, 1_700, [
         ("ks-hash", digest(a, b)), ("ks-type", b"dead-letter"), ("ks-proc", b"g.p"), ("ks-error", b"LookupError"),
+        ("ks-step", digest(a)),
     ])  # fmt: skip
     read = dict(decode_dead_letter(bench, written, registry))
     trace = read.pop("traceback")

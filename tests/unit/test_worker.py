@@ -27,13 +27,13 @@ from kstreams_py.errors import (
     Stop,
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.graph.retry import Retry
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing import outputs, task, tasks
 from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.guarantees import producer_mode
-from kstreams_py.processing.hashes import hash_prefix, pack_offset
 from kstreams_py.processing.pace import Pace
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.search import Search

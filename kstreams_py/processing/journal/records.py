@@ -12,9 +12,9 @@ from fastavro import parse_schema, schemaless_reader
 
 from kstreams_py.errors import RecoveryUndecidable
 from kstreams_py.formats.schema_files import shipped_schema
+from kstreams_py.graph.hashes import snapshot_hash
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.choices import Choices, Start, encode_versioned
-from kstreams_py.processing.hashes import snapshot_hash
 from kstreams_py.records import Message
 
 TYPE_HEADER: Final = "ks-type"

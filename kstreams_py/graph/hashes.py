@@ -1,4 +1,8 @@
-"""The delivery hash: 128 bits that depend on which records a step reads, not on their contents or Python's hash()."""
+"""The delivery hash: 128 bits that depend on which records a step reads, not on their contents or Python's hash().
+
+The *place* of a step is `hash_prefix` of its (first) input and that record's offset: of a step that reads one record it
+is the delivery hash. A cut compares it with committed offsets. From the hash of a join no place can be found.
+"""
 
 from __future__ import annotations
 

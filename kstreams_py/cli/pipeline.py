@@ -1,0 +1,217 @@
+"""`kstreams pipeline`: runs the pipelines of a graph on Spark, shows their runs, and begins them again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.topology import Graph
+from kstreams_py.settings import Settings
+
+if TYPE_CHECKING:
+    from kstreams_py.spark.runs import Run
+
+# PySpark is optional, and slow to import: what needs it is imported in the commands.
+
+app = typer.Typer(help="The pipelines of a graph: tables that Spark makes of its topics.", no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="pipelines; by default all of the graph")]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", help="Spark's master: local[*], spark://..., k8s://..., yarn; local[2] by default"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
+
+
+@app.command()
+def run(
+    target: Target,
+    names: Names = None,
+    once: Annotated[bool, typer.Option("--once", help="one run of each; the default")] = False,
+    follows: Annotated[
+        bool, typer.Option("--follow", help="run each at its interval, until SIGTERM or Ctrl-C")
+    ] = False,
+    cut_file: Annotated[
+        Path | None, typer.Option("--cut", help="run at the cut in this file, which kstreams cut has written")
+    ] = None,
+    master: Master = None,
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Run pipelines: each run stores its rows, and the cut that they are made of, in one step.
+
+    A process that is killed at any moment loses and doubles nothing: the next run goes on at the cut in the target.
+    """
+    from kstreams_py.spark.cut_files import read_cut  # noqa: PLC0415
+    from kstreams_py.spark.runner import follow, run_once  # noqa: PLC0415
+
+    if follows and (once or cut_file is not None):
+        raise SettingsError(f"--follow makes a new cut for each run: leave out {'--once' if once else '--cut'}")
+    graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
+    given = read_cut(cut_file) if cut_file is not None else None
+    session = _open_session(graph, master)
+    done: set[str] = set()
+
+    def run_one(pipeline: Pipeline) -> None:
+        found = run_once(pipeline, graph, session, settings, given=given, only_new=pipeline.id in done)
+        done.add(pipeline.id)
+        if found is not None or not follows:
+            print(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
+
+    try:
+        if not follows:
+            for pipeline in pipelines:
+                run_one(pipeline)
+            return
+        stopped: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda signum, _: stopped.append(signum))
+        follow(pipelines, run_one, lambda: bool(stopped))
+    finally:
+        session.stop()
+
+
+@app.command("list")
+def list_pipelines(target: Target, as_json: AsJson = False) -> None:
+    """List the pipelines of a graph."""
+    graph, pipelines, _ = _chosen(target, None, None, None)
+    for each in pipelines:
+        topics = [topic.name for topic in each.inputs]
+        fields = {
+            "pipeline": each.id,
+            "inputs": topics,
+            "target": str(each.target),
+            "mode": str(each.mode),
+            "key": list(each.key),
+            "every_seconds": each.every,
+        }
+        line = f"{each.id}: {each.mode} of {', '.join(topics)} to {each.target}, every {each.every} s"
+        print(json.dumps(fields | {"graph": graph.name}) if as_json else line)
+
+
+@app.command()
+def status(target: Target, names: Names = None, as_json: AsJson = False) -> None:
+    """Show the last runs that each target has: number, end, offsets read, rows, seconds; with --json the cut, too."""
+    from kstreams_py.spark.runner import read_published  # noqa: PLC0415
+
+    _, pipelines, _ = _chosen(target, names, None, None)
+    for pipeline in pipelines:
+        published = read_published(pipeline)
+        runs = published.runs if published is not None else ()
+        if as_json:
+            for each in runs:
+                print(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut)}))
+            continue
+        print(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
+        if runs:
+            print(f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}")
+        for each in runs:
+            ended = datetime.fromtimestamp(each.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
+            print(f"  {each.number:>6}  {ended}  {each.offsets:>12,}  {each.rows:>12,}  {each.seconds:>8.1f}")
+
+
+@app.command()
+def reset(target: Target, name: Annotated[str, typer.Argument(help="the pipeline")], yes: Yes = False) -> None:
+    """Remove the table of a pipeline with its runs, so that the next run is the first; exit status 1 if answered no."""
+    from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
+
+    _, (pipeline,), _ = _chosen(target, [name], None, None)
+    if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
+        print("nothing was changed")
+        raise typer.Exit(1)
+    with closing(open_target(pipeline)) as table:
+        table.reset()
+    print(f"{pipeline.id}: {pipeline.target} was removed")
+
+
+@app.command()
+def sql(
+    target: Target,
+    query: Annotated[str, typer.Argument(help="a SELECT; a pipeline's table has the name of the pipeline")],
+    limit: Annotated[int, typer.Option("--limit", help="rows to print", min=1)] = 100,
+    master: Master = None,
+) -> None:
+    """Print the rows of a query over the tables of a graph's pipelines, each as a JSON object."""
+    from kstreams_py.spark.frames import query_rows  # noqa: PLC0415
+    from kstreams_py.spark.runner import read_published  # noqa: PLC0415
+    from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
+
+    graph, pipelines, _ = _chosen(target, None, None, None)
+    session = _open_session(graph, master)
+    try:
+        for pipeline in pipelines:
+            if read_published(pipeline) is not None:
+                with closing(open_target(pipeline)) as table:
+                    table.table(session).createOrReplaceTempView(f"`{pipeline.id}`")
+        for row in query_rows(session, query, limit):
+            print(json.dumps(row, default=str))
+    finally:
+        session.stop()
+
+
+@app.command()
+def submit(
+    target: Target,
+    names: Names = None,
+    master: Master = None,
+    follows: Annotated[bool, typer.Option("--follow", help="the job runs until it is stopped")] = False,
+) -> None:
+    """Print the spark-submit line that runs pipelines, with the packages of the installed Spark."""
+    from kstreams_py.spark.sessions import coordinates  # noqa: PLC0415
+
+    _chosen(target, names, None, None)
+    command = find_spec("kstreams_command")
+    assert command is not None
+    assert command.origin is not None
+    words = ["spark-submit", "--packages", coordinates(), *(["--master", master] if master else [])]
+    words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]
+    print(shlex.join(words))
+
+
+def _chosen(
+    target: str, names: Sequence[str] | None, bootstrap_servers: str | None, config: Path | None
+) -> tuple[Graph, tuple[Pipeline, ...], Settings]:
+    from kstreams_py.spark.runner import choose_pipelines  # noqa: PLC0415
+
+    graph = load(target)
+    return graph, choose_pipelines(graph, names or ()), Settings.load(config, bootstrap_servers=bootstrap_servers)
+
+
+def _open_session(graph: Graph, master: str | None) -> Any:
+    from kstreams_py import spark  # noqa: PLC0415
+
+    chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
+    return spark.session(f"kstreams pipeline {graph.name}", **chosen)
+
+
+def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
+    if run is None:
+        return {"pipeline": pipeline.id, "run": None}
+    return {
+        "pipeline": pipeline.id,
+        "run": run.number,
+        "offsets": run.offsets,
+        "rows": run.rows,
+        "ended": run.ended,
+        "seconds": run.seconds,
+    }
+
+
+def _text(pipeline: Pipeline, run: Run | None) -> str:
+    if run is None:
+        return f"{pipeline.id}: nothing new"
+    return f"{pipeline.id}: run {run.number}: {run.rows:,} rows of {run.offsets:,} offsets in {run.seconds:.1f} s"

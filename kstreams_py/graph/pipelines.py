@@ -1,0 +1,109 @@
+"""Pipeline and its modes: a function of Spark DataFrames over topics, whose table is kept in a target."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Protocol, cast
+
+from kstreams_py.errors import GraphError, did_you_mean
+from kstreams_py.graph.declarations import Topic
+
+_UNITS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_INTERVAL: Final = re.compile(rf"([1-9]\d*) ({'|'.join(_UNITS)})s?")
+
+
+class Mode(StrEnum):
+    """What a run reads, and what becomes of the rows of the runs before."""
+
+    COMPLETE = "complete"
+    """All records of the topics; the rows replace the table."""
+    APPEND = "append"
+    """The records since the last run; the rows are added to the table."""
+    UPSERT = "upsert"
+    """The records since the last run; a row replaces the one with the same key."""
+
+    @property
+    def is_incremental(self) -> bool:
+        """A run reads what is new, not all of history."""
+        return self is not Mode.COMPLETE
+
+
+class Table(Protocol):
+    """The declaration of a table elsewhere; its text, by `str`, names it without credentials."""
+
+    @property
+    def pipeline_modes(self) -> Collection[Mode]:
+        """The modes of the pipelines that it takes rows of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A function of DataFrames with its input topics, and the target that keeps its table.
+
+    - `owner`: the graph and the id, joined by a dot; the target is its own.
+    - `function`: takes a DataFrame of each input, and returns one.
+    - `key`: the columns that tell rows apart; none where rows are only added.
+    - `every`: seconds between the starts of two runs that follow.
+    """
+
+    id: str
+    owner: str
+    inputs: tuple[Topic, ...]
+    function: Callable[..., Any]
+    target: Table
+    mode: Mode
+    key: tuple[str, ...]
+    every: int
+
+    def __str__(self) -> str:
+        return f"pipeline {self.id!r}"
+
+
+def check_function(what: str, function: Callable[..., Any], inputs: Sequence[Topic]) -> None:
+    """Raises GraphError for a function that does not take a DataFrame of each input."""
+    names = [f"df_{number}" for number in range(1, len(inputs) + 1)] if len(inputs) > 1 else ["df"]
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*names)
+    except TypeError:
+        name = getattr(function, "__name__", "function")
+        raise GraphError(f"{what}: its function is {name}{signature}: write {name}({', '.join(names)})") from None
+
+
+def choose_mode(what: str, mode: str, key: Sequence[str]) -> tuple[Mode, tuple[str, ...]]:
+    """The mode and the key of these options. Raises GraphError."""
+    if mode not in tuple(Mode):
+        close = did_you_mean(str(mode), Mode) or f"choose {', '.join(Mode)}"
+        raise GraphError(f"{what}: mode {mode!r} is not known: {close}")
+    if isinstance(key, str):
+        raise GraphError(f"{what}: key={key!r} is one text: write key=[{key!r}]")
+    columns = tuple(key)
+    if twice := [name for i, name in enumerate(columns) if name in columns[:i]]:
+        raise GraphError(f"{what}: key has column {twice[0]!r} twice: name it once")
+    if mode == Mode.UPSERT and not columns:
+        raise GraphError(f"{what} is an upsert without a key: name the columns that tell rows apart, key=[...]")
+    return Mode(mode), columns
+
+
+def check_target(what: str, target: object, mode: Mode) -> Table:
+    """Returns the target of a pipeline. Raises GraphError for what is none, and for a mode that it does not take."""
+    if isinstance(target, type) or not hasattr(target, "pipeline_modes"):
+        raise GraphError(
+            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet(...) or ks.PostgreSQL(...)"
+        )
+    modes: Collection[Mode] = target.pipeline_modes
+    if mode not in modes:
+        raise GraphError(f"{what} is {mode}, which {target} does not take: choose {' or '.join(map(str, modes))}")
+    return cast(Table, target)
+
+
+def parse_interval(what: str, text: str) -> int:
+    """Seconds of an interval as Spark writes it: "1 minute", "30 seconds". Raises GraphError."""
+    found = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise GraphError(f"{what}: every={text!r} is no interval: write a number and {', '.join(_UNITS)}: '1 minute'")
+    return int(found[1]) * _UNITS[found[2]]

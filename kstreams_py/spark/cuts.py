@@ -1,0 +1,228 @@
+"""A cut: which records of several topics are inside, so that each transaction is inside on all of them or on none.
+
+A record is inside its cut if it is below `settled` of its partition, or else below `end`, where the step that made it
+is before the offset that its processor had committed. Records of no such processor are inside below `end`.
+docs/cuts.md tells why this tears no transaction, and why what is inside a cut is inside each later one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from kstreams_py.errors import SettingsError, UserMistake, did_you_mean
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import hash_prefix, pack_offset
+from kstreams_py.graph.topology import Graph
+
+FORMAT: Final = "kstreams_py cut 1"
+"""Names the version of the text of a cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a cut has of a partition, in offsets.
+
+    - `start`: the first one that the partition had.
+    - `settled`: all committed records below are inside; a read of what is new since the cut begins here.
+    - `end`: no record from here on is inside.
+    """
+
+    start: int
+    settled: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutTopic:
+    """A topic of a cut: the broker's id of it ("" if it has none), and its partitions in order."""
+
+    topic_id: str
+    partitions: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutInput:
+    """How far a processor has committed an input: the next offset of each partition, 0 without a committed one."""
+
+    topic: str
+    topic_id: str
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutWriter:
+    """A processor that writes some topics of a cut, and what it has committed."""
+
+    processor: str
+    outputs: tuple[str, ...]
+    inputs: tuple[CutInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Offsets of several topics between which no transaction of their writers is torn.
+
+    - `graph`: its name.
+    - `topics`: by name.
+    - `writers`: the processors whose records are judged by their steps.
+    """
+
+    graph: str
+    topics: Mapping[str, CutTopic]
+    writers: tuple[CutWriter, ...]
+
+    def topic(self, name: str) -> CutTopic:
+        """A topic of the cut. Raises SettingsError if it has no such topic."""
+        if name not in self.topics:
+            hint = did_you_mean(name, self.topics) or f"it has {', '.join(sorted(self.topics))}"
+            raise SettingsError(f"topic {name!r} is not in the cut of graph {self.graph!r}: {hint}")
+        return self.topics[name]
+
+    def limits(self, name: str) -> dict[bytes, bytes]:
+        """By the first 8 bytes of a step's place: the last 8 bytes of the first place that is not inside."""
+        return {
+            hash_prefix(f"{self.graph}.{writer.processor}", each.topic, each.topic_id, number): pack_offset(offset)
+            for writer in self.writers
+            if name in writer.outputs
+            for each in writer.inputs
+            for number, offset in enumerate(each.offsets)
+        }
+
+    def spans(self, name: str, after: Cut | None) -> tuple[Span, ...]:
+        """The range to read of each partition, from `start` to `end`, for what is inside this cut and not `after`.
+
+        Raises SettingsError if a topic is missing, or `after` is not an earlier cut of the same topic.
+        """
+        spans = self.topic(name).partitions
+        if after is None:
+            return spans
+        earlier = after.topic(name)
+        if earlier.topic_id != self.topic(name).topic_id:
+            raise SettingsError(
+                f"topic {name!r} was deleted and created again between the two cuts: read it from its start"
+            )
+        if len(earlier.partitions) > len(spans) or any(
+            new.settled < old.end for new, old in zip(spans, earlier.partitions, strict=False)
+        ):
+            raise SettingsError(
+                f"topic {name!r}: the cut to start from was not finished before the other one was begun: exchange "
+                "them, or make the other one again"
+            )
+        begins = [each.settled for each in earlier.partitions]
+        begins += [each.start for each in spans[len(begins) :]]
+        return tuple(Span(begin, each.settled, each.end) for begin, each in zip(begins, spans, strict=True))
+
+    def encode(self) -> str:
+        """The cut as text: JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+
+    @classmethod
+    def decode(cls, text: str, name: str) -> Cut:
+        """The cut of such a text. Raises UserMistake if it is none; `name` is that of the file, for the message."""
+        try:
+            content = json.loads(text)
+            if not isinstance(content, dict) or content.get("format") != FORMAT:
+                raise ValueError(f"it has no {FORMAT!r} as its format")
+            return _decode(content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise UserMistake(f"{name}: not a cut: {why}: make one with `kstreams cut`") from None
+
+
+def _decode(content: Mapping[str, Any]) -> Cut:
+    topics = {
+        name: CutTopic(str(each["topic_id"]), tuple(Span(**span) for span in each["partitions"]))
+        for name, each in content["topics"].items()
+    }
+    writers = tuple(
+        CutWriter(
+            writer["processor"],
+            tuple(writer["outputs"]),
+            tuple(CutInput(each["topic"], each["topic_id"], tuple(each["offsets"])) for each in writer["inputs"]),
+        )
+        for writer in content["writers"]
+    )
+    offsets = [at for each in topics.values() for s in each.partitions for at in (s.start, s.settled, s.end)]
+    offsets += [at for writer in writers for each in writer.inputs for at in each.offsets]
+    if wrong := [at for at in offsets if type(at) is not int or at < 0]:
+        raise ValueError(f"{wrong[0]!r} is no offset")
+    return Cut(str(content["graph"]), topics, writers)
+
+
+# Which processors a cut needs, and in which order.
+
+
+def choose_topics(graph: Graph, names: Sequence[str] | None) -> tuple[str, ...]:
+    """The topics of a cut: those that are named, or all that are on the graph's own cluster.
+
+    Raises UserMistake for a topic that the graph does not have.
+    """
+    if names is None:
+        return tuple(sorted(name for name, topic in graph.topics.items() if not topic.cluster))
+    for name in names:
+        if name not in graph.topics:
+            hint = did_you_mean(name, graph.topics) or f"it has {', '.join(sorted(graph.topics))}"
+            raise UserMistake(f"graph {graph.name!r} has no topic {name!r}: {hint}")
+    return tuple(sorted(set(names)))
+
+
+def written_by(processor: Processor) -> set[str]:
+    """The topics that a processor writes, with that of its dead letters."""
+    return {topic.name for topic in processor.outputs} | ({processor.errors} if processor.errors else set())
+
+
+def choose_writers(graph: Graph, names: Sequence[str]) -> list[Processor]:
+    """The processors whose records in these topics are judged by their steps; who reads an output is before who wrote.
+
+    Processors with a weaker guarantee write without transactions: their records are inside by the ends alone.
+    Raises UserMistake for a processor whose transactions cannot be told from its records.
+    """
+    writers = [
+        each
+        for each in _readers_first(graph)
+        if each.guarantee is Guarantee.EXACTLY_ONCE and written_by(each) & set(names)
+    ]
+    for each in writers:
+        if why := why_uncut(each, names):
+            raise UserMistake(
+                f"processor {each.id!r} writes {', '.join(sorted(written_by(each) & set(names)))}, which cannot be "
+                f"cut: {why}: name the other topics, or read these without a cut"
+            )
+    return writers
+
+
+def why_uncut(processor: Processor, names: Sequence[str]) -> str:
+    """Why the transactions of a processor cannot be told from its records in these topics; "" if they can."""
+    if processor.cluster:
+        return f"its outputs are on cluster {processor.cluster!r}, and its offsets are not in their transactions"
+    if processor.journal is not None:
+        return "its deliveries are committed by its journal"
+    if processor.stores_offsets:
+        return f"its offsets are stored in {processor.target}, and its dead letters are committed before them"
+    if not processor.hash_header and {topic.name for topic in processor.outputs} & set(names):
+        return "its outputs have no delivery hash (hash_header=False)"
+    return ""
+
+
+def _readers_first(graph: Graph) -> list[Processor]:
+    """All processors, each after those that read what it writes; in a circle in any order."""
+    found: dict[str, Processor] = {}
+    seen = set[str]()
+
+    def visit(processor: Processor) -> None:
+        if processor.id in seen:
+            return
+        seen.add(processor.id)
+        written = written_by(processor)
+        for each in graph.processors:
+            if written & {topic.name for topic in each.inputs}:
+                visit(each)
+        found[processor.id] = processor
+
+    for each in graph.processors:
+        visit(each)
+    return list(found.values())

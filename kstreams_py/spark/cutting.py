@@ -1,0 +1,174 @@
+"""Makes a cut: asks the cluster in the order that tears no transaction.
+
+1. The last stable offset of each partition (`settled`): transactions with records below are decided.
+2. The committed offsets of the writers, those that read an output before those that wrote it. What is pending when a
+   group is asked is waited for, so that transactions that are decided on an output are also decided in the group.
+3. The high watermark of each partition: the records of all transactions whose offsets were read are below. It is the
+   `end`, once the last stable offset has reached it.
+
+Each wait is for transactions that are open at one moment, never for a moment without one. Each order has a reason, in
+docs/cuts.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError, UserMistake
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.settings import Settings
+from kstreams_py.spark.cuts import (
+    Cut,
+    CutInput,
+    CutTopic,
+    CutWriter,
+    Span,
+    choose_topics,
+    choose_writers,
+    written_by,
+)
+
+GRACE_SECONDS: Final = 15.0
+"""A coordinator looks for transactions that have timed out every 10 s."""
+
+POLL_SECONDS: Final = 0.02
+
+
+def cut(
+    graph: Graph, topics: Sequence[str] | None = None, *, settings: Settings | None = None, timeout: float | None = None
+) -> Cut:
+    """Makes a cut of topics of a graph: each transaction of its processors is inside on all of them or on none.
+
+    - `topics`: their names; None for all that are on the graph's own cluster.
+    - `settings`: Settings.load() by default.
+    - `timeout`: seconds to wait for transactions that are open. None for `transaction_timeout_ms` and 15 s more, after
+      which the broker has ended all that do not hang.
+
+    Takes about as long as a transaction. Raises UserMistake for a topic that the graph does not have, for a processor
+    whose transactions cannot be told from its records, and for a transaction that stays open; TopicError for a topic
+    that does not exist; BrokerUnavailable.
+    """
+    settings = settings or Settings.load()
+    limit = settings.transaction_timeout_ms / 1000 + GRACE_SECONDS if timeout is None else timeout
+    cluster = KafkaCluster(settings)
+    try:
+        return Cutting(graph, topics, cluster, limit).make()
+    finally:
+        cluster.close()
+
+
+class Cutting:
+    """Makes a cut on any cluster."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        topics: Sequence[str] | None,
+        cluster: Cluster,
+        limit: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Makes no request. `limit` is in seconds; the others as for `cut`."""
+        self._graph, self._cluster, self._limit = graph, cluster, limit
+        self._clock, self._sleep = clock, sleep
+        self._names = choose_topics(graph, topics)
+        self._writers = choose_writers(graph, self._names)
+
+    def make(self) -> Cut:
+        """Makes the cut; from the start if a topic changes meanwhile, or a request fails that may be repeated."""
+        deadline = self._clock() + self._limit
+        while True:
+            try:
+                if (found := self._try(deadline)) is not None:
+                    return found
+                why = "topics of the cut are created or extended all the time"
+            except Retriable as error:
+                why = str(error)
+            if self._clock() > deadline:
+                raise BrokerUnavailable(f"no cut of graph {self._graph.name!r} within {self._limit:g} s: {why}")
+            self._sleep(POLL_SECONDS)
+
+    def _try(self, deadline: float) -> Cut | None:
+        topics = self._find_topics()
+        partitions = [TopicPartition(name, n) for name in self._names for n in range(topics[name].partitions)]
+        starts = self._cluster.starts(partitions)
+        settled = self._cluster.ends(partitions)
+        writers = [self._read_writer(each, topics, deadline) for each in self._writers]
+        highs = self._cluster.ends(partitions, committed=False)
+        ends = {tp: max(highs[tp], settled[tp]) for tp in partitions}
+        self._wait_for(ends, deadline)
+        if _identity(self._find_topics()) != _identity(topics):
+            return None  # a partition that was added meanwhile may have part of a transaction
+        return Cut(
+            self._graph.name,
+            {
+                name: CutTopic(
+                    topics[name].topic_id,
+                    tuple(Span(starts[tp], settled[tp], ends[tp]) for tp in partitions if tp.topic == name),
+                )
+                for name in self._names
+            },
+            tuple(sorted(writers, key=lambda writer: writer.processor)),
+        )
+
+    def _find_topics(self) -> dict[str, TopicInfo]:
+        """The topics of the cut, and the inputs of their writers."""
+        names = {*self._names, *(topic.name for each in self._writers for topic in each.inputs)}
+        found = self._cluster.topics(names)
+        if missing := sorted(names - found.keys()):
+            raise TopicError(f"topic {missing[0]!r} does not exist: run `kstreams topics create`, or correct its name")
+        return found
+
+    def _read_writer(self, processor: Processor, topics: Mapping[str, TopicInfo], deadline: float) -> CutWriter:
+        numbers = {topic.name: range(topics[topic.name].partitions) for topic in processor.inputs}
+        partitions = [TopicPartition(name, n) for name, each in numbers.items() for n in each]
+        committed = self._read_decided(f"{self._graph.name}.{processor.id}", partitions, deadline)
+        inputs = (
+            CutInput(name, topics[name].topic_id, tuple(committed.get(TopicPartition(name, n), 0) for n in each))
+            for name, each in numbers.items()
+        )
+        return CutWriter(processor.id, tuple(sorted(written_by(processor) & set(self._names))), tuple(inputs))
+
+    def _read_decided(self, group: str, partitions: Sequence[TopicPartition], deadline: float) -> Positions:
+        """The committed offsets of a group, once what was pending in it at first is decided.
+
+        An offset that is pending all the time was decided when the committed one has changed: other transactions then
+        hold it, and are not waited for.
+        """
+        first = self._cluster.group_offsets(group, partitions)
+        found, left = first, first.pending
+        while left:
+            if self._clock() > deadline:
+                raise UserMistake(self._cluster.pending(group, partitions).describe(time.time()))
+            self._sleep(POLL_SECONDS)
+            found = self._cluster.group_offsets(group, partitions)
+            left = frozenset(tp for tp in left & found.pending if found.committed.get(tp) == first.committed.get(tp))
+        return found.committed
+
+    def _wait_for(self, ends: Positions, deadline: float) -> None:
+        """Waits until the last stable offsets have reached these."""
+        while True:
+            stable = self._cluster.ends(list(ends))
+            behind = sorted(tp for tp, end in ends.items() if stable[tp] < end)
+            if not behind:
+                return
+            if self._clock() > deadline:
+                tp = behind[0]
+                raise UserMistake(
+                    f"{tp}: a transaction below offset {ends[tp]} has been open for {self._limit:g} s (the last stable "
+                    f"offset is {stable[tp]}): run `kstreams transactions find-hanging`, which prints how to end those "
+                    "that hang"
+                )
+            self._sleep(POLL_SECONDS)
+
+
+def _identity(topics: Mapping[str, TopicInfo]) -> dict[str, tuple[str, int]]:
+    return {name: (each.topic_id, each.partitions) for name, each in topics.items()}

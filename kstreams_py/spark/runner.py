@@ -1,0 +1,165 @@
+"""Runs pipelines: each run takes the last cut from the target, makes a new one, and stores rows and cut together.
+
+A process that dies before the target's atomic step has changed nothing that others see; the next run reads the same
+records again, from the cut that the target has. Neither Spark's checkpoint nor a consumer group is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+from kstreams_py.errors import InputLost, SettingsError, TopicError
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.topology import Graph
+from kstreams_py.settings import Settings
+from kstreams_py.spark.cuts import Cut
+from kstreams_py.spark.cutting import cut
+from kstreams_py.spark.frames import call, columns_of, reported
+from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner
+from kstreams_py.spark.targets.opening import open_target
+from kstreams_py.spark.views import view
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 0.2
+
+
+def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]:
+    """The pipelines of these names, all without names. Raises SettingsError."""
+    known = {pipeline.id: pipeline for pipeline in graph.pipelines}
+    if not known:
+        raise SettingsError(f"graph {graph.name!r} has no pipelines: declare one with @graph.pipeline")
+    if unknown := [name for name in names if name not in known]:
+        raise SettingsError(f"graph {graph.name!r} has no pipeline {unknown[0]!r}: it has {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else tuple(known.values())
+
+
+def read_published(pipeline: Pipeline) -> Published | None:
+    """What the pipeline's target has. Raises SettingsError if the target is not its own."""
+    with closing(open_target(pipeline)) as target:
+        published = target.read()
+    check_owner(pipeline, published)
+    return published
+
+
+def run_once(
+    pipeline: Pipeline,
+    graph: Graph,
+    session: Any,
+    settings: Settings,
+    *,
+    given: Cut | None = None,
+    only_new: bool = False,
+) -> Run | None:
+    """Runs a pipeline once; None if there was nothing to do.
+
+    - `session`: a SparkSession that reads Kafka.
+    - `given`: the cut to run at; a new one by default.
+    - `only_new`: a complete table is not made again at the cut that it has.
+
+    Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows,
+    InputLost if records were deleted that the table needs, and what cut(), view() and the target raise.
+    """
+    began = time.monotonic()
+    with closing(open_target(pipeline)) as target:
+        previous = target.read()
+        check_owner(pipeline, previous)
+        old = Cut.decode(previous.last.cut, f"{pipeline.target}") if previous is not None else None
+        new = given or cut(graph, [topic.name for topic in pipeline.inputs], settings=settings)
+        if new == old and (only_new or pipeline.mode.is_incremental):
+            return None
+        after = old if pipeline.mode.is_incremental else None
+        offsets = _count_offsets(pipeline, new, after)
+        if after is not None and not offsets:
+            return None
+        if after is None and old is not None:
+            _report_losses(pipeline, old, new)
+        frames = _read(pipeline, session, settings, new, after)
+        rows = call(pipeline, frames)
+        columns = columns_of(rows)
+        check_columns(pipeline, columns, previous)
+        number = previous.last.number + 1 if previous is not None else 1
+
+        def finish(count: int) -> Published:
+            run = Run(number, new.encode(), offsets, count, time.time(), time.monotonic() - began)
+            runs = (*previous.runs, run) if previous is not None else (run,)
+            return Published(pipeline.owner, columns, runs[-KEPT_RUNS:])
+
+        with reported(pipeline):
+            return target.publish(rows, previous, finish).last
+
+
+@contextmanager
+def _named(pipeline: Pipeline) -> Iterator[None]:
+    """Adds the pipeline and its remedy to errors about topics that are not those of the last run any more."""
+    try:
+        yield
+    except (InputLost, SettingsError, TopicError) as error:
+        raise type(error)(f"{pipeline}: {error}; `kstreams pipeline reset` lets it begin again") from error
+
+
+def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:
+    """How many offsets are in one cut and not in the other."""
+    with _named(pipeline):
+        spans = [span for topic in pipeline.inputs for span in new.spans(topic.name, after)]
+    return sum(max(span.end - span.start, 0) for span in spans)
+
+
+def _read(pipeline: Pipeline, session: Any, settings: Settings, new: Cut, after: Cut | None) -> list[Any]:
+    """A DataFrame of each input."""
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    with _named(pipeline):
+        return [
+            view(session, topic, registry=registry, settings=settings, start=after, end=new)
+            for topic in pipeline.inputs
+        ]
+
+
+def follow(
+    pipelines: Sequence[Pipeline],
+    run: Callable[[Pipeline], None],
+    is_stopped: Callable[[], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Runs each pipeline at its interval, one after the other, until it is stopped. A run is never interrupted.
+
+    - `run`: runs one.
+    - `is_stopped`: is asked between runs.
+    """
+    due = {pipeline.id: clock() for pipeline in pipelines}
+    while not is_stopped():
+        pipeline = min(pipelines, key=lambda each: due[each.id])
+        if (now := clock()) < due[pipeline.id]:
+            sleep(min(POLL_SECONDS, due[pipeline.id] - now))
+            continue
+        due[pipeline.id] = now + pipeline.every
+        run(pipeline)
+
+
+def _report_losses(pipeline: Pipeline, old: Cut, new: Cut) -> None:
+    """A complete table is made of what is retained: says what is not there any more."""
+    for topic in pipeline.inputs:
+        before, after = old.topics.get(topic.name), new.topic(topic.name)
+        if before is None:
+            continue
+        if before.topic_id != after.topic_id:
+            logger.warning(
+                "%s: topic %r was created again since the last run: the table has only new records",
+                pipeline,
+                topic.name,
+            )
+            continue
+        for partition, (was, now) in enumerate(zip(before.partitions, after.partitions, strict=False)):
+            if now.start > was.start:
+                logger.warning(
+                    "%s: %s[%d]: the records from offset %d to %d were deleted since the last run: the table is made "
+                    "without them",
+                    pipeline, topic.name, partition, was.start, now.start - 1,
+                )  # fmt: skip

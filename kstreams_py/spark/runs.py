@@ -1,0 +1,120 @@
+"""The runs of a pipeline as its target stores them, what a target must do, and which targets a pipeline refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph.pipelines import Pipeline
+
+KEPT_RUNS: Final = 50
+"""Runs that a target remembers."""
+
+
+class Run(NamedTuple):
+    """A run that was published.
+
+    - `cut`: the text of its cut.
+    - `offsets`: how many it has read: records, and the markers and aborted records between them.
+    - `rows`: how many the function has returned.
+    - `ended`: seconds since 1970.
+    - `seconds`: from the begin of the cut until the rows were staged.
+    """
+
+    number: int
+    cut: str
+    offsets: int
+    rows: int
+    ended: float
+    seconds: float
+
+
+class Published(NamedTuple):
+    """What a target has of its pipeline; it changes together with the rows.
+
+    - `owner`: of the pipeline.
+    - `columns`: the name of Spark's type of each column.
+    - `runs`: the last ones, the newest at the end.
+    """
+
+    owner: str
+    columns: Mapping[str, str]
+    runs: tuple[Run, ...]
+
+    @property
+    def last(self) -> Run:
+        return self.runs[-1]
+
+    def as_content(self) -> dict[str, Any]:
+        """What `decode_published` reads: for JSON."""
+        return {"owner": self.owner, "columns": dict(self.columns), "runs": [list(run) for run in self.runs]}
+
+
+def decode_published(content: Mapping[str, Any]) -> Published:
+    """Raises ValueError for what is no content of `Published.as_content`."""
+    try:
+        runs = tuple(Run(*run) for run in content["runs"])
+        found = Published(content["owner"], dict(content["columns"]), runs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it has no runs of a pipeline: {error!r}") from error
+    if not runs:
+        raise ValueError("it has no runs of a pipeline")
+    return found
+
+
+class Target(Protocol):
+    """A pipeline's table. Every method raises SinkUnavailable if it cannot be used now.
+
+    The rows and what is published are stored in one atomic step; a target that others see has those of one run.
+    """
+
+    def read(self) -> Published | None:
+        """What was published last; None without any run. Raises SettingsError if the table is not a pipeline's own."""
+
+    def publish(self, rows: Any, previous: Published | None, finish: Callable[[int], Published]) -> Published:
+        """Stores the rows of a DataFrame and what `finish` makes of their number. Returns that.
+
+        - `previous`: what `read` returned before the run.
+
+        Raises StaleWriter if another run was published since, RowRefused for a key that is null or there twice, and
+        SettingsError for columns that the table does not take; nothing is stored then.
+        """
+
+    def table(self, spark: Any) -> Any:
+        """The published rows as a DataFrame."""
+
+    def reset(self) -> None:
+        """Removes the rows and the runs: the next run is the first."""
+
+    def close(self) -> None:
+        """Closes what is open."""
+
+
+def check_owner(pipeline: Pipeline, published: Published | None) -> None:
+    """Raises SettingsError if the target is another pipeline's."""
+    if published is not None and published.owner != pipeline.owner:
+        raise SettingsError(
+            f"{pipeline}: {pipeline.target} is the table of pipeline {published.owner!r}: name another target, or "
+            "reset that pipeline first"
+        )
+
+
+def check_columns(pipeline: Pipeline, columns: Mapping[str, str], published: Published | None) -> None:
+    """Raises SettingsError for rows without the key, and for other columns than the table's if its rows stay."""
+    if missing := [name for name in pipeline.key if name not in columns]:
+        raise SettingsError(
+            f"{pipeline}: its rows have no column {missing[0]!r} of the key, but {', '.join(columns)}: correct key=, "
+            "or return the column"
+        )
+    if len({name.lower() for name in columns}) < len(columns):
+        raise SettingsError(f"{pipeline}: two of its columns have one name: {', '.join(columns)}: rename one of them")
+    if pipeline.mode.is_incremental and published is not None and dict(published.columns) != dict(columns):
+        raise SettingsError(
+            f"{pipeline}: its rows have the columns {_shown(columns)}, and {pipeline.target} has "
+            f"{_shown(published.columns)}: return those, or begin again with `kstreams pipeline reset`"
+        )
+
+
+def _shown(columns: Mapping[str, str]) -> str:
+    return f"({', '.join(f'{name} {kind}' for name, kind in columns.items())})"

@@ -1,0 +1,8 @@
+"""Tables of pipelines: rows and the cut they are made of, stored in one atomic step.
+
+In reading order:
+
+opening     adapter  open_target(): the target of a pipeline
+parquet     adapter  Parquet files, published by one manifest
+postgresql  adapter  a table in PostgreSQL
+"""

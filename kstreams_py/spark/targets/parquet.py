@@ -1,0 +1,157 @@
+"""Parquet files as the table of a pipeline, published by one manifest."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.sinks import Parquet
+from kstreams_py.sinks.directory import DATA, LOCK, MANIFEST, Directory, reported
+from kstreams_py.sinks.manifest import DataFile, Manifest
+from kstreams_py.spark.frames import check_key
+from kstreams_py.spark.runs import Published, check_owner, decode_published
+
+with suppress(ImportError):  # whoever has a DataFrame has PySpark
+    from pyspark.sql import functions as sf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ParquetTable:
+    """A directory of Parquet files: see Target.
+
+    Spark writes files that no manifest has yet. Under the lock the manifest is compared with the one before the run,
+    and replaced; it has the names of the files and the cut. Replaced files stay for an hour, for their readers.
+    """
+
+    def __init__(self, pipeline: Pipeline, target: Parquet) -> None:
+        try:
+            from pyarrow import parquet  # noqa: PLC0415 an extra
+        except ImportError:
+            raise MissingSoftware(
+                "a table of Parquet files needs pyarrow: pip install 'kstreams_py[parquet]'"
+            ) from None
+        self._parquet = parquet
+        self._pipeline = pipeline
+        self._directory = Directory(Path(target.directory).absolute())
+
+    def read(self) -> Published | None:
+        """What the manifest has. Raises SettingsError if the directory was changed by hand, or is a sink's."""
+        with reported(self._directory):
+            manifest = self._directory.read()
+            if manifest is None:
+                self._check_new()
+                return None
+            published = self._published(manifest)
+            for file in manifest.files:
+                if not (path := self._directory.data / file.name).is_file() or self._count(path) != file.rows:
+                    raise SettingsError(
+                        f"{path} is not the file that was published: the directory was changed by hand: restore it, or "
+                        "begin again with `kstreams pipeline reset`"
+                    )
+            return published
+
+    def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
+        """Stages the rows, then publishes them with what `finish` makes of their number."""
+        spark, mode, key = rows.sparkSession, self._pipeline.mode, self._pipeline.key
+        with reported(self._directory):
+            self._directory.prepare()
+            before = self._directory.read()
+            staged = self._stage(rows)
+            count = sum(file.rows for file in staged)
+            if key and mode is not Mode.APPEND and count:
+                check_key(str(self._pipeline), spark.read.parquet(*self._paths(staged)), key)
+            files = tuple(staged)
+            if mode is Mode.APPEND and before is not None:
+                files = (*before.files, *staged)
+            elif mode is Mode.UPSERT and before is not None and before.files and staged:
+                new = spark.read.parquet(*self._paths(staged))
+                kept = spark.read.parquet(*self._paths(before.files)).join(
+                    new.select(*(sf.col(f"`{name}`") for name in key)), list(key), "left_anti"
+                )
+                files = tuple(self._stage(kept.select(*(sf.col(f"`{name}`") for name in new.columns)).union(new)))
+            elif mode is Mode.UPSERT and before is not None and not staged:
+                files = before.files
+            published = finish(count)
+            self._replace(previous, published, files)
+        return published
+
+    def table(self, spark: SparkSession) -> DataFrame:
+        """The published rows."""
+        with reported(self._directory):
+            manifest = self._directory.read()
+        if manifest is None:
+            raise SettingsError(f"{self._pipeline} has not run yet: run it first")
+        columns = ", ".join(f"`{name}` {kind}" for name, kind in manifest.columns.items())
+        return (
+            spark.read.schema(columns).parquet(*self._paths(manifest.files))
+            if manifest.files
+            else (spark.createDataFrame([], columns))
+        )
+
+    def reset(self) -> None:
+        """Publishes no rows; the old files stay for an hour."""
+        with reported(self._directory), self._directory.locked():
+            manifest = self._directory.read()
+            if manifest is not None:
+                check_owner(self._pipeline, self._published(manifest))
+                self._directory.retract(manifest)
+
+    def close(self) -> None:
+        """Ends the threads that sync files."""
+        self._directory.close()
+
+    def _replace(self, previous: Published | None, published: Published, files: tuple[DataFile, ...]) -> None:
+        with self._directory.locked():
+            current = self._directory.read()
+            if (None if current is None else self._published(current)) != previous:
+                raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
+            manifest = Manifest(published.columns, {}, files, published.as_content())
+            old = set(current.files) if current is not None else set()
+            written = [self._directory.data / file.name for file in files if file not in old]
+            if missing := [path for path in written if not path.exists()]:
+                raise SinkUnavailable(f"{missing[0]}: the run stood still until its files were removed: run it again")
+            self._directory.replace(current, manifest, [*written, *{path.parent for path in written}])
+            self._directory.sweep(manifest)
+
+    def _published(self, manifest: Manifest) -> Published:
+        if manifest.pipeline is None:
+            raise SettingsError(
+                f"{self._directory} has the rows of a sink: name another directory for {self._pipeline}"
+            )
+        try:
+            return decode_published(manifest.pipeline)
+        except ValueError as error:
+            raise SinkUnavailable(f"{self._directory.path / MANIFEST}: {error}: restore it") from error
+
+    def _check_new(self) -> None:
+        """Raises SettingsError for a directory with files that are not of a pipeline."""
+        path = self._directory.path
+        foreign = sorted({each.name for each in path.glob("*")} - {DATA, LOCK, f"{MANIFEST}.new"})
+        if foreign:
+            raise SettingsError(
+                f"{path} has {foreign[0]!r}, which no pipeline has written: name another directory, or move it away"
+            )
+
+    def _stage(self, rows: DataFrame) -> Sequence[DataFile]:
+        """Files of the rows, under names that no manifest has; none without rows."""
+        directory = self._directory.data / f"run-{uuid.uuid4().hex}"
+        rows.write.parquet(str(directory))
+        found = sorted(directory.glob("part-*.parquet"))
+        files = [DataFile(f"{directory.name}/{path.name}", self._count(path)) for path in found]
+        return [file for file in files if file.rows]
+
+    def _count(self, path: Path) -> int:
+        try:
+            return int(self._parquet.read_metadata(path).num_rows)
+        except ValueError:  # pyarrow's for what is no Parquet file
+            return -1
+
+    def _paths(self, files: Sequence[DataFile]) -> list[str]:
+        return [str(self._directory.data / file.name) for file in files]

@@ -1,0 +1,484 @@
+"""Pipelines on a real broker and a real Spark: each record has its effect once, at whatever point the driver dies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, cast
+
+import psycopg
+import pyarrow.parquet
+import pytest
+from confluent_kafka.admin import NewPartitions
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+from bench.servers import Server
+from kstreams_py.embedded.jars import spark_jars
+from kstreams_py.embedded.java import find_java
+from kstreams_py.errors import GraphError, InputLost, RowRefused, SettingsError, StaleWriter
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.sinks import Parquet
+from kstreams_py.spark import options, runner, session, views
+from kstreams_py.spark.frames import PipelineFailed
+from kstreams_py.spark.reader_options import Options
+from kstreams_py.spark.runs import Published, Run
+from kstreams_py.spark.targets.opening import open_target
+from kstreams_py.spark.targets.parquet import ParquetTable
+from tests.system.command import command
+from tests.system.harness import Cluster
+from tests.waiting import WAIT, wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
+
+ROOT: Final = Path(__file__).parents[2]
+
+GRAPH: Final = """
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+
+graph = ks.Graph({name!r})
+orders = graph.topic("{name}.orders", key=ks.String(), value=ks.String())
+returns = graph.topic("{name}.returns", key=ks.String(), value=ks.String())
+
+
+@graph.pipeline(orders, returns, to=ks.Parquet({directory!r} + "/totals"), key=["item"])
+def totals(orders, returns):
+    both = orders.select("value").union(returns.select("value"))
+    return both.groupBy(sf.col("value").alias("item")).agg(sf.count("*").alias("records"))
+
+
+@graph.pipeline(orders, to=ks.Parquet({directory!r} + "/added"), mode="append")
+def added(orders):
+    return orders.select("value", "partition", "offset")
+
+
+@graph.pipeline(orders, to=ks.Parquet({directory!r} + "/latest"), mode="upsert", key=["item"])
+def latest(orders):
+    return orders.groupBy(sf.col("value").alias("item")).agg(sf.max("offset").alias("at"))
+
+
+@graph.pipeline(orders, to=ks.PostgreSQL({url!r}, table="{table}_added"), mode="append")
+def added_rows(orders):
+    return orders.select("value", "offset")
+
+
+@graph.pipeline(orders, to=ks.PostgreSQL({url!r}, table="{table}_latest"), mode="upsert", key=["item"])
+def latest_rows(orders):
+    return orders.groupBy(sf.col("value").alias("item")).agg(sf.max("offset").alias("at"))
+
+
+@graph.pipeline(orders, returns, to=ks.PostgreSQL({url!r}, table="{table}_totals"), key=["item"])
+def totals_rows(orders, returns):
+    both = orders.select("value").union(returns.select("value"))
+    return both.groupBy(sf.col("value").alias("item")).agg(sf.count("*").alias("records"))
+"""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    made = session("test_pipelines", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
+    yield made
+    made.stop()
+
+
+class Shop:
+    """A graph with two topics and pipelines over them, and the model of their tables."""
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, name: str, directory: Path, url: str) -> None:
+        self.cluster, self.spark, self.name, self.directory, self.url = cluster, spark, name, directory, url
+        self.table = f"t{name.replace('-', '_')}"
+        self.file = directory / "shop.py"
+        self.file.write_text(GRAPH.format(name=name, directory=str(directory), url=url, table=self.table))
+        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers)
+        self.written: list[tuple[str, str]] = []
+        self.is_dying = False
+        cluster.create(f"{name}.orders", f"{name}.returns")
+        self.graph = load(f"{self.file}:graph")
+
+    def postgresql(self, name: str) -> ks.PostgreSQL:
+        return ks.PostgreSQL(self.url, table=f"{self.table}_{name}")
+
+    def write(self, *records: str, commit: bool = True) -> None:
+        """Writes a transaction of `topic:value`."""
+        pairs = [(topic, value) for topic, _, value in (record.partition(":") for record in records)]
+        values = [(f"{self.name}.{topic}", value.encode()) for topic, value in pairs]
+        self.cluster.transaction(f"{self.name}.writer", values, commit=commit)
+        self.cluster.await_markers(*{topic for topic, _ in values})
+        self.written += pairs if commit else []
+
+    def run(self, pipeline_id: str, **options: Any) -> Run | None:
+        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        return runner.run_once(pipeline, self.graph, self.spark, self.settings, **options)
+
+    def run_and_die(self, pipeline_id: str, point: str) -> None:
+        """Runs a pipeline in a process that is killed at the point."""
+        command = [sys.executable, "-m", "tests.system.pipeline_driver", self.file, pipeline_id, point]
+        done = subprocess.run(
+            [*map(str, command), self.cluster.bootstrap_servers],
+            cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
+        )  # fmt: skip
+        assert done.returncode == -9, done.stderr
+
+    def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
+        """The published rows, read without Spark."""
+        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        target: Any = pipeline.target
+        if isinstance(target, ks.PostgreSQL):
+            with psycopg.connect(self.url) as connection:
+                return sorted(connection.execute(f"SELECT * FROM {target.table}").fetchall())
+        tables = [pyarrow.parquet.ParquetFile(path).read() for path in target.files()]
+        return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+
+    def totals(self) -> list[tuple[str, int]]:
+        return sorted(Counter(value for _, value in self.written).items())
+
+    def orders(self) -> list[str]:
+        return sorted(value for topic, value in self.written if topic == "orders")
+
+
+@pytest.fixture
+def shop(cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path, postgresql: Server) -> Shop:
+    return Shop(cluster, spark, name, tmp_path, f"postgresql://postgres:secret@127.0.0.1:{postgresql.port}/postgres")
+
+
+def values(rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    return sorted(row[0] for row in rows)
+
+
+@pytest.mark.parametrize("pipeline_id", ["totals", "totals_rows"])
+def test_complete_table_is_that_of_all_committed_records(shop: Shop, pipeline_id: str) -> None:
+    shop.write("orders:pen", "orders:ink", "returns:pen")
+    shop.write("orders:cup", "returns:cup", commit=False)
+    first = shop.run(pipeline_id)
+    assert first is not None
+    assert (first.number, first.rows, shop.rows(pipeline_id)) == (1, 2, [("ink", 1), ("pen", 2)])
+    assert shop.run(pipeline_id, only_new=True) is None
+    shop.write("orders:ink")
+    second = shop.run(pipeline_id)
+    assert second is not None
+    assert (second.number, shop.rows(pipeline_id)) == (2, [("ink", 2), ("pen", 2)])
+
+
+@pytest.mark.parametrize("pipeline_id", ["added", "added_rows"])
+def test_append_adds_only_what_is_new_since_the_cut_in_the_target(shop: Shop, pipeline_id: str) -> None:
+    shop.write("orders:pen", "orders:ink")
+    shop.run(pipeline_id)
+    shop.write("orders:pen", "orders:cup")
+    second = shop.run(pipeline_id)
+    assert second is not None
+    assert (second.rows, values(shop.rows(pipeline_id))) == (2, shop.orders())
+    assert shop.run(pipeline_id) is None
+
+
+@pytest.mark.parametrize("pipeline_id", ["latest", "latest_rows"])
+def test_upsert_replaces_the_rows_of_the_same_key(shop: Shop, pipeline_id: str) -> None:
+    shop.write("orders:pen", "orders:ink")
+    shop.run(pipeline_id)
+    shop.write("orders:pen", "orders:cup")
+    shop.run(pipeline_id)
+    assert shop.rows(pipeline_id) == [("cup", 4), ("ink", 1), ("pen", 3)]
+
+
+@pytest.mark.parametrize(
+    ("pipeline_id", "points"),
+    [
+        ("added", {"before-cut": 0, "after-read": 0, "staged": 0, "before-publish": 0, "after-publish": 1}),
+        pytest.param("added_rows", {"copied": 0, "before-commit": 0, "after-commit": 1}, marks=pytest.mark.long),
+    ],
+)
+def test_driver_killed_at_each_point_of_a_run_gives_each_record_its_effect_once(
+    shop: Shop, pipeline_id: str, points: dict[str, int]
+) -> None:
+    """Each run finds what the one that was killed has left, and new records."""
+    shop.write("orders:pen")
+    shop.run(pipeline_id)
+    table = shop.orders()
+    for number, (point, is_published) in enumerate(points.items()):
+        shop.write(f"orders:{number}", "orders:ink")
+        shop.run_and_die(pipeline_id, point)
+        table = shop.orders() if is_published else table
+        assert values(shop.rows(pipeline_id)) == table, point
+    shop.write("orders:cup")
+    shop.run(pipeline_id)
+    assert values(shop.rows(pipeline_id)) == shop.orders()
+
+
+def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
+    text = shop.file.read_text(encoding="utf-8").replace('mode="append")', 'mode="append", every="1 second")')
+    shop.file.write_text(text, encoding="utf-8")
+    environment = {
+        "KSTREAMS_BOOTSTRAP_SERVERS": shop.cluster.bootstrap_servers,
+        "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
+    }
+    shop.write("orders:pen")
+    arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "--follow")
+    with command(tmp_path, *arguments, environment=environment) as running:
+        running.await_text("added: run 1: 1 rows of 2 offsets")
+        shop.write("orders:ink", "orders:cup")
+        running.await_text(r"added: run \d+: 2 rows")  # a run between the records and their marker has none
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0
+    assert values(shop.rows("added")) == ["cup", "ink", "pen"]
+
+
+def test_key_that_has_the_name_of_a_count_tells_rows_apart(shop: Shop) -> None:
+    shop.write("orders:pen", "orders:ink")
+    declare(shop, lambda df: df.select(sf.col("value").alias("count")), key=["count"])
+    shop.run("other")
+    assert values(shop.rows("other")) == ["ink", "pen"]
+
+
+# Mutations: what the tests above would show if the pipeline were made another way.
+
+
+def test_mutation_that_keeps_the_cut_outside_the_target_doubles_rows(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OutsideTarget:
+        """Rows go to the target, and the runs to this object, one after the other."""
+
+        stored: Published | None = None
+
+        def __init__(self, pipeline: Pipeline) -> None:
+            self.target = ParquetTable(pipeline, cast(ks.Parquet, pipeline.target))
+
+        def read(self) -> Published | None:
+            return self.stored
+
+        def publish(self, rows: Any, previous: Published | None, finish: Any) -> Published:
+            made = self.target.publish(rows, self.target.read(), finish)
+            if shop.is_dying:
+                raise KeyboardInterrupt
+            type(self).stored = made
+            return made
+
+        def close(self) -> None:
+            self.target.close()
+
+    monkeypatch.setattr(runner, "open_target", OutsideTarget)
+    shop.write("orders:pen")
+    shop.is_dying = True
+    with pytest.raises(KeyboardInterrupt):
+        shop.run("added")
+    shop.is_dying = False
+    shop.run("added")
+    assert values(shop.rows("added")) == ["pen", "pen"]
+
+
+def test_mutation_that_reads_uncommitted_records_has_those_of_aborted_transactions(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def uncommitted(*arguments: Any, **named: Any) -> Options:
+        return Options(options(*arguments, **named) | {"kafka.isolation.level": "read_uncommitted"})
+
+    monkeypatch.setattr(views, "options", uncommitted)
+    shop.write("orders:pen")
+    shop.write("orders:cup", commit=False)
+    shop.write("orders:ink")
+    shop.run("added")
+    assert values(shop.rows("added")) == ["cup", "ink", "pen"]
+
+
+# What does not fit: one message, and the last published table stays.
+
+
+def declare(shop: Shop, function: Any, graph: ks.Graph | None = None, **given: Any) -> Pipeline:
+    """A pipeline over the orders, of another graph than those of the file."""
+    graph = graph or ks.Graph(f"{shop.name}.more")
+    orders = graph.topic(f"{shop.name}.orders", key=ks.String(), value=ks.String())
+    graph.pipeline(orders, **{"to": ks.Parquet(shop.directory / "other"), "id": "other", **given})(function)
+    shop.graph = graph
+    return graph.pipelines[-1]
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "error", "message"),
+    [
+        (lambda df: df.collect(), {}, GraphError, "its function returned list: return a DataFrame"),
+        (lambda df: df.select("valu"), {}, GraphError, "its function does not fit its topics: .*`valu` cannot be"),
+        (lambda df: df, {"key": ["item"]}, SettingsError, "its rows have no column 'item' of the key"),
+        (lambda df: df.select("value"), {"key": ["value"]}, RowRefused, "2 rows have the key value='pen'"),
+        (
+            lambda df: df.select(sf.raise_error(sf.lit("no price")).cast("string").alias("price")),
+            {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
+        ),
+    ],
+)  # fmt: skip
+def test_function_that_does_not_fit_is_named_and_the_last_table_stays(
+    shop: Shop, function: Any, given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    shop.write("orders:pen")
+    declare(shop, lambda df: df.select("value"))
+    shop.run("other")
+    declare(shop, function, **given)
+    shop.write("orders:pen")
+    with pytest.raises(error, match=f"pipeline 'other': {message}"):
+        shop.run("other")
+    assert shop.rows("other") == [("pen",)]
+
+
+def test_target_of_another_pipeline_or_of_nobody_is_refused(shop: Shop) -> None:
+    shop.write("orders:pen")
+    shop.run("added")
+    mine = shop.graph
+    declare(shop, lambda df: df, to=ks.Parquet(shop.directory / "added"))
+    with pytest.raises(SettingsError, match=rf"is the table of pipeline '{shop.name}\.added': name another target"):
+        shop.run("other")
+    declare(shop, lambda df: df, to=ks.Parquet(shop.directory))
+    with pytest.raises(SettingsError, match="has 'added', which no pipeline has written: name another directory"):
+        shop.run("other")
+    with pytest.raises(SettingsError, match=r"is the table of pipeline .*: name another directory"):
+        Parquet(shop.directory / "added", columns={"value": str}).open("shop.store")
+    shop.graph = mine
+    assert values(shop.rows("added")) == ["pen"]
+
+
+def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(shop: Shop) -> None:
+    shop.write("orders:pen")
+    shop.run("added")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    (file,) = cast(ks.Parquet, pipeline.target).files()
+    content = file.read_bytes()
+    for broken in (b"", content[:-8]):
+        file.write_bytes(broken)
+        with pytest.raises(SettingsError, match=r"is not the file that was published: .* `kstreams pipeline reset`"):
+            shop.run("added")
+    file.unlink()
+    with pytest.raises(SettingsError, match=r"is not the file that was published"):
+        shop.run("added")
+    with closing(open_target(pipeline)) as target:
+        target.reset()
+    shop.run("added")
+    assert values(shop.rows("added")) == ["pen"]
+
+
+def test_other_columns_are_refused_where_rows_stay(shop: Shop) -> None:
+    shop.write("orders:pen")
+    for to, mode in ((ks.Parquet(shop.directory / "b"), "append"), (shop.postgresql("b"), "complete")):
+        declare(shop, lambda df: df.select("value"), to=to, mode=mode)
+        shop.run("other")
+        declare(shop, lambda df: df.select("value", "offset"), to=to, mode=mode)
+        shop.write("orders:ink")
+        with pytest.raises(SettingsError, match=r"its rows have .*: return those.*, or begin again with"):
+            shop.run("other")
+        assert values(shop.rows("other")) == ["ink", "pen"][-len(shop.rows("other")) :]
+        assert ("pen",) in shop.rows("other")
+
+
+def test_table_in_postgresql_refuses_a_type_that_it_lacks_a_foreign_table_and_one_that_was_dropped(shop: Shop) -> None:
+    shop.write("orders:pen")
+    target = shop.postgresql("c")
+    declare(shop, lambda df: df.select("headers"), to=target)
+    with pytest.raises(SettingsError, match=r"column 'headers' is array.*: return it as one of string"):
+        shop.run("other")
+    with psycopg.connect(shop.url) as connection:
+        connection.execute(f"CREATE TABLE {target.table} (item text)")
+    declare(shop, lambda df: df.select("value"), to=target)
+    with pytest.raises(SettingsError, match="exists, and no pipeline has made it: name another table"):
+        shop.run("other")
+    with psycopg.connect(shop.url) as connection:
+        connection.execute(f"DROP TABLE {target.table}")
+    shop.run("other")
+    with psycopg.connect(shop.url) as connection:
+        connection.execute(f"DROP TABLE {target.table}")
+    with pytest.raises(SettingsError, match=r"was dropped by hand: restore it, or begin again with"):
+        shop.run("other")
+
+
+def test_table_in_postgresql_has_the_values_as_spark_has_them(shop: Shop) -> None:
+    text = 'a\tb\nc\\d\r"e",\\N'
+    shop.write("orders:pen")
+
+    def every_type(df: DataFrame) -> DataFrame:
+        return df.select(
+            sf.lit(text).alias("text"),
+            sf.lit("").alias("empty"),
+            sf.lit(None).cast("string").alias("none"),
+            sf.lit(b"\x00\xff").alias("bytes"),
+            sf.lit(True).alias("yes"),
+            sf.lit(2.5).alias("real"),
+            sf.lit(Decimal("12.50")).alias("price"),
+            sf.lit(datetime(2026, 5, 1, 12, 30, tzinfo=UTC)).alias("at"),
+            sf.lit(date(2026, 5, 1)).alias("day"),
+        )
+
+    declare(shop, every_type, to=shop.postgresql("d"))
+    shop.run("other")
+    at = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
+    assert shop.rows("other") == [(text, "", None, b"\x00\xff", True, 2.5, Decimal("12.50"), at, date(2026, 5, 1))]
+
+
+@pytest.mark.parametrize("pipeline_id", ["added", "added_rows"])
+def test_run_that_another_one_has_overtaken_publishes_nothing(shop: Shop, pipeline_id: str) -> None:
+    shop.write("orders:pen")
+    mine = shop.graph
+    (pipeline,) = runner.choose_pipelines(mine, [pipeline_id])
+
+    def slow(orders: DataFrame) -> DataFrame:
+        runner.run_once(pipeline, mine, shop.spark, shop.settings)
+        return pipeline.function(orders)  # type: ignore[no-any-return]
+
+    overtaken = replace(pipeline, function=slow)
+    with pytest.raises(StaleWriter, match="another run was published meanwhile: run it again"):
+        runner.run_once(overtaken, mine, shop.spark, shop.settings)
+    assert values(shop.rows(pipeline_id)) == ["pen"]
+
+
+# Topics that have changed between two runs.
+
+
+def test_deleted_records_stop_what_is_incremental_and_are_named_of_a_complete_table(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.write("orders:pen")
+    shop.run("added")
+    shop.run("totals")
+    shop.cluster.write(f"{shop.name}.orders", [b"ink"])  # no transaction, whose marker may come after the deletion
+    shop.cluster.delete_records(f"{shop.name}.orders")
+    shop.write("orders:cup")
+    with pytest.raises(InputLost, match=r"^pipeline 'added': .*\[0\]: the records from offset 2 to 2 .* reset`"):
+        shop.run("added")
+    assert values(shop.rows("added")) == ["pen"]
+    shop.run("totals")
+    assert shop.rows("totals") == [("cup", 1)]
+    assert f"pipeline 'totals': {shop.name}.orders[0]: the records from offset 0 to 2 were deleted" in caplog.text
+
+
+def test_topic_that_was_created_again_stops_what_is_incremental(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.write("orders:pen")
+    shop.run("added")
+    shop.run("totals")
+    topic = f"{shop.name}.orders"
+    shop.cluster.admin.delete_topics([topic])[topic].result()
+    wait_until(lambda: topic not in shop.cluster.admin.list_topics(timeout=10).topics, "the topic is deleted")
+    shop.cluster.create(topic)
+    shop.write("orders:ink")
+    with pytest.raises(SettingsError, match=r"^pipeline 'added': .* deleted and created again .* pipeline reset`"):
+        shop.run("added")
+    assert values(shop.rows("added")) == ["pen"]
+    shop.run("totals")
+    assert shop.rows("totals") == [("ink", 1)]
+    assert f"pipeline 'totals': topic '{topic}' was created again since the last run" in caplog.text
+
+
+def test_partitions_that_were_added_are_read_from_their_start(shop: Shop) -> None:
+    shop.write("orders:pen")
+    shop.run("added")
+    topic = f"{shop.name}.orders"
+    shop.cluster.admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
+    wait_until(lambda: shop.cluster.partitions(topic) == [0, 1], "the partition is known")
+    shop.cluster.write(topic, [b"ink", b"cup"], partition=1)
+    shop.run("added")
+    assert values(shop.rows("added")) == ["cup", "ink", "pen"]

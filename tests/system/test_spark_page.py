@@ -1,0 +1,92 @@
+"""docs/spark.md: its pipelines and its commands, run as printed, on a real broker and a real Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet
+
+from kstreams_py.embedded.java import find_java
+from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.serdes import bind
+from kstreams_py.sinks import Parquet
+from tests.system.command import Finished, kstreams
+from tests.system.harness import Cluster
+
+TEXT: Final = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+COMMANDS: Final = [
+    line.removeprefix("kstreams ")
+    for block in re.findall(r"<!-- commands -->\n```\n(.*?)```", TEXT, flags=re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: str, tmp_path: Path) -> None:
+    for file, block in re.findall(r"<!-- (\w+\.\w+) -->\n```\w+\n(.*?)```", TEXT, flags=re.DOTALL):
+        (tmp_path / file).write_text(block.replace('"shop', f'"{name}'), encoding="utf-8")
+    environment = {
+        "KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+        "KSTREAMS_SCHEMA_DIRECTORY": str(tmp_path / "schemas"),
+        "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
+    }
+    cluster.create(f"{name}.orders")
+    serde = bind(Avro(tmp_path / "order.avsc"), FileRegistry(tmp_path / "schemas"), f"{name}.orders-value")
+
+    def send(*orders: tuple[str, int]) -> None:
+        values = [serde.serialize({"item": item, "quantity": quantity}) or b"" for item, quantity in orders]
+        cluster.transaction(f"{name}.writer", [(f"{name}.orders", value) for value in values])
+        cluster.await_markers(f"{name}.orders")
+
+    send(("pen", 3), ("ink", 12), ("pen", 4))
+
+    def command(line: str) -> Finished:
+        done = kstreams(*shlex.split(line), environment=environment, cwd=tmp_path)
+        assert done.status == 0, done.err
+        return done
+
+    assert len(COMMANDS) == 5
+    listed, ran, status, rows, submitted = [command(line).out.splitlines() for line in COMMANDS]
+    assert listed == [
+        f"totals: complete of {name}.orders to tables/totals, every 60 s",
+        f"large: append of {name}.orders to tables/large, every 60 s",
+    ]
+    assert [re.sub(r"[\d.]+ s$", "", line) for line in ran] == [
+        "totals: run 1: 2 rows of 4 offsets in ",
+        "large: run 1: 1 rows of 4 offsets in ",
+    ]
+    assert [line.split()[0] for line in status] == ["totals:", "run", "1", "large:", "run", "1"]
+    assert [json.loads(line) for line in rows] == [{"item": "ink", "quantity": 12}, {"item": "pen", "quantity": 7}]
+    assert re.fullmatch(
+        r"spark-submit --packages \S+kafka\S+_2\.13:4\S+ --master spark://spark:7077 \S+kstreams_command\.py pipeline "
+        r"run shop\.py totals --once",
+        submitted[0],
+    )
+
+    [first] = map(json.loads, command("pipeline status shop.py totals --json").out.splitlines())
+    command("cut shop.py -o cut.json")
+    assert json.loads((tmp_path / "cut.json").read_text(encoding="utf-8")) == first["cut"]
+    send(("cup", 1))
+    again = json.loads(command("pipeline run shop.py totals --cut cut.json --json").out)
+    assert (again["run"], again["rows"]) == (2, 2)
+    tables = [pyarrow.parquet.ParquetFile(path).read() for path in Parquet(tmp_path / "tables" / "totals").files()]
+    assert sorted(row["item"] for table in tables for row in table.to_pylist()) == ["ink", "pen"]
+
+    command("pipeline reset shop.py totals --yes")
+    assert command("pipeline status shop.py totals").out == "totals: tables/totals: no run yet\n"
+
+
+def test_command_without_java_names_it_and_the_remedy(cluster: Cluster, name: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        f"import kstreams_py as ks\n\ngraph = ks.Graph({name!r})\n\n\n"
+        f'@graph.pipeline(graph.topic("{name}.orders"), to=ks.Parquet("table"))\ndef table(df):\n    return df\n',
+        encoding="utf-8",
+    )
+    environment = {"KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers, "JAVA_HOME": str(tmp_path)}
+    done = kstreams("pipeline", "run", "shop.py", environment=environment, cwd=tmp_path)
+    assert (done.status, len(done.error_lines)) == (2, 1)
+    assert "does not run; it needs Java 17 or 21" in done.error_lines[0]

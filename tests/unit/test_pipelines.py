@@ -1,0 +1,211 @@
+"""Pipelines: what a graph takes and refuses, what a target refuses, and when runs follow one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.errors import GraphError, MissingSoftware, SettingsError
+from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
+from kstreams_py.spark import runner, session, sessions
+from kstreams_py.spark.runs import Published, Run, check_columns, check_owner, decode_published
+from kstreams_py.spark.targets.opening import open_target
+
+
+def one(df: Any) -> Any:
+    return df
+
+
+def two(left: Any, right: Any) -> Any:
+    return left, right
+
+
+def declared(function: Any = one, *topics: str, **options: Any) -> Pipeline:
+    graph = ks.Graph("shop")
+    graph.topic("orders")
+    graph.topic("returns")
+    graph.topic("far", cluster="west")
+    table = ks.Parquet("tables/totals")
+    graph.pipeline(*(topics or ("orders",)), **{"to": table, **options})(function)
+    (pipeline,) = graph.pipelines
+    return pipeline
+
+
+def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
+    found = declared()
+    assert (found.id, found.owner, [topic.name for topic in found.inputs]) == ("one", "shop.one", ["orders"])
+    assert (found.mode, found.key, found.every, str(found.target)) == (Mode.COMPLETE, (), 60, "tables/totals")
+    found = declared(two, "orders", "returns", id="both", mode="upsert", key=["item"], every="2 hours")
+    assert (found.id, found.mode, found.key, found.every) == ("both", Mode.UPSERT, ("item",), 7200)
+
+
+@pytest.mark.parametrize(
+    ("function", "topics", "options", "message"),
+    [
+        (two, ("orders",), {}, "pipeline 'two': its function is two.*: write two\\(df\\)"),
+        (one, ("orders", "returns"), {}, "write one\\(df_1, df_2\\)"),
+        (one, ("missing",), {}, "there is no topic 'missing'"),
+        (one, ("far",), {}, "topic 'far' is on cluster 'west': name one of the graph's own"),
+        (one, ("orders",), {"mode": "upsrt"}, "mode 'upsrt' is not known: did you mean upsert\\?"),
+        (one, ("orders",), {"mode": "upsert"}, "is an upsert without a key: name the columns"),
+        (one, ("orders",), {"key": "item"}, "key='item' is one text: write key=\\['item'\\]"),
+        (one, ("orders",), {"key": ["item", "item"]}, "key has column 'item' twice: name it once"),
+        (one, ("orders",), {"every": "soon"}, "every='soon' is no interval: write a number and second, minute"),
+        (one, ("orders",), {"to": "tables"}, "to='tables' is no target of a pipeline: give ks.Parquet"),
+        (one, ("orders",), {"to": ks.Parquet}, "is no target of a pipeline"),
+        (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "is no target of a pipeline: give ks.Parquet"),
+        (one, ("orders",), {"id": "a.b"}, "pipeline 'a.b': this name is not usable"),
+    ],
+)
+def test_declaration_that_does_not_fit_is_refused_with_its_remedy(
+    function: Any, topics: tuple[str, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        declared(function, *topics, **options)
+
+
+def test_two_pipelines_need_names_and_targets_of_their_own() -> None:
+    graph = ks.Graph("shop")
+    orders = graph.topic("orders")
+    graph.pipeline(orders, to=ks.Parquet("tables/a"))(one)
+    with pytest.raises(GraphError, match="pipeline 'one' is declared twice: give one of the two another id="):
+        graph.pipeline(orders, to=ks.Parquet("tables/b"))(one)
+    with pytest.raises(GraphError, match="'other' writes to tables/a, as pipeline 'one' does: give each a target"):
+        graph.pipeline(orders, to=ks.Parquet("tables/a"), id="other")(one)
+
+
+def test_graph_describes_its_pipelines() -> None:
+    graph = ks.Graph("shop")
+    graph.pipeline(graph.topic("orders"), to=ks.Parquet("tables/a"))(one)
+    assert graph.describe().splitlines()[-4:] == [
+        "pipelines",
+        "  one: complete, every 60 s",
+        "    reads         orders",
+        "    keeps         tables/a",
+    ]
+
+
+RUN = Run(3, "{}", 10, 4, 1700000000.0, 1.5)
+PUBLISHED = Published("shop.one", {"item": "string", "records": "bigint"}, (RUN,))
+
+
+def test_published_runs_are_read_as_they_were_written_in_a_manifest() -> None:
+    manifest = Manifest(PUBLISHED.columns, {}, (), PUBLISHED.as_content())
+    read = decode_manifest(encode_manifest(manifest))
+    assert read.pipeline is not None
+    assert decode_published(read.pipeline) == PUBLISHED
+
+
+@pytest.mark.parametrize("content", [{}, {"owner": "a", "columns": {}, "runs": []}, {"owner": "a", "runs": [[1]]}])
+def test_content_that_is_no_run_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="it has no runs of a pipeline"):
+        decode_published(content)
+
+
+def test_target_of_another_pipeline_is_refused() -> None:
+    check_owner(declared(), PUBLISHED)
+    check_owner(declared(), None)
+    with pytest.raises(SettingsError, match=r"tables/totals is the table of pipeline 'shop\.one': name another target"):
+        check_owner(declared(id="two"), PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "message"),
+    [
+        (
+            {"key": ["item"]},
+            {"records": "bigint"},
+            "its rows have no column 'item' of the key, but records: correct",
+        ),
+        ({}, {"item": "string", "Item": "string"}, "two of its columns have one name: item, Item: rename"),
+        ({"mode": "append"}, {"item": "string"}, r"has \(item string, records bigint\): return those, or begin again"),
+    ],
+)
+def test_columns_that_the_target_does_not_take_are_refused(
+    options: dict[str, Any], columns: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_columns(declared(**options), columns, PUBLISHED)
+
+
+def test_complete_table_takes_other_columns_with_each_run() -> None:
+    check_columns(declared(), {"item": "string"}, PUBLISHED)
+
+
+def test_following_runs_each_pipeline_at_its_interval_until_it_is_stopped() -> None:
+    now, ran = [0.0], list[tuple[str, float]]()
+    pipelines = [declared(id="fast", every="10 seconds"), declared(id="slow", every="25 seconds")]
+
+    def run(pipeline: Pipeline) -> None:
+        ran.append((pipeline.id, round(now[0])))
+        now[0] += 1
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    runner.follow(pipelines, run, lambda: now[0] > 45, clock=lambda: now[0], sleep=sleep)
+    fast, slow = ([at for name, at in ran if name == each] for each in ("fast", "slow"))
+    assert (fast, slow) == ([0, 10, 20, 30, 40], [1, 26])
+
+
+def test_names_choose_pipelines_and_unknown_ones_are_refused() -> None:
+    graph = ks.Graph("shop")
+    with pytest.raises(SettingsError, match=r"graph 'shop' has no pipelines: declare one with @graph\.pipeline"):
+        runner.choose_pipelines(graph, [])
+    orders = graph.topic("orders")
+    for name in ("a", "b"):
+        graph.pipeline(orders, to=ks.Parquet(Path("tables") / name), id=name)(one)
+    assert [each.id for each in runner.choose_pipelines(graph, [])] == ["a", "b"]
+    assert [each.id for each in runner.choose_pipelines(graph, ["b"])] == ["b"]
+    with pytest.raises(SettingsError, match="graph 'shop' has no pipeline 'c': it has a, b"):
+        runner.choose_pipelines(graph, ["c"])
+
+
+def test_graph_of_pipelines_alone_is_drawn_and_cut_and_has_nothing_to_run() -> None:
+    graph = ks.Graph("shop")
+    with pytest.raises(GraphError, match="has no processors"):
+        graph.validate(needs_processors=False)
+    graph.pipeline(graph.topic("orders"), to=ks.Parquet("tables/a"))(one)
+    graph.validate(needs_processors=False)
+    with pytest.raises(GraphError, match="has no processors"):
+        graph.validate()
+
+
+def test_spark_that_cannot_fetch_its_jars_names_the_command_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Builder:
+        def appName(self, _: str) -> Builder:  # noqa: N802 Spark's name
+            return self
+
+        def config(self, *_: str) -> Builder:
+            return self
+
+        def getOrCreate(self) -> None:  # noqa: N802
+            raise RuntimeError("[JAVA_GATEWAY_EXITED] unresolved dependency\nmore")
+
+    monkeypatch.setattr(sessions, "cached", lambda _: [])
+    monkeypatch.setattr(sessions, "_check_java", lambda _: None)
+    monkeypatch.setattr(sessions, "SparkSession", SimpleNamespace(builder=Builder()))
+    with pytest.raises(
+        MissingSoftware, match=r"spark-sql-kafka.*`kstreams jars`: \[JAVA_GATEWAY_EXITED\] unresolved .*y$"
+    ):
+        session()
+
+
+def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
+    pipeline = declared(to=ks.PostgreSQL("postgresql://me:secret@db:x:y/shop?nothing=1", table="totals"))
+    with pytest.raises(SettingsError, match="is no URL of PostgreSQL: correct it") as caught:
+        open_target(pipeline)
+    assert "secret" not in str(caught.value)
+
+
+def test_spark_for_another_scala_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "scala-library-2.12.18.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(MissingSoftware, match=r"is for Scala 2\.12\.18, and .* Scala 2\.13: unset SPARK_HOME"):
+        session()
