@@ -30,6 +30,7 @@
     ├── DrainTimeout                 a worker did not stop in time
     ├── WorkerStuck                  a worker has run no turn for stuck_timeout_ms: start it again
     ├── StaleWriter                  another writer has moved the offsets in a sink's target: read them again
+    ├── PipelineFailed               a job of Spark failed; what was published last is unchanged
     ├── HistoryError                 a test's history cannot be judged: it is incomplete, or contradicts itself
     ├── WorkersFailed                a worker could not be kept running; the exit status is that of the worker
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
@@ -206,6 +207,10 @@ class WorkerStuck(KStreamsError):
 
 class StaleWriter(KStreamsError):
     """Another writer has moved the offsets that a sink's target stores: read them again. Nothing is stored."""
+
+
+class PipelineFailed(KStreamsError):
+    """A job of Spark failed; what was published last is unchanged."""
 
 
 class HistoryError(KStreamsError):

@@ -107,8 +107,8 @@ class Committer(ABC):
         """Returns where to start in partitions, of which the group has committed some offsets. Raises ClientError."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
-        self._leftovers: list[Leftovers] = []
-        """Where each producer that has a transactional id may have left transactions open."""
+        self.leftovers: list[Leftovers] = []
+        """Of each transactional id: look for them before records are read, or its next commit makes them visible."""
         self._ledger = context.ledger
         self._consumer = context.consumer
         self._processor = processor
@@ -165,11 +165,6 @@ class Committer(ABC):
     def start(self) -> None:
         """Makes the first producer, which fences the one before: no committed offset may be read earlier."""
         self.session.start()
-
-    def require_no_leftovers(self) -> None:
-        """Raises Retriable while a transaction of an earlier producer hangs: the next one would commit it."""
-        for each in self._leftovers:
-            each.require_none()
 
     @abstractmethod
     def prepare(self, intake: Intake) -> None:

@@ -54,7 +54,7 @@ class ExactlyOnce(Committer):
         self._recorder = self.session
         """The producer of the transactions that have no outputs of steps."""
         cluster, name, group = context.environment.cluster, context.processor.cluster, context.name
-        self._leftovers.append(
+        self.leftovers.append(
             Leftovers(cluster.named(name), name, context.transactional_id, context.written, "" if name else group)
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import Final
@@ -105,8 +106,9 @@ class Worker:
         written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in written if topic in topics)
-        places = partitions_written(graph, processor, topics)
-        self.committer = committer(self._context(environment, topic_ids, limit, tracing, places))
+        context = self._context(environment, topic_ids, limit, tracing)
+        outputs, journaled = partitions_written(graph, processor, topics)
+        self.committer = committer(replace(context, written=outputs, journaled=journaled))
         self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries
@@ -121,12 +123,7 @@ class Worker:
         self._reset()
 
     def _context(
-        self,
-        environment: Environment,
-        topic_ids: Mapping[str, str],
-        batch_bytes: int | None,
-        tracing: Tracing | None,
-        places: tuple[Collection[TopicPartition], Collection[TopicPartition]],
+        self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
     ) -> Context:
         """What the guarantee works with."""
         return Context(
@@ -142,7 +139,6 @@ class Worker:
             self._journal,
             batch_bytes,
             tracing,
-            *places,
         )
 
     def _reset(self) -> None:
@@ -538,7 +534,8 @@ class Worker:
         if stale := self._assigned - partitions:
             # a static member is given its old assignment first, with topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
-        self.committer.require_no_leftovers()  # before the functions: they would be called again
+        for left in self.committer.leftovers:  # before the functions: they would be called again
+            left.require_none()
         self._run_rest()
         if self._interrupt is not None and not self._owed:  # it ends: the ledger still has what is to be given back
             return

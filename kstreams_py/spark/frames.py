@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from kstreams_py.errors import GraphError, InputLost, KStreamsError, RowRefused, SettingsError
+from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
 from kstreams_py.graph.pipelines import Pipeline
 
 with suppress(ImportError):  # whoever has a session has PySpark
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
 
-
 _GROUPED: Final = "ks_rows"
-
-
-class PipelineFailed(KStreamsError):
-    """A job of Spark failed; what was published last is unchanged."""
 
 
 def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:

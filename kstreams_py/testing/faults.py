@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing.memory_clients import Network
+from kstreams_py.testing.memory_markers import Marker
 from kstreams_py.testing.request_faults import Fault, Outage
 
 
@@ -95,4 +96,5 @@ class Faults:
     def end_hanging(self, transactional_id: str, partition: TopicPartition, *, commits: bool) -> None:
         """Writes the marker that a partition did not get, as an operator does."""
         self._network.pass_time()
-        self._network.broker.end_hanging(transactional_id, partition, commits=commits)
+        (mine,) = [each for each in self._network.opened.values() if each.transactional_id == transactional_id]
+        self._network.broker.markers.write(partition, Marker(mine.producer_id, commits))

@@ -456,11 +456,6 @@ class Broker:
         for group in self.groups.values():
             group.expire(now - self.session_timeout)
 
-    def keep_sessions(self, now: float) -> None:
-        """Starts all sessions again: no heartbeat arrives while a coordinator is unavailable."""
-        for group in self.groups.values():
-            group.keep(now)
-
     def grow_topic(self, name: str, partitions: int) -> None:
         """Adds partitions until the topic has this number of them."""
         found = self.topic(name).partitions
@@ -589,10 +584,6 @@ class Broker:
             starts[POSITIONS] = 0
         ending = held.partitions | ({POSITIONS} if held.positions else set()) if is_ending else set()
         return {tp: (held.producer_id, start) for tp, start in starts.items() if start is not None and tp not in ending}
-
-    def end_hanging(self, transactional_id: str, partition: TopicPartition, *, commits: bool) -> None:
-        """Ends what this id has open on a partition, as an operator does."""
-        self._write_marker(partition, Marker(self._transactional[transactional_id].producer_id, commits))
 
     def _of_epoch(self, transactional_id: str, epoch: int) -> TransactionalId:
         held = self._transactional[transactional_id]

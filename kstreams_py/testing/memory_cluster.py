@@ -97,7 +97,50 @@ class _Reader:
         )
 
 
-class MemoryCluster(_Reader):
+class _Transactions(_Reader):
+    """What groups have committed, and transactions hold back."""
+
+    def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
+        def read() -> GroupOffsets:
+            found = self._broker.group(group)
+            pending = {tp for positions in found.pending.values() for tp in positions}
+            committed = {tp: found.positions[tp] for tp in sorted(partitions) if tp in found.positions}
+            return GroupOffsets(committed, frozenset(pending & set(partitions)))
+
+        return self._network.request("group_offsets", read)
+
+    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
+        def describe() -> Pending:
+            held = self._broker.group(group).pending
+            pinned = sorted(set(partitions) & {tp for positions in held.values() for tp in positions})
+            if not pinned:
+                return Pending(group, ())
+            kept_in = TopicPartition(POSITIONS_TOPIC, positions_partition(group, 1))
+            return Pending(group, tuple(pinned), kept_in, tuple(self._network.opened[each] for each in sorted(held)))
+
+        return self._network.request("pending", describe)
+
+    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
+        def describe() -> tuple[OpenTransaction, ...]:
+            starts = self._broker.partition(partition).writers
+            return tuple(replace(self._network.opened[each], start=start) for each, start in starts.items())
+
+        return self._network.request("open_transactions", describe)
+
+    def hanging(
+        self, transactional_id: str, partitions: Collection[TopicPartition], group: str = ""
+    ) -> dict[TopicPartition, OpenTransaction]:
+        def describe() -> dict[TopicPartition, OpenTransaction]:
+            found = self._broker.hanging(transactional_id, partitions, group)
+            opened = self._network.opened
+            return {
+                tp: replace(opened[held], start=start, hangs=True, state="Empty") for tp, (held, start) in found.items()
+            }
+
+        return self._network.request("hanging", describe)
+
+
+class MemoryCluster(_Transactions):
     """kafka.contracts.Cluster in memory. Times are in seconds.
 
     - `clock`: a ManualClock by default.
@@ -184,45 +227,6 @@ class MemoryCluster(_Reader):
     def leave(self, consumer: Consumer) -> bool:
         assert isinstance(consumer, MemoryConsumer)
         return self._network.request("leave", consumer.give_up)
-
-    def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
-        def read() -> GroupOffsets:
-            found = self._broker.group(group)
-            pending = {tp for positions in found.pending.values() for tp in positions}
-            committed = {tp: found.positions[tp] for tp in sorted(partitions) if tp in found.positions}
-            return GroupOffsets(committed, frozenset(pending & set(partitions)))
-
-        return self._network.request("group_offsets", read)
-
-    def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
-        def describe() -> Pending:
-            held = self._broker.group(group).pending
-            pinned = sorted(set(partitions) & {tp for positions in held.values() for tp in positions})
-            if not pinned:
-                return Pending(group, ())
-            kept_in = TopicPartition(POSITIONS_TOPIC, positions_partition(group, 1))
-            return Pending(group, tuple(pinned), kept_in, tuple(self._network.opened[each] for each in sorted(held)))
-
-        return self._network.request("pending", describe)
-
-    def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
-        def describe() -> tuple[OpenTransaction, ...]:
-            starts = self._broker.partition(partition).writers
-            return tuple(replace(self._network.opened[each], start=start) for each, start in starts.items())
-
-        return self._network.request("open_transactions", describe)
-
-    def hanging(
-        self, transactional_id: str, partitions: Collection[TopicPartition], group: str = ""
-    ) -> dict[TopicPartition, OpenTransaction]:
-        def describe() -> dict[TopicPartition, OpenTransaction]:
-            found = self._broker.hanging(transactional_id, partitions, group)
-            opened = self._network.opened
-            return {
-                tp: replace(opened[held], start=start, hangs=True, state="Empty") for tp, (held, start) in found.items()
-            }
-
-        return self._network.request("hanging", describe)
 
     def grow(self, topic: str, partitions: int) -> None:
         self._network.request("grow", lambda: self._broker.grow_topic(topic, partitions))

@@ -25,12 +25,11 @@ import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import GraphError, InputLost, RowRefused, SettingsError, StaleWriter
+from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError, StaleWriter
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
 from kstreams_py.spark import options, runner, session, views
-from kstreams_py.spark.frames import PipelineFailed
 from kstreams_py.spark.reader_options import Options
 from kstreams_py.spark.runs import Published, Run
 from kstreams_py.spark.targets.opening import open_target

@@ -70,7 +70,7 @@ class Journaled(ExactlyOnce):
         )
         """The journal's producer: a transaction of it is committed while one of the outputs is open."""
         cluster = context.environment.cluster
-        self._leftovers.append(Leftovers(cluster, "", recorder_id, context.journaled, context.name))
+        self.leftovers.append(Leftovers(cluster, "", recorder_id, context.journaled, context.name))
         self._parts: list[Part] = []
         self._places: dict[int, dict[str, Place]] = {}
         """By partition number and topic, the last output that was written."""
