@@ -14,6 +14,7 @@ from kstreams_py.kafka.membership import Membership, Owner
 from kstreams_py.processing import states, tasks
 from kstreams_py.processing.committer import Committer
 from kstreams_py.processing.guarantees import AtMostOnce, ExactlyOnce, producer_mode
+from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
@@ -57,7 +58,9 @@ def no_rewind_after_an_abort(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("torn transaction", "duplicate", struck=[(Fault.LATE, "commit_transaction")])
 def abort_on_unknown(patch: pytest.MonkeyPatch) -> None:
+    """And no look for what is left open: a worker would wait for it, before it is torn."""
     patch.setitem(states.STATE_OF, OutcomeUnknown, State.ABORTABLE)
+    patch.setattr(Leftovers, "require_none", lambda _: None)
 
 
 @MUTATIONS.add("torn transaction", "duplicate", struck=[(Fault.DOUBLED, "commit_transaction")])
@@ -149,7 +152,10 @@ def inputs_that_are_not_committed(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("torn transaction", "duplicate")
 def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
-    """Reads committed offsets before fencing, though some are pending; fences with the first record."""
+    """Reads committed offsets before fencing, though some are pending; fences with the first record.
+
+    And no look for what is left open, which would be the first request of a producer that is not there.
+    """
     opening = Session.open
 
     def fence_then_open(self: Session) -> None:
@@ -163,6 +169,7 @@ def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "start", lambda self: None)
     patch.setattr(Session, "open", fence_then_open)
     patch.setattr(Broker, "committed", committed)
+    patch.setattr(Leftovers, "require_none", lambda _: None)
 
 
 @MUTATIONS.add("torn transaction", "duplicate")
