@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,9 @@ ASSIGNMENT_SECONDS: Final = 3.0
 
 LOOK_UP_SECONDS: Final = 10.0
 """Limit, in seconds, of the request for the transactions of a partition, during which nobody asks for its end."""
+
+OPEN_SECONDS: Final = 1.0
+"""Seconds for which a transaction has to be open until its coordinator is asked whether it will end it."""
 
 LEAVE_SECONDS: Final = 4.0
 """Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
@@ -233,7 +237,7 @@ class KafkaCluster(_Reading):
         return {tp: each[0] for tp, each in mine.items() if each and each[0].hangs}
 
     def _suspects(self, partitions: Collection[TopicPartition], group: str) -> set[TopicPartition]:
-        """Those of these partitions, and of the one that keeps the group's offsets, on which a transaction is open."""
+        """Those of these partitions, and of the one with the group's offsets, on which a transaction stays open."""
         suspects = self._unstable(partitions)
         with contextlib.suppress(NotAuthorized):  # a group's offsets can be used without the right to see their topic
             if group and (count := self._count_keepers()):
@@ -241,8 +245,17 @@ class KafkaCluster(_Reading):
         return suspects
 
     def _unstable(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        stable = self.ends(partitions)
-        return {tp for tp, end in self.ends(partitions, committed=False).items() if stable[tp] < end}
+        """The partitions on which what is open now is still open after OPEN_SECONDS: those of others end before.
+
+        Measured under load: to ask the coordinators instead took a starting worker 10 s.
+        """
+        highs, deadline = self.ends(partitions, committed=False), time.monotonic() + OPEN_SECONDS
+        while True:
+            stable = self.ends(highs)
+            highs = {tp: high for tp, high in highs.items() if stable[tp] < high}
+            if not highs or time.monotonic() > deadline:
+                return set(highs)
+            time.sleep(0.02)
 
     def _count_keepers(self) -> int:
         """The partitions of POSITIONS_TOPIC, which never change; 0 before the first group."""

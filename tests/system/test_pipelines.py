@@ -335,8 +335,10 @@ def test_target_of_another_pipeline_or_of_nobody_is_refused(shop: Shop) -> None:
     declare(shop, lambda df: df, to=ks.Parquet(shop.directory / "added"))
     with pytest.raises(SettingsError, match=rf"is the table of pipeline '{shop.name}\.added': name another target"):
         shop.run("other")
-    declare(shop, lambda df: df, to=ks.Parquet(shop.directory))
-    with pytest.raises(SettingsError, match="has 'added', which no pipeline has written: name another directory"):
+    photos = shop.directory / "photos"
+    (photos / "pen").mkdir(parents=True)
+    declare(shop, lambda df: df, to=ks.Parquet(photos))
+    with pytest.raises(SettingsError, match="has 'pen', which no pipeline has written: name another directory"):
         shop.run("other")
     with pytest.raises(SettingsError, match=r"is the table of pipeline .*: name another directory"):
         Parquet(shop.directory / "added", columns={"value": str}).open("shop.store")
