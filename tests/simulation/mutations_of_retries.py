@@ -12,10 +12,9 @@ from kstreams_py.processing.plan import Intake
 from kstreams_py.processing.retries import Retries
 from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.waits import Waits
 from kstreams_py.processing.worker import Worker
 from tests.simulation.mutation import Mutations
-from tests.simulation.plan import ALO, AMO, Fault, Kind
+from tests.simulation.plan import ALO, AMO, Fault
 
 MUTATIONS = Mutations()
 
@@ -41,12 +40,17 @@ def commit_past_the_waiting_step_at_least_once(patch: pytest.MonkeyPatch) -> Non
     _pass_the_waiting_step(patch)
 
 
-@MUTATIONS.add("order broken", "torn transaction", away=True, kinds=[Kind.MAP, Kind.JOIN], faults=[Fault.SLOW])
+@MUTATIONS.add("order broken", "torn transaction", away=True)
 def steps_behind_the_waiting_one_are_run(patch: pytest.MonkeyPatch) -> None:
-    """The step that failed is run again after those that were taken with it."""
-    patch.setattr(Tasks, "hold_back", lambda self, failed, left: list(left[len(failed) :]))
+    """The step that failed waits, and those that were taken with it do not."""
+    hold_back = Tasks.hold_back
 
-    patch.setattr(Waits, "begin", lambda self, again: self._tasks.repeat(again.steps))
+    def hold_only_the_failed(self: Tasks, failed: Sequence[Any], left: Sequence[Any]) -> list[Any]:
+        hold_back(self, failed, left)
+        self.held = {number: [] for number in self.held}
+        return list(left[len(failed) :])
+
+    patch.setattr(Tasks, "hold_back", hold_only_the_failed)
 
 
 @MUTATIONS.add("torn transaction", "lost", away=True)
