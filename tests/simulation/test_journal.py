@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.plan import EO, Kind
-from tests.simulation.suite import ATTEMPTS, crash_everywhere, run_journaled_block
+from tests.simulation.plan import EO, Kind, Plan
+from tests.simulation.suite import ATTEMPTS, crash_everywhere, run, run_journaled_block
 
 BLOCK = 250
 
@@ -21,6 +21,11 @@ def test_journal_random_faults_delivers_once(first: int) -> None:
 @pytest.mark.parametrize("first", [*SEEDS, *(pytest.param(first, marks=pytest.mark.long) for first in MORE_SEEDS)])
 def test_journal_random_faults_between_two_clusters_deliver_once(first: int) -> None:
     run_journaled_block(first, BLOCK, elsewhere=True)
+
+
+def test_journal_of_a_join_whose_inputs_get_partitions_one_after_the_other_is_decided() -> None:
+    """A worker that held one input of a task alone committed its offset, and no worker could begin any more."""
+    run(Plan.parse("join:exactly_once:1575#1^:frozen@27:grown@5:away@33:lost@23"))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.outputs])

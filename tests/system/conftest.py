@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from kstreams_py import Settings
 from tests.system.harness import Cluster
 from tests.system.proxy import Proxy, proxied_broker
+
+LOG_SHOWN: Final = 6_000
+"""Characters at the end of a process's log that a test shows when it fails."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds the logs of a test's processes to the report of its failure."""
+    report = yield
+    directory = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and directory is not None:
+        for log in sorted(Path(directory).rglob("*.log"), key=lambda log: log.stat().st_mtime):
+            text = log.read_text(encoding="utf-8", errors="replace")
+            report.sections.append((f"end of {log.relative_to(directory)}", text[-LOG_SHOWN:]))
+    return report
 
 
 @pytest.fixture

@@ -202,6 +202,25 @@ def test_recovery_takes_the_branch_of_the_newest_record(
     assert recover(unit, committed, IDS, found) == expected
 
 
+JOINED = attempt(RecordType.OUTPUT, X, a=5)
+
+
+@pytest.mark.parametrize("committed", [{"a": 3, "b": 7}, {"a": 5, "b": 7}, {"a": 3, "b": 12}, {"a": 5, "b": 10}])
+def test_offsets_of_each_input_follow_a_delivery_to_another_cluster_by_themselves(committed: Mapping[str, int]) -> None:
+    """While the inputs of a join get partitions, a worker may hold the one and not the other."""
+    recovered = recover(Unit(SNAPSHOT, None, JOINED), committed, IDS, SAME, confirmed=True)
+    assert recovered == Recovery("1d, 2, 3a", offsets={"a": 5, "b": 10})
+
+
+@pytest.mark.parametrize(("committed", "confirmed"), [({"a": 4, "b": 10}, True), ({"a": 5, "b": 7}, False)])
+def test_offsets_between_two_deliveries_to_another_cluster_are_not_guessed_at(
+    committed: Mapping[str, int], confirmed: bool
+) -> None:
+    found = SAME if confirmed else OTHERS
+    with pytest.raises(RecoveryUndecidable, match="the newest record is an attempt-output from a@3, b@7 to a@5, b@10"):
+        recover(Unit(SNAPSHOT, None, JOINED), committed, IDS, found, confirmed)
+
+
 REMADE = {"a": "id-a", "b": "id-new"}
 
 

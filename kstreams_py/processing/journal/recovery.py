@@ -86,10 +86,18 @@ def _is_committed(
     unit: Unit, attempt: Attempt, committed: Mapping[str, int], found: Mapping[Place, Found], confirmed: bool | None
 ) -> bool:
     """Whether an attempt was committed, by its outputs and by what was committed with them."""
-    moved = all(committed[topic] >= offset for topic, offset in attempt.offsets.items() if topic in committed)
-    stayed = _stands_at(unit.snapshot.offsets, committed)
-    if confirmed is not None:  # the committed offsets follow later
-        moved, stayed = confirmed and (moved or stayed), stayed and not confirmed
+    before, after = unit.snapshot.offsets, attempt.offsets
+    moved = all(committed[topic] >= offset for topic, offset in after.items() if topic in committed)
+    stayed = _stands_at(before, committed)
+    if confirmed is not None:
+        # the committed offsets follow later, and an input alone where no worker holds the others, which happens while
+        # the inputs of a join get partitions
+        followed = all(
+            committed[name] == before.get(name) or committed[name] >= at
+            for name, at in after.items()
+            if name in committed
+        )
+        moved, stayed = confirmed and followed, stayed and not confirmed
     outputs = {found[place] for place in attempt.outputs}
     if moved and stayed and outputs <= {Found.SAME}:  # what the delivery read was created again, or is no input now
         return bool(outputs) or attempt.type is RecordType.NIL
