@@ -10,7 +10,7 @@ groups             rule     consumer groups as an operator sees them
 described_cluster  rule     a cluster as its brokers describe it
 partitioner        rule     the partition of a key, as Java's clients compute it
 errors             adapter  maps librdkafka's error codes to the exceptions of errors.py, and watches its log
-clients            adapter  makes clients, and ends them
+clients            adapter  makes clients, makes their calls that may not return, and ends them
 topics             adapter  looks topics up through a client
 silence            adapter  warns of a member that reads nothing, with the reason
 group_description  adapter  describes groups, even while a coordinator moves or is down

@@ -1,10 +1,11 @@
-"""Makes clients, and ends them within a bound."""
+"""Makes clients, calls them where a call may not return, and ends them within a bound."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 import confluent_kafka as ck
@@ -26,6 +27,50 @@ def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: Clien
     except ck.KafkaException as error:
         reason = error.args[0].str()
         raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {reason}") from None
+
+
+Calls = SimpleQueue[Callable[[], object] | None]
+Outcomes = SimpleQueue[ck.KafkaError | None]
+
+
+class Caller:
+    """A thread for the calls of a client that may not return within their limits: it is left behind with such a call.
+
+    It is kept for all calls: to start one for each took longer than some requests.
+    """
+
+    def __init__(self) -> None:
+        self._calls, self._outcomes = Calls(), Outcomes()
+        threading.Thread(
+            target=_make_calls, args=(self._calls, self._outcomes), name="calling a client", daemon=True
+        ).start()
+
+    def begin(self, call: Callable[[], object]) -> None:
+        """Begins a call, and returns."""
+        self._calls.put(call)
+
+    def is_calling(self) -> bool:
+        """The call has not returned yet."""
+        return self._outcomes.empty()
+
+    def finish(self, seconds: float) -> ck.KafkaError | None:
+        """Waits for the return of the call; the error that it raised. Raises queue.Empty if it has not returned."""
+        return self._outcomes.get(timeout=seconds)
+
+    def end(self) -> None:
+        """Ends the thread once its call returns."""
+        self._calls.put(None)
+
+
+def _make_calls(calls: Calls, outcomes: Outcomes) -> None:
+    while (call := calls.get()) is not None:
+        error = None
+        try:
+            call()
+        except ck.KafkaException as raised:
+            error = raised.args[0]  # the exception holds the frames of the call, and so the client, in a cycle
+        del call  # it holds the client, too
+        outcomes.put(error)
 
 
 def end(clients: list[Any]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
+from queue import Empty
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -22,7 +22,7 @@ from kstreams_py.errors import (
     Retriable,
 )
 from kstreams_py.kafka import contracts
-from kstreams_py.kafka.clients import end, new_client
+from kstreams_py.kafka.clients import Caller, end, new_client
 from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
 from kstreams_py.kafka.errors import REFUSED, ClientLog, E, classify, may_be_written, name_object, record_refused
 from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
@@ -82,6 +82,8 @@ class KafkaProducer:
         self._keeps_failed = keeps_failed
         self._reports = reports
         self._limit = limit
+        self._caller: Caller | None = None
+        """Makes the calls of the transactional API; None before the first one."""
         self._configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
         self._connect()
 
@@ -325,7 +327,13 @@ class KafkaProducer:
         self._end()
 
     def _end(self) -> None:
+        self._end_caller()
         end([self.__dict__.pop("_producer")])
+
+    def _end_caller(self) -> None:
+        if self._caller is not None:
+            self._caller.end()
+            self._caller = None
 
     def _poll(self, timeout: float) -> None:
         """Serves the log and the delivery reports. Raises a ClientError once the client has failed for good."""
@@ -344,30 +352,24 @@ class KafkaProducer:
         group: str = "",
         topics: Collection[str] = (),
     ) -> None:
-        """Makes a call of the transactional API in a thread of its own: not every call keeps its limit.
+        """Makes a call of the transactional API in another thread: not every call keeps its limit.
 
-        To add offsets, librdkafka may wait for ever for a coordinator that no event announces. Such a thread is left
-        behind. `call` must not hold the client: an error holds its frames, in a reference cycle.
+        To add offsets, librdkafka may wait for ever for a coordinator that no event announces.
         """
         limit = self._limit if limit is None else limit
-        outcome: list[ck.KafkaError | None] = []
-
-        def run() -> None:
-            try:
-                call(self._producer, limit)
-                outcome.append(None)
-            except ck.KafkaException as error:
-                outcome.append(error.args[0])  # the exception holds this frame, and so the client, in a cycle
-
-        thread = threading.Thread(target=run, name=doing, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + limit + CALL_GRACE_SECONDS
+        if self._caller is None:
+            self._caller = Caller()
+        caller, deadline = self._caller, time.monotonic() + limit + CALL_GRACE_SECONDS
+        caller.begin(partial(call, self._producer, limit))
         with suppress(ClientError):  # the call itself reports the error
-            self._drain(deadline, thread.is_alive)  # sends queued records while offsets are added
-        thread.join(max(0.0, deadline - time.monotonic()))
-        if not outcome:
-            raise OutcomeUnknown(f"{doing}: the client did not return within its own limit of {limit:g} s")
-        if (error := outcome[0]) is not None:
+            self._drain(deadline, caller.is_calling)  # sends queued records while offsets are added
+        try:
+            error = caller.finish(max(0.0, deadline - time.monotonic()))
+        except Empty:
+            self._end_caller()
+            doing = f"{doing}: the client did not return within its own limit of {limit:g} s"
+            raise OutcomeUnknown(doing) from None
+        if error is not None:
             doing = name_object(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
             leaf = classify(error, doing)
             if not isinstance(leaf, Fenced):

@@ -112,9 +112,9 @@ class ExactlyOnce(Committer):
         """Commits offsets and records in a transaction of their own."""
         recorder = self._recorder
         recorder.open()
+        _call(recorder, lambda producer: producer.write(records))  # they are on their way while offsets are added
         if positions:
             _call(recorder, lambda producer: producer.send_offsets(positions, self._consumer))
-        _call(recorder, lambda producer: producer.write(records))
         _call(recorder, lambda producer: producer.commit_transaction())
         recorder.mark_ready()
 
