@@ -8,7 +8,9 @@ cuts            rule     Cut: records of several topics between which no transac
 cut_files       adapter  a cut as a file
 cutting         acts     cut(): asks the cluster, in the order that tears no transaction
 cut_filters     adapter  what is inside a cut, as an expression of Spark
-views           adapter  view() and stream(): committed records as columns
+decoding        adapter  keys and values as columns, and why some do not decode
+views           adapter  view() and stream(): committed records as columns; view_errors(): what they drop
+catalog         adapter  create_views(): the topics of a graph as tables of Spark SQL
 json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled
 runs            rule     the runs of a pipeline as its target stores them
 frames          adapter  a pipeline's function called, and Spark's errors as messages
@@ -16,16 +18,18 @@ targets/                 tables of pipelines
 runner          acts     runs pipelines: rows and cut in one step of the target
 """
 
+from kstreams_py.spark.catalog import create_views
 from kstreams_py.spark.cut_files import read_cut, write_cut
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.cutting import cut
 from kstreams_py.spark.json_columns import json_columns, sampled_schema
 from kstreams_py.spark.reader_options import options
 from kstreams_py.spark.sessions import session
-from kstreams_py.spark.views import stream, view
+from kstreams_py.spark.views import stream, view, view_errors
 
 __all__ = [
     "Cut",
+    "create_views",
     "cut",
     "json_columns",
     "options",
@@ -34,5 +38,6 @@ __all__ = [
     "session",
     "stream",
     "view",
+    "view_errors",
     "write_cut",
 ]

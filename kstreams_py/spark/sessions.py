@@ -45,6 +45,7 @@ def session(
     ours = {
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.globalTempDatabase": "kstreams",
         "spark.sql.shuffle.partitions": "4",
         "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
         **_packages(jars),

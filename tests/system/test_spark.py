@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -26,7 +28,7 @@ from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import ClientSettings, Settings
-from kstreams_py.spark import json_columns, options, sampled_schema, session, stream, view
+from kstreams_py.spark import create_views, json_columns, options, sampled_schema, session, stream, view, view_errors
 from kstreams_py.spark.sessions import _packages
 from kstreams_py.spark.views import META
 from tests.waiting import wait_until
@@ -482,19 +484,19 @@ def test_decoding_view_of_text_and_bytes_has_strings_and_binaries(
 NARROW = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "int"}]}
 
 
-@pytest.mark.parametrize(
-    ("value", "raw", "message"),
-    [
-        pytest.param(Avro(FIRST), b"\0\0\0\0\x09\4UA", "has schema id 9, which is not under {}-value", id="unknown-id"),
-        pytest.param(Avro(FIRST), b"\0\0", "is not in the Avro wire format", id="short"),
-        pytest.param(Avro(FIRST), b"\1\0\0\0\1\4UA", "is not in the Avro wire format", id="no-zero-byte"),
-        pytest.param(Avro(FIRST), b"", "is not in the Avro wire format", id="empty"),
-        pytest.param(Avro(NOW), FIRST, "does not decode as Avro(Flight)", id="cut-short"),
-        pytest.param(Avro(NARROW), FIRST, "which Avro(Flight) cannot read: Flight.carrier was string", id="unreadable"),
-        pytest.param(String(), b"\xff", "is not text in UTF-8", id="not-text"),
-        pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text"),
-    ],
-)
+MALFORMED = [
+    pytest.param(Avro(FIRST), b"\0\0\0\0\x09\4UA", "has schema id 9, which is not under {}-value", id="unknown-id"),
+    pytest.param(Avro(FIRST), b"\0\0", "is not in the Avro wire format", id="short"),
+    pytest.param(Avro(FIRST), b"\1\0\0\0\1\4UA", "is not in the Avro wire format", id="no-zero-byte"),
+    pytest.param(Avro(FIRST), b"", "is not in the Avro wire format", id="empty"),
+    pytest.param(Avro(NOW), FIRST, "does not decode as Avro(Flight)", id="cut-short"),
+    pytest.param(Avro(NARROW), FIRST, "which Avro(Flight) cannot read: Flight.carrier was string", id="unreadable"),
+    pytest.param(String(), b"\xff", "is not text in UTF-8", id="not-text"),
+    pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text"),
+]
+
+
+@pytest.mark.parametrize(("value", "raw", "message"), MALFORMED)
 def test_decoding_record_that_does_not_decode_fails_the_query_and_is_named(
     spark: SparkSession,
     broker: Any,
@@ -516,6 +518,95 @@ def test_decoding_record_that_does_not_decode_fails_the_query_and_is_named(
         found.collect()
     assert f"topic {topic_name}[0] offset 1: its value " in str(caught.value)
     assert message.format(topic_name) in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "raw", "message"), MALFORMED)
+def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of_the_errors(
+    spark: SparkSession,
+    broker: Any,
+    settings: Settings,
+    registry: FileRegistry,
+    tmp_path: Path,
+    topic_name: str,
+    value: Serde,
+    raw: Any,
+    message: str,
+) -> None:
+    good = b"7"
+    if isinstance(value, Avro):
+        schema = json.loads(value.schema)
+        flight: dict[str, Any] = {"carrier": 7 if schema == NARROW else "UA", "delay": None, "stops": []}
+        good = encode(
+            schema,
+            FileRegistry(tmp_path / "others"),
+            topic_name,
+            {each["name"]: flight[each["name"]] for each in schema["fields"]},
+        )
+    if isinstance(raw, dict):
+        raw = encode(raw, registry, topic_name, {"carrier": "UA"})[:-1]
+    topic = create(broker, topic_name, value=value)
+    writer = Writer(broker, topic_name)
+    writer.begin({0: None, 1: raw, 2: good}, key=b"k")
+    writer.commit()
+    found = view(spark, topic, registry=registry, settings=settings, malformed="drop")
+    assert [tuple(row) for row in found.select("key", "offset").collect()] == [("k", 0), ("k", 2)]
+    failed = view_errors(spark, topic, registry=registry, settings=settings)
+    (row,) = failed.collect()
+    assert row["error"].startswith("its value ")
+    assert message.format(topic_name) in row["error"]
+    assert (bytes(row["key"]), bytes(row["value"]), row["partition"], row["offset"]) == (b"k", raw, 0, 1)
+    assert failed.columns == ["error", "key", "value", "partition", "offset", "timestamp", "headers"]
+    streamed = drain(stream(spark, topic, registry=registry, settings=settings, malformed="drop"))
+    assert [offset for *_, offset, _, _, _ in streamed] == [0, 2]
+
+
+def test_decoding_key_that_does_not_decode_is_an_error_too_and_a_nullable_value_fails_the_query(
+    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+) -> None:
+    """Spark returns null for a value that does not decode, which a nullable one may be."""
+    nullable = ["null", "string"]
+    topic = create(broker, topic_name, key=Avro({"type": "string"}), value=Avro(nullable))
+    key = bind(Avro({"type": "string"}), registry, f"{topic_name}-key").serialize("N1")
+    text = encode(nullable, registry, topic_name, "UA")
+    writer = Writer(broker, topic_name)
+    writer.begin({0: text}, key=b"plain")
+    writer.write({1: text}, key=key)
+    writer.commit()
+    found = view(spark, topic, registry=registry, settings=settings, malformed="drop")
+    assert [tuple(row) for row in found.select("value", "key", "offset").collect()] == [("UA", "N1", 1)]
+    (row,) = view_errors(spark, topic, registry=registry, settings=settings).collect()
+    assert row["error"] == "its key is not in the Avro wire format: read the topic as Bytes() to see it"
+    writer.begin({2: text[:-1]}, key=key)
+    writer.commit()
+    with pytest.raises(Py4JJavaError, match="Malformed records are detected"):
+        found.collect()
+
+
+def test_malformed_that_is_not_known_is_refused(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+) -> None:
+    topic = create(broker, topic_name)
+    with pytest.raises(SettingsError, match=r"malformed='skip' is not known: choose 'fail' or 'drop'"):
+        view(spark, topic, settings=settings, malformed="skip")
+
+
+def test_topics_of_a_graph_are_tables_of_spark_sql(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+) -> None:
+    graph = Graph("shop")
+    orders = graph.topic(f"{topic_name}.orders", value=String())
+    create(broker, orders.name)
+    writer = Writer(broker, orders.name)
+    writer.begin({0: b"pen", 1: b"\xff"})
+    writer.commit()
+    assert create_views(spark, graph, settings=settings) == "kstreams"
+    table = f"select value from kstreams.`{orders}` order by offset"
+    assert [tuple(row) for row in spark.sql(table).collect()] == [("pen",)]
+    failed = spark.sql(f"select error, offset from kstreams.`{orders}_errors`").collect()
+    assert [tuple(row) for row in failed] == [("its value is not text in UTF-8: read the topic as Bytes()", 1)]
+    writer.begin({3: b"ink"})
+    writer.commit()
+    assert [tuple(row) for row in spark.sql(table).collect()] == [("pen",), ("ink",)]
 
 
 def test_decoding_field_with_the_name_of_a_column_is_refused_unless_not_flattened(
