@@ -29,8 +29,31 @@ def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: Clien
         raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {reason}") from None
 
 
-Calls = SimpleQueue[Callable[[], object] | None]
-Outcomes = SimpleQueue[ck.KafkaError | None]
+class Call:
+    """A call of a client, in the thread of a Caller."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+        self._outcome = SimpleQueue[ck.KafkaError | None]()
+
+    def make(self) -> None:
+        """Makes the call; for the thread."""
+        assert self._call is not None
+        error = None
+        try:
+            self._call()
+        except ck.KafkaException as raised:
+            error = raised.args[0]  # the exception holds the frames of the call, and so the client, in a cycle
+        self._call = None  # it holds the client, too
+        self._outcome.put(error)
+
+    def is_under_way(self) -> bool:
+        """It has not returned yet."""
+        return self._outcome.empty()
+
+    def finish(self, seconds: float) -> ck.KafkaError | None:
+        """Waits for its return; the error that it raised. Raises queue.Empty if it has not returned."""
+        return self._outcome.get(timeout=seconds)
 
 
 class Caller:
@@ -40,37 +63,23 @@ class Caller:
     """
 
     def __init__(self) -> None:
-        self._calls, self._outcomes = Calls(), Outcomes()
-        threading.Thread(
-            target=_make_calls, args=(self._calls, self._outcomes), name="calling a client", daemon=True
-        ).start()
+        self._calls = SimpleQueue[Call | None]()
+        threading.Thread(target=_make_calls, args=[self._calls], name="calling a client", daemon=True).start()
 
-    def begin(self, call: Callable[[], object]) -> None:
-        """Begins a call, and returns."""
-        self._calls.put(call)
-
-    def is_calling(self) -> bool:
-        """The call has not returned yet."""
-        return self._outcomes.empty()
-
-    def finish(self, seconds: float) -> ck.KafkaError | None:
-        """Waits for the return of the call; the error that it raised. Raises queue.Empty if it has not returned."""
-        return self._outcomes.get(timeout=seconds)
+    def begin(self, call: Callable[[], object]) -> Call:
+        """Begins a call; calls are made one after the other."""
+        begun = Call(call)
+        self._calls.put(begun)
+        return begun
 
     def end(self) -> None:
-        """Ends the thread once its call returns."""
+        """Ends the thread once its calls have returned."""
         self._calls.put(None)
 
 
-def _make_calls(calls: Calls, outcomes: Outcomes) -> None:
+def _make_calls(calls: SimpleQueue[Call | None]) -> None:
     while (call := calls.get()) is not None:
-        error = None
-        try:
-            call()
-        except ck.KafkaException as raised:
-            error = raised.args[0]  # the exception holds the frames of the call, and so the client, in a cycle
-        del call  # it holds the client, too
-        outcomes.put(error)
+        call.make()
 
 
 def end(clients: list[Any]) -> None:

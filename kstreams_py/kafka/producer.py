@@ -359,12 +359,12 @@ class KafkaProducer:
         limit = self._limit if limit is None else limit
         if self._caller is None:
             self._caller = Caller()
-        caller, deadline = self._caller, time.monotonic() + limit + CALL_GRACE_SECONDS
-        caller.begin(partial(call, self._producer, limit))
+        deadline = time.monotonic() + limit + CALL_GRACE_SECONDS
+        begun = self._caller.begin(partial(call, self._producer, limit))
         with suppress(ClientError):  # the call itself reports the error
-            self._drain(deadline, caller.is_calling)  # sends queued records while offsets are added
+            self._drain(deadline, begun.is_under_way)  # sends queued records while offsets are added
         try:
-            error = caller.finish(max(0.0, deadline - time.monotonic()))
+            error = begun.finish(max(0.0, deadline - time.monotonic()))
         except Empty:
             self._end_caller()
             doing = f"{doing}: the client did not return within its own limit of {limit:g} s"

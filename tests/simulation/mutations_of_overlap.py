@@ -51,7 +51,7 @@ def calls_of_a_key_overlap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OverlappingRunner, "_chain", lambda self, inputs: object())
 
 
-@MUTATIONS.add("calls", away=True, order=Order.PARTITION)
+@MUTATIONS.add("calls", "lost", away=True, order=Order.PARTITION)
 def chain_goes_on_past_a_call_that_failed(patch: pytest.MonkeyPatch) -> None:
     def end(self: Chains, ticket: int) -> list[int]:
         self.end(ticket)

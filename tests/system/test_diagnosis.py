@@ -186,7 +186,7 @@ def test_burst_of_failures_is_counted_with_the_newest_shown_and_is_no_longer_bad
         site.await_findings(
             {("dead_letters", "odd"): r"^odd: 2,000 failed steps since the run started, the last \d+ s ago$"}
         )
-        assert [each.level for each in site.findings()] == ["warning"]
+        wait_until(lambda: [each.level for each in site.findings()] == ["warning"], "it is no longer bad")
         site.running.await_text(
             r"1,995 more dead letters of processor odd in \d+ s, last ValueError: no price in b'1999'"
         )

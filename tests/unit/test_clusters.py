@@ -363,6 +363,23 @@ def test_journal_that_has_lost_a_delivery_to_the_other_cluster_ends_the_worker(
     )
 
 
+def test_worker_that_another_has_replaced_while_it_read_the_evidence_tries_again_and_is_no_contradiction(
+    bench: Bench,
+) -> None:
+    """It was frozen between the journal and the record beside the outputs: it ended with status 5, for an operator."""
+    bench.append(snapshot_record(JOURNAL, bench.snapshot))
+
+    def deliver(request_name: str, _: object) -> None:
+        if request_name == "newest" and bench.other.records("out") == []:
+            bench.append(attempt_record(JOURNAL, 0, bench.attempt))
+            bench.write("g.p.1", bench.attempt).commit_transaction()
+
+    bench.other.faults.watch(deliver)
+    with pytest.raises(Retriable, match=rf"journal {JOURNAL}\[0\] was written to while it was read"):
+        bench.journal.recover({IN: 3})
+    assert bench.journal.recover({IN: 3}) == ({IN: 5}, {})
+
+
 def test_delivery_that_is_committed_before_its_worker_is_fenced_counts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

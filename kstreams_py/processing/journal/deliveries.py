@@ -137,6 +137,9 @@ class DeliveryJournal:
                 return Recovery("1a", choices=Choices.decode(tail[-1].value() or b""))
             return recover(unit, committed, self.topic_ids, self._read_back(unit), confirmed)
         except RecoveryUndecidable as error:
+            # a worker that was frozen while it read the evidence may have been replaced, and the other has delivered
+            if self._cluster.ends([journal], committed=False)[journal] != end:
+                raise Retriable(f"journal {journal} was written to while it was read") from None
             raise RecoveryUndecidable(
                 f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
                 "and set it (`kstreams recover reset`), then start again"
