@@ -41,7 +41,8 @@ def open_journal(
         return None
     if processor.journal is None:
         return ChoicesJournal(topic, environment.cluster)
-    return DeliveryJournal(topic, processor, environment.cluster, topics, writer, graph.delivered(processor))
+    group, delivered = f"{graph.name}.{processor.id}", graph.delivered(processor)
+    return DeliveryJournal(topic, processor, environment.cluster, topics, group, writer, delivered)
 
 
 def partitions_written(

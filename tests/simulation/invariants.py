@@ -26,6 +26,7 @@ hash                          a step has several delivery hashes, or a hash seve
 positions                     the offsets of a group, or in a target, are not the ends of the inputs after the run
 positions lost                the committed offsets of a group were deleted, and no worker reported it
 ended                         a process ended without a fault
+undecidable                   a process ended for an operator to decide, and nothing contradicts itself here
 replaced without a holder     a process ended as replaced, and no other member holds its membership
 replaced by an older process  a process ended as replaced by a process that had started before it
 stuck                         the input was not processed within TURNS_MAX turns
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 OWN_NAMES: Final = {
     "position too early", "position too late", "choices", "calls", "hash", "positions", "positions lost", "ended",
-    "replaced without a holder", "replaced by an older process", "stuck", "broken",
+    "undecidable", "replaced without a holder", "replaced by an older process", "stuck", "broken",
 }  # fmt: skip
 """Violations that are not anomalies of the checker."""
 

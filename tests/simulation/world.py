@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from kstreams_py.errors import GraphError, InputLost, KStreamsError, Replaced
+from kstreams_py.errors import GraphError, InputLost, KStreamsError, RecoveryUndecidable, Replaced
 from kstreams_py.processing import choices_journal
 from kstreams_py.processing.environment import OUTPUTS_HELD
 from kstreams_py.processing.journal import deliveries
@@ -314,6 +314,8 @@ class World:
         elif isinstance(error, GraphError) and self.inputs.behind:
             # the remedy in the message of the error
             self.run_unwatched(lambda: self.inputs.grow(self.inputs.behind))
+        elif isinstance(error, RecoveryUndecidable):
+            self.violate("undecidable", f"slot {process.slot} by {error!r}")
         elif isinstance(error, KStreamsError) and not self.strikes.fired:
             self.violate("ended", f"slot {process.slot} by {error!r}, without a fault")
         for watched in process.workers:

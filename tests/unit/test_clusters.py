@@ -220,7 +220,8 @@ class Bench:
         create_topics(graph, self.cluster, 1)
         topics = check_topics(graph, self.cluster)
         (processor,) = graph.processors
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p.0", graph.delivered(processor))
+        beside = graph.delivered(processor)
+        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p", "g.p.0", beside)
         self.topic_id = topics["in"].topic_id
         self.snapshot = Snapshot("g.p", 0, (Start("in", topics["in"].topic_id, 3),))
         place = Place("out", 0, 0, HASH)
@@ -375,7 +376,7 @@ def test_worker_that_another_has_replaced_while_it_read_the_evidence_tries_again
             bench.write("g.p.1", bench.attempt).commit_transaction()
 
     bench.other.faults.watch(deliver)
-    with pytest.raises(Retriable, match=rf"journal {JOURNAL}\[0\] was written to while it was read"):
+    with pytest.raises(Retriable, match=rf"another worker has delivered while journal {JOURNAL}\[0\] was read"):
         bench.journal.recover({IN: 3})
     assert bench.journal.recover({IN: 3}) == ({IN: 5}, {})
 

@@ -319,7 +319,7 @@ class Bench:
         self.cluster.create_topics([("y", 1, -1, {"cleanup.policy": "compact"})])
         topics = self.cluster.topics(["x", "y", "dead"])
         topics |= {name: replace(topics["x"], name=name, topic_id=known) for name, known in IDS.items()}
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "w")
+        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p", "w")
 
     def append(self, *records: Output) -> None:
         for topic, value, key, partition, _, _, _, headers in records:

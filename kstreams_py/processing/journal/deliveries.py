@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
-from kstreams_py.errors import BrokerUnavailable, RecoveryUndecidable, Retriable
+from kstreams_py.errors import BrokerUnavailable, Fatal, RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Cluster, TopicInfo
 from kstreams_py.processing.choices import Choices
@@ -47,6 +48,7 @@ class DeliveryJournal:
         processor: Processor,
         cluster: Cluster,
         topics: Mapping[str, TopicInfo],
+        group: str,
         writer: str,
         delivered: str | None = None,
     ) -> None:
@@ -55,6 +57,7 @@ class DeliveryJournal:
         - `topic`: the journal.
         - `cluster`: has the journal.
         - `topics`: the processor's inputs and outputs.
+        - `group`: has the committed offsets.
         - `writer`: the transactional id of this worker's outputs.
         - `delivered`: the topic of the attempts that were committed, beside outputs on another cluster.
         """
@@ -66,6 +69,7 @@ class DeliveryJournal:
         self.choices: dict[int, Choices] = {}
         """The choices that were recorded last, by partition number; a part of them may be delivered."""
         self._processor = processor.id
+        self._group = group
         self._place = processor.cluster
         self._written = {topic.name for topic in processor.outputs} | (
             {processor.errors} if processor.errors else set()
@@ -137,9 +141,8 @@ class DeliveryJournal:
                 return Recovery("1a", choices=Choices.decode(tail[-1].value() or b""))
             return recover(unit, committed, self.topic_ids, self._read_back(unit), confirmed)
         except RecoveryUndecidable as error:
-            # a worker that was frozen while it read the evidence may have been replaced, and the other has delivered
-            if self._cluster.ends([journal], committed=False)[journal] != end:
-                raise Retriable(f"journal {journal} was written to while it was read") from None
+            if self._has_changed(journal, end, committed):
+                raise Retriable(f"another worker has delivered while journal {journal} was read") from None
             raise RecoveryUndecidable(
                 f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
                 "and set it (`kstreams recover reset`), then start again"
@@ -171,6 +174,19 @@ class DeliveryJournal:
         if hidden := [tp for tp in journals if ends[tp] < written[tp]]:
             raise Retriable(f"a transaction is open on journal {', '.join(map(str, sorted(hidden)))}")
         return starts, ends
+
+    def _has_changed(self, journal: TopicPartition, end: int, committed: Mapping[str, int]) -> bool:
+        """Whether the end of a journal or the committed offsets of its task are others than those that were read.
+
+        A worker that was frozen while it read the evidence may have been replaced, and the other one has delivered.
+        """
+        if self._cluster.ends([journal], committed=False)[journal] != end:
+            return True
+        inputs = {TopicPartition(topic, journal.partition): at for topic, at in committed.items()}
+        with suppress(Fatal):  # without the right to describe the group
+            now = self._cluster.group_offsets(self._group, inputs).committed
+            return any(now.get(tp, at) != at for tp, at in inputs.items())
+        return False
 
     def _tail(self, journal: TopicPartition, start: int, end: int) -> Sequence[Message]:
         """The records of a task from its newest snapshot on; all records if there is none."""
