@@ -48,8 +48,9 @@ class Directory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.data = path / DATA
+        # absolute: Spark's Java process keeps the working directory that it was started in
+        self.path = path.absolute()
+        self.data = self.path / DATA
         self._syncing = ThreadPoolExecutor(4, "directory-sync")
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ from kstreams_py.sinks.columns import (
     name_type,
     split_columns,
 )
-from kstreams_py.sinks.directory import DATA, Directory, reported
+from kstreams_py.sinks.directory import Directory, reported
 from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged
 
 if TYPE_CHECKING:
@@ -83,13 +83,14 @@ class Parquet:
         return f"{self.directory}"
 
     def files(self) -> list[Path]:
-        """The published files: the whole table, each row once. A reader has an hour to read them.
+        """The absolute paths of the published files: the whole table, each row once. A reader has an hour to read them.
 
         Raises SinkUnavailable if the manifest cannot be read.
         """
         with reported(self):
-            manifest = Directory(self.directory).read()
-            return [self.directory / DATA / file.name for file in manifest.files] if manifest is not None else []
+            directory = Directory(self.directory)
+            manifest = directory.read()
+            return [directory.data / file.name for file in manifest.files] if manifest is not None else []
 
     def open(self, consumer: str) -> ParquetConnection:
         """Makes the directory if it is missing. `consumer`: owns the stored offsets.

@@ -556,6 +556,18 @@ def test_parquet_files_that_are_merged_stay_for_readers_that_have_just_read_thei
     assert [path for path in read if not path.exists()] == []
 
 
+def test_parquet_files_of_a_relative_directory_are_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's Java process resolves a relative path against the working directory that it was started in."""
+    monkeypatch.chdir(tmp_path)
+    sink = Parquet("lake", columns=COLUMNS)
+    sink.open(CONSUMER).write([row(1, "UA", 1)], {INPUT: 1}, {})
+    (path,) = sink.files()
+    assert path.parent == tmp_path / "lake" / "_data"
+    assert path.is_file()
+
+
 def test_parquet_manifest_that_was_damaged_is_reported_and_not_replaced(lake: ParquetTarget) -> None:
     connection = lake.declare(COLUMNS).open(CONSUMER)
     connection.write([row(1, "UA", 1)], {INPUT: 1}, {})

@@ -69,7 +69,8 @@ def spark() -> Iterator[Any]:
     opened.stop()
 
 
-def test_spark_reads_the_published_files_and_nothing_of_the_directory(page: dict[str, Any], spark: Any) -> None:
+def test_spark_reads_the_published_files_and_nothing_of_the_directory(spark: Any, page: dict[str, Any]) -> None:
+    # the page's directory is relative, and Spark's Java process was started in another working directory
     lake = page["lake"]
     for count in range(1, 21):
         store(lake, count)

@@ -39,7 +39,7 @@ class ParquetTable:
             ) from None
         self._parquet = parquet
         self._pipeline = pipeline
-        self._directory = Directory(Path(target.directory).absolute())
+        self._directory = Directory(target.directory)
 
     def read(self) -> Published | None:
         """What the manifest has. Raises SettingsError if the directory was changed by hand, or is a sink's."""
