@@ -104,13 +104,19 @@ def list_pipelines(target: Target, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def status(target: Target, names: Names = None, as_json: AsJson = False) -> None:
+def status(
+    target: Target,
+    names: Names = None,
+    as_json: AsJson = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
     """Show the last runs that each target has: number, end, offsets read, rows, seconds; with --json the cut, too."""
     from kstreams_py.spark.runner import read_published  # noqa: PLC0415
 
-    _, pipelines, _ = _chosen(target, names, None, None)
+    _, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
     for pipeline in pipelines:
-        published = read_published(pipeline)
+        published = read_published(pipeline, settings)
         runs = published.runs if published is not None else ()
         if as_json:
             for each in runs:
@@ -125,15 +131,21 @@ def status(target: Target, names: Names = None, as_json: AsJson = False) -> None
 
 
 @app.command()
-def reset(target: Target, name: Annotated[str, typer.Argument(help="the pipeline")], yes: Yes = False) -> None:
+def reset(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="the pipeline")],
+    yes: Yes = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
     """Remove the table of a pipeline with its runs, so that the next run is the first; exit status 1 if answered no."""
     from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
 
-    _, (pipeline,), _ = _chosen(target, [name], None, None)
+    _, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
     if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
         print("nothing was changed")
         raise typer.Exit(1)
-    with closing(open_target(pipeline)) as table:
+    with closing(open_target(pipeline, settings)) as table:
         table.reset()
     print(f"{pipeline.id}: {pipeline.target} was removed")
 
@@ -144,18 +156,20 @@ def sql(
     query: Annotated[str, typer.Argument(help="a SELECT; a pipeline's table has the name of the pipeline")],
     limit: Annotated[int, typer.Option("--limit", help="rows to print", min=1)] = 100,
     master: Master = None,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
 ) -> None:
     """Print the rows of a query over the tables of a graph's pipelines, each as a JSON object."""
     from kstreams_py.spark.frames import query_rows  # noqa: PLC0415
     from kstreams_py.spark.runner import read_published  # noqa: PLC0415
     from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
 
-    graph, pipelines, _ = _chosen(target, None, None, None)
+    graph, pipelines, settings = _chosen(target, None, bootstrap_servers, config)
     session = _open_session(graph, master)
     try:
         for pipeline in pipelines:
-            if read_published(pipeline) is not None:
-                with closing(open_target(pipeline)) as table:
+            if read_published(pipeline, settings) is not None:
+                with closing(open_target(pipeline, settings)) as table:
                     table.table(session).createOrReplaceTempView(f"`{pipeline.id}`")
         for row in query_rows(session, query, limit):
             print(json.dumps(row, default=str))

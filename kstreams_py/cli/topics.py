@@ -6,8 +6,9 @@ import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_graph
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
+from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.operations.marks import MARKS_SETTINGS
-from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, ensure_topics, find_topics
+from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, find_topics
 
 app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
 

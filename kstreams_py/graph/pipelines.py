@@ -32,6 +32,10 @@ class Mode(StrEnum):
         return self is not Mode.COMPLETE
 
 
+TOPIC_MODES: Final = (Mode.APPEND, Mode.UPSERT)
+"""The modes of a pipeline into a topic: what is in a topic is never replaced as a whole."""
+
+
 class Table(Protocol):
     """The declaration of a table elsewhere; its text, by `str`, names it without credentials."""
 
@@ -46,6 +50,7 @@ class Pipeline:
 
     - `owner`: the graph and the id, joined by a dot; the target is its own.
     - `function`: takes a DataFrame of each input, and returns one.
+    - `target`: a table elsewhere, or a topic of the graph.
     - `key`: the columns that tell rows apart; none where rows are only added.
     - `every`: seconds between the starts of two runs that follow.
     """
@@ -54,7 +59,7 @@ class Pipeline:
     owner: str
     inputs: tuple[Topic, ...]
     function: Callable[..., Any]
-    target: Table
+    target: Table | Topic
     mode: Mode
     key: tuple[str, ...]
     every: int
@@ -89,16 +94,29 @@ def choose_mode(what: str, mode: str, key: Sequence[str]) -> tuple[Mode, tuple[s
     return Mode(mode), columns
 
 
-def check_target(what: str, target: object, mode: Mode) -> Table:
+def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
     """Returns the target of a pipeline. Raises GraphError for what is none, and for a mode that it does not take."""
-    if isinstance(target, type) or not hasattr(target, "pipeline_modes"):
+    if isinstance(target, type) or not (isinstance(target, Topic) or hasattr(target, "pipeline_modes")):
         raise GraphError(
-            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet(...) or ks.PostgreSQL(...)"
+            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet(...), ks.PostgreSQL(...) or a topic"
         )
-    modes: Collection[Mode] = target.pipeline_modes
+    modes: Collection[Mode] = TOPIC_MODES if isinstance(target, Topic) else target.pipeline_modes
     if mode not in modes:
         raise GraphError(f"{what} is {mode}, which {target} does not take: choose {' or '.join(map(str, modes))}")
-    return cast(Table, target)
+    return cast(Table | Topic, target)
+
+
+def check_topic_target(what: str, target: Topic, inputs: Sequence[Topic], key: Sequence[str]) -> None:
+    """Raises GraphError for a topic that the pipeline cannot write, or a key of several columns."""
+    if target in inputs:
+        raise GraphError(f"{what} reads {target.name!r} and writes to it: give it another topic")
+    if target.cluster:
+        raise GraphError(f"{what}: topic {target.name!r} is on cluster {target.cluster!r}: name one of the graph's own")
+    if len(key) > 1:
+        raise GraphError(
+            f"{what}: the key of a record in {target.name!r} is one column, and key= has {', '.join(key)}: return a "
+            "column that is made of them, and name that"
+        )
 
 
 def parse_interval(what: str, text: str) -> int:

@@ -57,6 +57,7 @@ from kstreams_py.graph.pipelines import (
     Pipeline,
     Table,
     check_function,
+    check_topic_target,
     choose_mode,
     parse_interval,
 )
@@ -260,7 +261,7 @@ class Graph:
     def pipeline(
         self,
         *topics: End,
-        to: Table,
+        to: Table | End,
         id: str | None = None,  # noqa: A002 as of processors
         mode: Mode | str = Mode.COMPLETE,
         key: Sequence[str] = (),
@@ -270,7 +271,7 @@ class Graph:
 
         `kstreams pipeline run` calls it, and stores its rows once, whenever its process dies.
 
-        - `to`: where the table is: `ks.Parquet(directory)` or `ks.PostgreSQL(url, table=...)`.
+        - `to`: where the table is: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, or a topic of its own.
         - `id`: by default the name of the function.
         - `mode`: "complete" reads all of history and replaces the table; "append" and "upsert" read what is new since
           the last run, and add its rows, or replace those with the same key.
@@ -289,11 +290,18 @@ class Graph:
             check_ends(what, reads, None, 1)
             check_function(what, function, reads)
             chosen, columns = choose_mode(what, mode, key)
-            target = check_table(what, to, chosen)
+            topic = (
+                self._resolve(what, (to,))[0]
+                if isinstance(to, Topic) or (isinstance(to, str) and to in self.topics)
+                else None
+            )
+            target = check_table(what, topic or to, chosen)
             if elsewhere := next((topic for topic in reads if topic.cluster), None):
                 raise GraphError(
                     f"{what}: topic {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name one of the graph's own"
                 )
+            if isinstance(target, Topic):
+                check_topic_target(what, target, reads, columns)
             if taken := next((other for other in self.pipelines if other.target == target), None):
                 raise GraphError(f"{what} writes to {target}, as {taken} does: give each a target of its own")
             interval = parse_interval(what, every)
@@ -426,6 +434,15 @@ class Graph:
         """
         if not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
+        for pipeline in self.pipelines:
+            writers = [
+                each for each in self.processors if str(pipeline.target) in {each.errors, *map(str, each.outputs)}
+            ]
+            if isinstance(pipeline.target, Topic) and writers:
+                raise GraphError(
+                    f"{pipeline} writes to {pipeline.target.name!r}, as processor {writers[0].id!r} does: give it a "
+                    "topic of its own"
+                )
         self.check_partitions(_declared_partitions(self.topics))
 
     def check_partitions(self, counts: Mapping[str, int]) -> None:

@@ -28,13 +28,13 @@ from kstreams_py.errors import (
 from kstreams_py.graph.sink import Row
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
+from kstreams_py.kafka.own_topics import ensure_topics
+from kstreams_py.kafka.sizes import batch_bytes
 from kstreams_py.operations.letters import Letter, Place
 from kstreams_py.operations.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.sizes import batch_bytes
-from kstreams_py.processing.topics import ensure_topics
 from kstreams_py.records import TopicPartition
 
 logger = logging.getLogger(__name__)

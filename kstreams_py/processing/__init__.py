@@ -25,7 +25,6 @@ committer        acts     what the guarantees share: uncommitted steps, and how 
 guarantees       acts     exactly once, at least once, at most once, side by side
 target           acts     the connection to a sink's target, and what its errors ask of the worker
 storing          acts     the guarantees of processors whose rows are stored in a target
-leftovers        acts     transactions that an earlier producer left open, and that nobody will end
 committed        acts     reads the committed offsets of the group
 beginning        acts     where a group begins to read
 waits            acts     partitions that wait before a step is run again
@@ -33,7 +32,6 @@ worker           acts     the loop: from fetch to commit
 topics           acts     creates and checks the topics of a graph
 growth           acts     checks inputs again, and extends journals, when partitions are added
 dead_letters     rule     a step that failed, as a record
-sizes            rule     bytes that topics take, of one record and of one batch; bytes that were fetched
 search           rule     finds the step whose output a topic refuses
 refused_outputs  rule     outputs that came back, of steps that are not run again
 otel             adapter  spans of steps and commits, by OpenTelemetry

@@ -22,6 +22,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Consumer, Output, Producer, ProducerMode
+from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, estimate
 from kstreams_py.processing.attempts import Attempts
@@ -30,7 +31,6 @@ from kstreams_py.processing.dead_letters import format_error
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import Replacement

@@ -24,9 +24,9 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
+from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer, Context
-from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.outputs import value_bytes
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import RefusedOutputs

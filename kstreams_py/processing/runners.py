@@ -8,13 +8,13 @@ from dataclasses import replace
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.sizes import record_bytes
 from kstreams_py.processing.calls import wait_for_each
 from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.outputs import encoder
 from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.runner import Runner
-from kstreams_py.processing.sizes import record_bytes
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Tracing
 

@@ -8,6 +8,7 @@ from kstreams_py.errors import TopicError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.kafka.own_topics import check_settings, ensure_topics
 from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
@@ -86,7 +87,7 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
                 f"topic {name!r} has {info.partitions} partitions and the graph declares {declared.partitions}: "
                 "correct the declaration, or delete the topic and create it again"
             )
-        _check_settings(info, declared.config or {})
+        check_settings(info, declared.config or {})
     graph.check_partitions({name: info.partitions for name, info in found.items()})
     create_own_topics(graph, cluster, found)
     return found
@@ -118,29 +119,3 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
             wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
     wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
     return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]
-
-
-def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> list[str]:
-    """Creates the framework's own topics that are missing, and adds partitions to those that have fewer.
-
-    `wanted` has their partitions and settings by name. Returns the names of those that it has created. Raises
-    TopicError for settings that differ.
-    """
-    existing = cluster.topics(list(wanted))
-    missing = [name for name in wanted if name not in existing]
-    cluster.create_topics((name, *wanted[name][:1], -1, wanted[name][1]) for name in missing)
-    for name, info in existing.items():
-        partitions, settings = wanted[name]
-        _check_settings(info, settings)
-        if info.partitions < partitions:
-            cluster.grow(name, partitions)
-    return missing
-
-
-def _check_settings(info: TopicInfo, wanted: Mapping[str, str]) -> None:
-    for setting, value in wanted.items():
-        if (actual := info.settings.get(setting)) != str(value):
-            raise TopicError(
-                f"topic {info.name!r} has {setting}={actual} and needs {value}: "
-                f"run kafka-configs --alter --topic {info.name} --add-config {setting}={value}"
-            )

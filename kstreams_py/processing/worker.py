@@ -25,6 +25,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.sizes import batch_bytes, fetched_bytes
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
@@ -39,7 +40,6 @@ from kstreams_py.processing.pace import Pace
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.runners import make_runner, open_dead_letters
 from kstreams_py.processing.search import Search
-from kstreams_py.processing.sizes import batch_bytes, fetched_bytes
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.topics import find_topics_of
 from kstreams_py.processing.tracing import Tracing

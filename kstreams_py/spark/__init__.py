@@ -9,6 +9,7 @@ cut_files       adapter  a cut as a file
 cutting         acts     cut(): asks the cluster, in the order that tears no transaction
 cut_filters     adapter  what is inside a cut, as an expression of Spark
 decoding        adapter  keys and values as columns, and why some do not decode
+encoding        adapter  rows as keys and values, the counterpart of decoding
 views           adapter  view() and stream(): committed records as columns; view_errors(): what they drop
 catalog         adapter  create_views(): the topics of a graph as tables of Spark SQL
 json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled

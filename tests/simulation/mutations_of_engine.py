@@ -10,11 +10,11 @@ import pytest
 from kstreams_py.errors import ClientError, OutcomeUnknown
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.graph.hashes import hash_prefix
+from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.membership import Membership, Owner
 from kstreams_py.processing import states, tasks
 from kstreams_py.processing.committer import Committer
 from kstreams_py.processing.guarantees import AtMostOnce, ExactlyOnce, producer_mode
-from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State

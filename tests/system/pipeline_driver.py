@@ -11,6 +11,7 @@ from typing import Any, Final
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.graph.loading import load
+from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.settings import Settings
 from kstreams_py.sinks.directory import Directory
 from kstreams_py.spark import runner, session
@@ -26,6 +27,8 @@ AROUND: Final[dict[str, tuple[Any, str, bool]]] = {
     "copied": (PostgreSQLTable, "_copy", True),
     "before-commit": (PostgreSQLTable, "_move", True),
     "after-commit": (PostgreSQLTable, "publish", True),
+    "written": (KafkaProducer, "commit_transaction", False),
+    "after-commit-of-topic": (KafkaProducer, "commit_transaction", True),
 }
 """By the name of a point: the function that the process is killed before, or after."""
 

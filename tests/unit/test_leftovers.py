@@ -1,4 +1,4 @@
-"""processing/leftovers.py: what hangs of an earlier producer is waited for, and then everything is there once."""
+"""kafka/leftovers.py: what hangs of an earlier producer is waited for, and then everything is there once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kstreams_py.errors import Retriable
-from kstreams_py.processing.leftovers import Leftovers
+from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing.memory_markers import POSITIONS
 from tests.unit.plant import A0, Crash, Plant, numbers

@@ -58,7 +58,21 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
         (one, ("orders",), {"every": "soon"}, "every='soon' is no interval: write a number and second, minute"),
         (one, ("orders",), {"to": "tables"}, "to='tables' is no target of a pipeline: give ks.Parquet"),
         (one, ("orders",), {"to": ks.Parquet}, "is no target of a pipeline"),
-        (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "is no target of a pipeline: give ks.Parquet"),
+        (one, ("orders",), {"to": "returns"}, "is complete, which returns does not take: choose append or upsert"),
+        (
+            one,
+            ("orders",),
+            {"to": "orders", "mode": "append"},
+            "reads 'orders' and writes to it: give it another topic",
+        ),
+        (one, ("orders",), {"to": "far", "mode": "append"}, "topic 'far' is on cluster 'west'"),
+        (
+            one,
+            ("orders",),
+            {"to": "returns", "mode": "upsert", "key": ["item", "day"]},
+            "the key of a record in 'returns' is one column, and key= has item, day: return a column",
+        ),
+        (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "there is no topic 'totals': declare it before"),
         (one, ("orders",), {"id": "a.b"}, "pipeline 'a.b': this name is not usable"),
     ],
 )
@@ -199,7 +213,7 @@ def test_spark_that_cannot_fetch_its_jars_names_the_command_that_does(monkeypatc
 def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
     pipeline = declared(to=ks.PostgreSQL("postgresql://me:secret@db:x:y/shop?nothing=1", table="totals"))
     with pytest.raises(SettingsError, match="is no URL of PostgreSQL: correct it") as caught:
-        open_target(pipeline)
+        open_target(pipeline, ks.Settings())
     assert "secret" not in str(caught.value)
 
 
@@ -209,3 +223,15 @@ def test_spark_for_another_scala_is_refused_before_it_starts(tmp_path: Path, mon
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     with pytest.raises(MissingSoftware, match=r"is for Scala 2\.12\.18, and .* Scala 2\.13: unset SPARK_HOME"):
         session()
+
+
+def test_topic_that_a_processor_writes_too_is_no_target() -> None:
+    graph = ks.Graph("shop")
+    graph.topic("orders")
+    graph.topic("totals")
+    graph.map("orders", to="totals")(one)
+    graph.pipeline("orders", to="totals", mode="append", id="added")(one)
+    with pytest.raises(
+        GraphError, match=r"pipeline 'added' writes to 'totals', as processor 'one' does: give it a topic"
+    ):
+        graph.validate()

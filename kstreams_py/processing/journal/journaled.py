@@ -23,6 +23,7 @@ from functools import partial
 from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Output, ProducerMode
+from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.committer import Context
 from kstreams_py.processing.guarantees import ExactlyOnce
@@ -37,7 +38,6 @@ from kstreams_py.processing.journal.records import (
     choices_record,
     snapshot_record,
 )
-from kstreams_py.processing.leftovers import Leftovers
 from kstreams_py.processing.plan import Intake, Part, Plan, partition_of
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State

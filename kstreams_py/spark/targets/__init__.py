@@ -5,4 +5,5 @@ In reading order:
 opening     adapter  open_target(): the target of a pipeline
 parquet     adapter  Parquet files, published by one manifest
 postgresql  adapter  a table in PostgreSQL
+kafka       adapter  a topic: records and runs in one transaction
 """

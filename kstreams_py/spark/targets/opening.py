@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from kstreams_py.errors import SettingsError
+from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, PostgreSQL
 from kstreams_py.spark.runs import Target
+from kstreams_py.spark.targets.kafka import KafkaTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 
 
-def open_target(pipeline: Pipeline) -> Target:
+def open_target(pipeline: Pipeline, settings: Settings) -> Target:
     """Raises SettingsError for a target of another kind, SinkUnavailable, MissingSoftware."""
+    if isinstance(pipeline.target, Topic):
+        return KafkaTable(pipeline, pipeline.target, settings)
     if isinstance(pipeline.target, Parquet):
         return ParquetTable(pipeline, pipeline.target)
     if isinstance(pipeline.target, PostgreSQL):
         return PostgreSQLTable(pipeline, pipeline.target)
-    raise SettingsError(f"{pipeline}: {pipeline.target} is not supported: give ks.Parquet(...) or ks.PostgreSQL(...)")
+    raise SettingsError(
+        f"{pipeline}: {pipeline.target} is not supported: give ks.Parquet(...), ks.PostgreSQL(...) or a topic"
+    )

@@ -1,0 +1,200 @@
+"""A topic as the table of a pipeline: records and runs in one transaction of Kafka.
+
+Spark makes the bytes of each record, and the driver's transactional producer only passes them on: Spark's own writer
+has no transactions, and what a restarted task writes twice stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from kstreams_py.errors import (
+    ClientError,
+    Fenced,
+    Refused,
+    Retriable,
+    SettingsError,
+    SinkUnavailable,
+    StaleWriter,
+    TopicError,
+)
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.declarations import RESERVED, Topic
+from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
+from kstreams_py.kafka.leftovers import Leftovers
+from kstreams_py.kafka.own_topics import ensure_topics
+from kstreams_py.kafka.sizes import batch_bytes
+from kstreams_py.records import HASH_HEADER, Message, TopicPartition
+from kstreams_py.settings import Settings
+from kstreams_py.spark.encoding import KEY, Encoder
+from kstreams_py.spark.frames import check_key
+from kstreams_py.spark.runs import Published, check_owner, decode_published
+from kstreams_py.spark.views import view
+
+with suppress(ImportError):  # whoever has a DataFrame has PySpark
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sf
+    from pyspark.storagelevel import StorageLevel
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TRANSACTION_MS: Final = 60_000
+"""The least limit of the transaction of a run; the rows are made before it begins."""
+
+POLL_SECONDS: Final = 0.05
+
+_CHUNK: Final = 5_000
+"""Records that are queued at once."""
+
+
+class KafkaTable:
+    """A topic: see Target. Readers of committed records see the records of a run at once, and each of them once.
+
+    The runs are in a compacted topic beside it, whose newest committed record counts. The transactional id is that of
+    the topic: of two drivers, the one that began its transaction first is fenced.
+    """
+
+    def __init__(self, pipeline: Pipeline, topic: Topic, settings: Settings) -> None:
+        limit = max(settings.transaction_timeout_ms, TRANSACTION_MS)
+        self._settings = settings.model_copy(update={"transaction_timeout_ms": limit})
+        self._pipeline, self._topic = pipeline, topic
+        self._cluster = KafkaCluster(self._settings)
+        self._runs = TopicPartition(f"{RESERVED}ks.{topic}.runs", 0)
+        self._registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        self._key = pipeline.key[0] if pipeline.key else None
+
+    def read(self) -> Published | None:
+        """What the newest record of the runs has. Raises SettingsError for a topic that others write, TopicError."""
+        with self._reported():
+            partitions = self._partitions()
+            published = self._read_runs()
+            if published is None and any(self._newest(tp) is not None for tp in partitions):
+                raise SettingsError(
+                    f"topic {self._topic} has records that no pipeline has written: name another topic for "
+                    f"{self._pipeline}"
+                )
+            return published
+
+    def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
+        """Makes the records, then writes them and what `finish` makes of their number in one transaction."""
+        rows.persist(StorageLevel.DISK_ONLY)  # nothing is computed while a transaction is open
+        try:
+            records = Encoder(str(self._pipeline), self._topic, self._registry, self._key).encode(rows)
+            count = rows.count()
+            if self._pipeline.mode is Mode.UPSERT:
+                check_key(str(self._pipeline), rows, self._pipeline.key)
+            published = finish(count)
+            with self._reported(), self._producer() as producer:
+                if self._read_runs() != previous:
+                    raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
+                self._transact(producer, self._outputs(records, published), published)
+        finally:
+            rows.unpersist()
+        return published
+
+    def table(self, spark: SparkSession) -> DataFrame:
+        """The committed records; of an upsert the newest of each key."""
+        found = view(spark, self._topic, registry=self._registry, settings=self._settings)
+        if self._pipeline.mode is not Mode.UPSERT:
+            return found
+        newest = sf.row_number().over(Window.partitionBy(KEY).orderBy(sf.col("offset").desc()))
+        return found.withColumn("ks_age", newest).where("ks_age = 1").drop("ks_age")
+
+    def reset(self) -> None:
+        """Deletes the records, and the runs."""
+        with self._reported(), self._producer() as producer:
+            published = self._read_runs()
+            if published is None:
+                return
+            check_owner(self._pipeline, published)
+            for tp, end in self._cluster.ends(self._partitions()).items():
+                self._cluster.truncate(tp, end)
+            self._transact(producer, iter(()), None)
+
+    def close(self) -> None:
+        """Ends the clients."""
+        self._cluster.close()
+
+    def _partitions(self) -> list[TopicPartition]:
+        found = self._cluster.topics([self._topic.name])
+        if not found:
+            raise TopicError(
+                f"topic {self._topic.name!r} does not exist: run `kstreams topics create`, or correct its name"
+            )
+        return [TopicPartition(self._topic.name, number) for number in range(found[self._topic.name].partitions)]
+
+    def _read_runs(self) -> Published | None:
+        topic = self._runs.topic
+        newest = self._newest(self._runs) if self._cluster.topics([topic]) else None
+        if newest is None or (content := newest.value()) is None:
+            return None
+        try:
+            return decode_published(json.loads(content))
+        except ValueError as error:
+            raise SinkUnavailable(f"topic {topic}: {error}: restore its newest record") from error
+
+    def _newest(self, partition: TopicPartition) -> Message | None:
+        """The newest committed record; asks again for a while, as a topic that was just created has no leader yet."""
+        deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
+        while True:
+            try:
+                return self._cluster.newest(partition)
+            except Retriable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+
+    @contextmanager
+    def _producer(self) -> Iterator[Producer]:
+        """A producer that has fenced the one before, whose transaction has ended."""
+        ensure_topics(self._cluster, {self._runs.topic: (1, {"cleanup.policy": "compact"})})
+        topics = self._cluster.topics([self._topic.name, self._runs.topic])
+        producer = self._cluster.producer(TRANSACTIONAL, self._runs.topic, batch_bytes(topics.values()))
+        try:
+            producer.init_transactions()
+            partitions = [*self._partitions(), self._runs]
+            Leftovers(self._cluster, "", self._runs.topic, partitions, "").require_none()
+            yield producer
+        finally:
+            producer.drop()
+
+    def _transact(self, producer: Producer, outputs: Iterator[Output], published: Published | None) -> None:
+        """Writes outputs and the runs in one transaction. Raises a ClientError; then nothing can be seen of it."""
+        producer.begin_transaction()
+        while chunk := list(itertools.islice(outputs, _CHUNK)):
+            producer.write(chunk)
+        content = None if published is None else json.dumps(published.as_content()).encode()
+        producer.write([(self._runs.topic, content, self._topic.name.encode(), 0, None, None, 0, None)])
+        producer.commit_transaction()
+
+    def _outputs(self, records: DataFrame, published: Published) -> Iterator[Output]:
+        """The records, each with a hash of its own."""
+        topic, seed = self._topic.name, f"{published.owner}\n{published.last.cut}".encode()
+        for number, row in enumerate(records.toLocalIterator()):
+            key, value = (None if each is None else bytes(each) for each in row)
+            delivery_hash = blake2b(seed + number.to_bytes(8), digest_size=16).digest()
+            yield topic, value, key, -1, None, None, 0, [(HASH_HEADER, delivery_hash)]
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Raises SinkUnavailable or StaleWriter in place of the errors of a client."""
+        try:
+            yield
+        except Refused as error:
+            raise error.mistake from None
+        except Fenced:
+            raise StaleWriter(
+                f"{self._pipeline}: another run has begun, or the transaction took longer than "
+                f"{self._settings.transaction_timeout_ms} ms (transaction_timeout_ms): run it again"
+            ) from None
+        except ClientError as error:
+            raise SinkUnavailable(f"{self._pipeline}: topic {self._topic}: {error}: run it again") from error

@@ -1,0 +1,280 @@
+"""Pipelines into topics, on a real broker and a real Spark: what readers of committed records find, and once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+from kstreams_py.embedded.jars import spark_jars
+from kstreams_py.embedded.java import find_java
+from kstreams_py.errors import PipelineFailed, RecordTooLarge, RowRefused, SettingsError, StaleWriter, TopicError
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.partitioner import partition_of
+from kstreams_py.records import HASH_HEADER
+from kstreams_py.spark import runner, session
+from kstreams_py.spark.runs import Run
+from kstreams_py.spark.targets.opening import open_target
+from tests.system.harness import Cluster
+from tests.waiting import WAIT
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
+
+ROOT: Final = Path(__file__).parents[2]
+
+GRAPH: Final = """
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+
+graph = ks.Graph({name!r})
+orders = graph.topic("{name}.orders", key=ks.String(), value=ks.String())
+added = graph.topic("{name}.added", key=ks.String(), value=ks.Json())
+latest = graph.topic("{name}.latest", key=ks.String(), value=ks.Json())
+
+
+@graph.pipeline(orders, to=added, mode="append", id="added")
+def add(orders):
+    return orders.select(sf.col("value").alias("key"), "value", "offset").withColumnRenamed("value", "item")
+
+
+@graph.pipeline(orders, to=latest, mode="upsert", key=["item"], id="latest")
+def find_latest(orders):
+    return orders.groupBy(sf.col("value").alias("item")).agg(sf.max("offset").alias("at"))
+"""
+
+AVRO: Final = ks.Avro(
+    {
+        "type": "record",
+        "name": "Total",
+        "fields": [{"name": "item", "type": "string"}, {"name": "records", "type": ["null", "int"]}],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    made = session("test_topics", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
+    yield made
+    made.stop()
+
+
+class Shop:
+    """A graph with pipelines into topics."""
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, name: str, directory: Path) -> None:
+        self.cluster, self.spark, self.name, self.directory = cluster, spark, name, directory
+        self.file = directory / "shop.py"
+        self.file.write_text(GRAPH.format(name=name))
+        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers, schema_directory=directory / "schemas")
+        cluster.create(f"{name}.orders")
+        cluster.create(f"{name}.added", f"{name}.latest", f"{name}.other", partitions=3)
+        self.graph: Graph = load(f"{self.file}:graph")
+
+    def write(self, *values: str) -> None:
+        self.cluster.write(f"{self.name}.orders", [value.encode() for value in values])
+
+    def run(self, pipeline_id: str) -> Run | None:
+        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        return runner.run_once(pipeline, self.graph, self.spark, self.settings)
+
+    def declare(self, function: Any, *, value: Any = None, **given: Any) -> None:
+        """A pipeline from the orders to the topic `other`, of a graph of its own."""
+        self.graph = ks.Graph(f"{self.name}.more")
+        orders = self.graph.topic(f"{self.name}.orders", key=ks.String(), value=ks.String())
+        other = self.graph.topic(f"{self.name}.other", key=ks.String(), value=value or ks.Json())
+        self.graph.pipeline(orders, to=other, id="other", **{"mode": "append", **given})(function)
+
+    def records(self, topic: str, isolation: str = "read_committed") -> list[tuple[str | None, Any]]:
+        """The keys and decoded values of a topic, without Spark."""
+        read = self.cluster.read(f"{self.name}.{topic}", isolation)
+        return sorted(((m.key() and m.key().decode(), json.loads(m.value())) for m in read), key=repr)
+
+
+@pytest.fixture
+def shop(cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path) -> Shop:
+    return Shop(cluster, spark, name, tmp_path)
+
+
+def test_append_writes_a_record_of_each_new_row_with_a_hash_of_its_own(shop: Shop) -> None:
+    shop.write("pen", "ink")
+    shop.run("added")
+    shop.write("pen")
+    second = shop.run("added")
+    assert second is not None
+    assert (second.number, second.rows) == (2, 1)
+    assert shop.run("added") is None
+    assert shop.records("added") == [
+        ("ink", {"item": "ink", "offset": 1}),
+        ("pen", {"item": "pen", "offset": 0}),
+        ("pen", {"item": "pen", "offset": 2}),
+    ]
+    hashes = [dict(m.headers())[HASH_HEADER] for m in shop.cluster.read(f"{shop.name}.added")]
+    assert ([len(each) for each in hashes], len(set(hashes))) == ([16, 16, 16], 3)
+
+
+def test_upsert_writes_the_key_in_the_partition_where_java_clients_put_it_and_its_table_has_the_newest(
+    shop: Shop,
+) -> None:
+    shop.write("pen", "ink")
+    shop.run("latest")
+    shop.write("pen")
+    shop.run("latest")
+    assert shop.records("latest") == [
+        ("ink", {"item": "ink", "at": 1}),
+        ("pen", {"item": "pen", "at": 0}),
+        ("pen", {"item": "pen", "at": 2}),
+    ]
+    found = {m.key(): m.partition() for m in shop.cluster.read(f"{shop.name}.latest")}
+    assert found == {key: partition_of(key, 3) for key in (b"ink", b"pen")}
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["latest"])
+    with closing(open_target(pipeline, shop.settings)) as target:
+        rows = target.table(shop.spark).select("key", "value").collect()
+    assert sorted((row.key, json.loads(row.value)["at"]) for row in rows) == [("ink", 1), ("pen", 2)]
+
+
+@pytest.mark.parametrize("point", ["written", "after-commit-of-topic"])
+def test_driver_killed_before_or_after_its_commit_writes_each_row_once(shop: Shop, point: str) -> None:
+    shop.write("pen")
+    shop.run("added")
+    shop.write("ink", "cup")
+    command = [sys.executable, "-m", "tests.system.pipeline_driver", shop.file, "added", point]
+    done = subprocess.run(
+        [*map(str, command), shop.cluster.bootstrap_servers],
+        cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr
+    items = [value["item"] for _, value in shop.records("added")]
+    assert items == (["pen"] if point == "written" else ["cup", "ink", "pen"])
+    shop.write("nib")
+    shop.run("added")
+    assert [value["item"] for _, value in shop.records("added")] == ["cup", "ink", "nib", "pen"]
+
+
+def test_run_that_another_one_has_overtaken_writes_nothing(shop: Shop) -> None:
+    shop.write("pen")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+
+    def slow(orders: DataFrame) -> DataFrame:
+        runner.run_once(pipeline, shop.graph, shop.spark, shop.settings)
+        return pipeline.function(orders)  # type: ignore[no-any-return]
+
+    overtaken = replace(pipeline, function=slow)
+    with pytest.raises(StaleWriter, match="another run was published meanwhile: run it again"):
+        runner.run_once(overtaken, shop.graph, shop.spark, shop.settings)
+    assert [key for key, _ in shop.records("added", "read_uncommitted")] == ["pen"]
+
+
+def test_avro_and_text_are_written_as_processors_write_them(shop: Shop) -> None:
+    shop.write("pen", "ink", "pen")
+
+    def totals(orders: DataFrame) -> DataFrame:
+        counts = orders.groupBy(sf.col("value").alias("item")).agg(sf.count("*").alias("records"))
+        return counts.withColumn("records", sf.when(sf.col("item") == "pen", sf.col("records")))
+
+    shop.declare(totals, value=AVRO, mode="upsert", key=["item"])
+    shop.run("other")
+    serde = ks.Avro(AVRO._parsed, registry=FileRegistry(shop.directory / "schemas"))
+    found = sorted((m.key(), serde.deserialize(m.value())["records"]) for m in shop.cluster.read(f"{shop.name}.other"))
+    assert found == [(b"ink", None), (b"pen", 2)]
+
+
+def test_value_that_is_null_is_a_tombstone(shop: Shop) -> None:
+    shop.write("pen")
+    shop.declare(
+        lambda df: df.select(sf.col("value").alias("key"), sf.lit(None).cast("string").alias("value")),
+        value=ks.String(),
+    )
+    shop.run("other")
+    assert [(m.key(), m.value()) for m in shop.cluster.read(f"{shop.name}.other")] == [(b"pen", None)]
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "error", "message"),
+    [
+        (
+            lambda df: df.select("offset"), {"value": ks.String()}, SettingsError,
+            "its rows have no column `value`, and values of topic .*other are String.*: return `key` and `value`",
+        ),
+        (
+            lambda df: df.select("value", "offset"), {"value": ks.String()}, SettingsError,
+            "its rows have a column 'offset' beside `value`",
+        ),
+        (lambda df: df.select("offset"), {"value": AVRO}, SettingsError, r"no column 'item', which Avro\(Total\) has"),
+        (
+            lambda df: df.selectExpr("value AS item", "1 AS records", "offset"), {"value": AVRO}, SettingsError,
+            r"Avro\(Total\) has no field 'offset': leave that column out",
+        ),
+        (
+            lambda df: df.selectExpr("value AS item", "'1' AS records"), {"value": AVRO}, SettingsError,
+            r"column 'records' is string, and Avro\(Total\) takes int: cast it to that",
+        ),
+        (
+            lambda df: df.selectExpr("value AS item", "1L << 40 AS records"), {"value": AVRO}, PipelineFailed,
+            "Spark failed: .*overflow",
+        ),
+        (
+            lambda df: df.selectExpr("offset AS key", "value AS item"), {}, SettingsError,
+            r"column 'key' is bigint, and the key of topic .*other is String.*: return it as string",
+        ),
+        (
+            lambda df: df.select("value"), {"mode": "upsert", "key": ["value"], "value": ks.String()}, RowRefused,
+            "2 rows have the key value='pen'",
+        ),
+        (
+            lambda df: df.select(sf.repeat("value", sf.lit(1_000_000)).alias("item")), {}, RecordTooLarge,
+            "other",
+        ),
+    ],
+)  # fmt: skip
+def test_rows_that_a_topic_does_not_take_are_named_and_nothing_is_written(
+    shop: Shop, function: Any, given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    shop.write("pen", "pen")
+    shop.declare(function, **given)
+    with pytest.raises(error, match=message):
+        shop.run("other")
+    assert shop.records("other") == []
+
+
+def test_topic_that_is_missing_or_that_others_write_is_refused(shop: Shop) -> None:
+    shop.write("pen")
+    shop.declare(lambda df: df.selectExpr("value AS item"))
+    shop.cluster.write(f"{shop.name}.other", [b'{"item": "cup"}'])
+    with pytest.raises(SettingsError, match=r"other has records that no pipeline has written: name another topic for"):
+        shop.run("other")
+    shop.cluster.delete(f"{shop.name}.other")
+    with pytest.raises(TopicError, match=r"other' does not exist: run `kstreams topics create`"):
+        shop.run("other")
+
+
+def test_topic_of_another_pipeline_is_refused_and_reset_lets_its_own_begin_again(shop: Shop) -> None:
+    shop.write("pen")
+    shop.run("added")
+    mine = shop.graph
+    (pipeline,) = runner.choose_pipelines(mine, ["added"])
+    shop.graph = ks.Graph("rival")
+    orders, added = (shop.graph.topic(f"{shop.name}.{each}", value=ks.String()) for each in ("orders", "added"))
+    shop.graph.pipeline(orders, to=added, mode="append", id="rival")(lambda df: df.select("value"))
+    with pytest.raises(SettingsError, match=rf"is the table of pipeline '{shop.name}\.added': name another target"):
+        shop.run("rival")
+    shop.graph = mine
+    with closing(open_target(pipeline, shop.settings)) as target:
+        target.reset()
+        assert target.read() is None
+    assert shop.records("added") == []
+    shop.write("ink")
+    shop.run("added")
+    assert [key for key, _ in shop.records("added")] == ["ink", "pen"]
