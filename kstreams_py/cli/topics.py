@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_graph
-from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Topic
+from kstreams_py.graph.pipelines import RUNS_SETTINGS, runs_topic
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.operations.marks import MARKS_SETTINGS
 from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, find_topics
@@ -30,6 +31,10 @@ def create(
         created += create_own_topics(graph, cluster, find_topics(graph, cluster))
         if any(processor.errors for processor in graph.processors):
             created += ensure_topics(cluster, {graph.replayed: (1, MARKS_SETTINGS)})
+        runs = {
+            runs_topic(each.target): (1, RUNS_SETTINGS) for each in graph.pipelines if isinstance(each.target, Topic)
+        }
+        created += ensure_topics(cluster, runs)
     print("\n".join(f"created {name}" for name in created) or "all topics exist")
 
 

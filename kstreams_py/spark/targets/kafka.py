@@ -25,8 +25,8 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.formats.registries import open_registry
-from kstreams_py.graph.declarations import RESERVED, Topic
-from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.pipelines import RUNS_SETTINGS, Mode, Pipeline, runs_topic
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
 from kstreams_py.kafka.leftovers import Leftovers
@@ -68,7 +68,7 @@ class KafkaTable:
         self._settings = settings.model_copy(update={"transaction_timeout_ms": limit})
         self._pipeline, self._topic = pipeline, topic
         self._cluster = KafkaCluster(self._settings)
-        self._runs = TopicPartition(f"{RESERVED}ks.{topic}.runs", 0)
+        self._runs = TopicPartition(runs_topic(topic), 0)
         self._registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         self._key = pipeline.key[0] if pipeline.key else None
 
@@ -156,7 +156,7 @@ class KafkaTable:
     @contextmanager
     def _producer(self) -> Iterator[Producer]:
         """A producer that has fenced the one before, whose transaction has ended."""
-        ensure_topics(self._cluster, {self._runs.topic: (1, {"cleanup.policy": "compact"})})
+        ensure_topics(self._cluster, {self._runs.topic: (1, RUNS_SETTINGS)})
         topics = self._cluster.topics([self._topic.name, self._runs.topic])
         producer = self._cluster.producer(TRANSACTIONAL, self._runs.topic, batch_bytes(topics.values()))
         try:
