@@ -57,30 +57,25 @@ def run(
     A process that is killed at any moment loses and doubles nothing: the next run goes on at the cut in the target.
     """
     from kstreams_py.spark.cut_files import read_cut  # noqa: PLC0415
-    from kstreams_py.spark.runner import follow, run_once  # noqa: PLC0415
+    from kstreams_py.spark.driver import follow_all, run_all  # noqa: PLC0415
 
     if follows and (once or cut_file is not None):
         raise SettingsError(f"--follow makes a new cut for each run: leave out {'--once' if once else '--cut'}")
     graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
     given = read_cut(cut_file) if cut_file is not None else None
     session = _open_session(graph, master)
-    done: set[str] = set()
 
-    def run_one(pipeline: Pipeline) -> None:
-        found = run_once(pipeline, graph, session, settings, given=given, only_new=pipeline.id in done)
-        done.add(pipeline.id)
-        if found is not None or not follows:
-            print(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
+    def show(pipeline: Pipeline, found: Run | None) -> None:
+        print(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
     try:
         if not follows:
-            for pipeline in pipelines:
-                run_one(pipeline)
+            run_all(pipelines, graph, session, settings, show, given)
             return
         stopped: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, _: stopped.append(signum))
-        follow(pipelines, run_one, lambda: bool(stopped))
+        follow_all(pipelines, graph, session, settings, show, lambda: bool(stopped))
     finally:
         session.stop()
 

@@ -61,6 +61,7 @@ class Pipeline:
     - `target`: a table elsewhere, or a topic of the graph.
     - `key`: the columns that tell rows apart; none where rows are only added.
     - `every`: seconds between the starts of two runs that follow.
+    - `checkpoint`: the directory where Spark keeps the state of a stream; None for a pipeline that runs in batches.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Pipeline:
     mode: Mode
     key: tuple[str, ...]
     every: int
+    checkpoint: str | None = None
 
     def __str__(self) -> str:
         return f"pipeline {self.id!r}"
@@ -112,6 +114,18 @@ def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
     if mode not in modes:
         raise GraphError(f"{what} is {mode}, which {target} does not take: choose {' or '.join(map(str, modes))}")
     return cast(Table | Topic, target)
+
+
+def choose_checkpoint(what: str, streaming: bool | str, target: Table | Topic) -> str | None:
+    """The directory of the checkpoint; None for a pipeline that is no stream. Raises GraphError."""
+    if streaming is True:
+        if (directory := getattr(target, "checkpoint", None)) is None:
+            raise GraphError(
+                f"{what}: {target} has no place for the checkpoint of a stream: give its directory, "
+                "streaming='checkpoints/...'"
+            )
+        return str(directory)
+    return streaming or None
 
 
 def check_topic_target(what: str, target: Topic, inputs: Sequence[Topic], key: Sequence[str]) -> None:

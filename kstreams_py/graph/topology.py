@@ -58,6 +58,7 @@ from kstreams_py.graph.pipelines import (
     Table,
     check_function,
     check_topic_target,
+    choose_checkpoint,
     choose_mode,
     parse_interval,
 )
@@ -266,6 +267,7 @@ class Graph:
         mode: Mode | str = Mode.COMPLETE,
         key: Sequence[str] = (),
         every: str = "1 minute",
+        streaming: bool | str = False,
     ) -> Callable[[Function], Function]:
         """Declares a function of Spark DataFrames, one of each topic, that returns the rows of a table.
 
@@ -277,6 +279,9 @@ class Graph:
           the last run, and add its rows, or replace those with the same key.
         - `key`: the columns that tell rows apart.
         - `every`: the time between two runs of `--follow`.
+        - `streaming`: the function takes and returns streams (Structured Streaming), and the mode is Spark's output
+          mode: "append", "complete", or "update" of an upsert. Give the directory of the checkpoint, on a file system
+          that all of Spark's processes share; True for one beside the files of a Parquet table.
 
         Raises GraphError.
         """
@@ -306,7 +311,8 @@ class Graph:
                 raise GraphError(f"{what} writes to {target}, as {taken} does: give each a target of its own")
             interval = parse_interval(what, every)
             owner = f"{self.name}.{name}"
-            self.pipelines += (Pipeline(name, owner, reads, function, target, chosen, columns, interval),)
+            checkpoint = choose_checkpoint(what, streaming, target)
+            self.pipelines += (Pipeline(name, owner, reads, function, target, chosen, columns, interval, checkpoint),)
             return function
 
         return declare

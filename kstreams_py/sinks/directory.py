@@ -20,6 +20,7 @@ from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifes
 DATA: Final = "_data"
 """The directory of the files: Spark passes over names that begin so, when it is told to read the directory above."""
 
+CHECKPOINT: Final = "_checkpoint"
 LOCK: Final = "_lock"
 MANIFEST: Final = "_manifest.json"
 

@@ -23,7 +23,7 @@ from kstreams_py.sinks.columns import (
     name_type,
     split_columns,
 )
-from kstreams_py.sinks.directory import Directory, reported
+from kstreams_py.sinks.directory import CHECKPOINT, Directory, reported
 from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class Parquet:
     def pipeline_modes(self) -> Collection[Mode]:
         """All."""
         return tuple(Mode)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where a streaming pipeline keeps its checkpoint."""
+        return Directory(self.directory).path / CHECKPOINT
 
     def __str__(self) -> str:
         return f"{self.directory}"

@@ -17,6 +17,8 @@ runs            rule     the runs of a pipeline as its target stores them
 frames          adapter  a pipeline's function called, and Spark's errors as messages
 targets/                 tables of pipelines
 runner          acts     runs pipelines: rows and cut in one step of the target
+streaming       acts     runs streaming pipelines: each batch and its place in one step of the target
+driver          acts     runs several pipelines: batches one after the other, and streams beside them
 """
 
 from kstreams_py.spark.catalog import create_views

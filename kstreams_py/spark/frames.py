@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ with suppress(ImportError):  # whoever has a session has PySpark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as Rows
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
 
@@ -33,10 +34,9 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
         raise GraphError(f"{pipeline}: its function does not fit its topics: {_first_line(error)}") from error
     if not isinstance(found, DataFrame):
         raise GraphError(f"{pipeline}: its function returned {type(found).__name__}: return a DataFrame")
-    if found.isStreaming:
-        raise GraphError(
-            f"{pipeline}: its function returned a stream: return a DataFrame that is made of its arguments"
-        )
+    if found.isStreaming is (pipeline.checkpoint is None):
+        kind = "a stream" if found.isStreaming else "no stream"
+        raise GraphError(f"{pipeline}: its function returned {kind}: return a DataFrame that is made of its arguments")
     return found
 
 
@@ -76,6 +76,25 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
                 f"{_first_line(error)}"
             ) from error
         raise PipelineFailed(f"{pipeline}: Spark failed: {_cause(text)}; the last published table stays") from error
+
+
+def start_query(
+    rows: Rows, output_mode: str, checkpoint: str, every: float | None, store: Callable[[Rows, int], None]
+) -> StreamingQuery:
+    """Starts a query that calls `store` with each batch and its number.
+
+    - `output_mode`: Spark's.
+    - `every`: seconds between two batches; None for a query that ends when it has read what there was.
+    """
+    trigger: dict[str, Any] = {"availableNow": True} if every is None else {"processingTime": f"{every} seconds"}
+    writer = rows.writeStream.outputMode(output_mode).option("checkpointLocation", checkpoint)
+    return writer.trigger(**trigger).foreachBatch(store).start()
+
+
+def read_text(rows: Rows, path: str) -> str:
+    """The text of a file, on whatever file system Spark knows."""
+    (row,) = rows.sparkSession.read.text(path, wholetext=True).collect()
+    return str(row[0])
 
 
 def _first_line(error: Exception) -> str:

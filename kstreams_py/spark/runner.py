@@ -135,6 +135,9 @@ def follow(
     """
     due = {pipeline.id: clock() for pipeline in pipelines}
     while not is_stopped():
+        if not pipelines:
+            sleep(POLL_SECONDS)
+            continue
         pipeline = min(pipelines, key=lambda each: due[each.id])
         if (now := clock()) < due[pipeline.id]:
             sleep(min(POLL_SECONDS, due[pipeline.id] - now))

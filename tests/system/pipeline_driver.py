@@ -14,7 +14,7 @@ from kstreams_py.graph.loading import load
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.settings import Settings
 from kstreams_py.sinks.directory import Directory
-from kstreams_py.spark import runner, session
+from kstreams_py.spark import driver, runner, session
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 
@@ -55,7 +55,7 @@ def main() -> None:
     spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
     kill_at(point)
     (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
-    runner.run_once(pipeline, graph, spark, Settings(bootstrap_servers=servers))
+    driver.run_all([pipeline], graph, spark, Settings(bootstrap_servers=servers), lambda *_: None, None)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Parquet
-from kstreams_py.sinks.directory import DATA, LOCK, MANIFEST, Directory, reported
+from kstreams_py.sinks.directory import CHECKPOINT, DATA, LOCK, MANIFEST, Directory, reported
 from kstreams_py.sinks.manifest import DataFile, Manifest
 from kstreams_py.spark.frames import check_key
 from kstreams_py.spark.runs import Published, check_owner, decode_published
@@ -96,12 +97,13 @@ class ParquetTable:
         )
 
     def reset(self) -> None:
-        """Publishes no rows; the old files stay for an hour."""
+        """Publishes no rows; the old files stay for an hour. Removes the checkpoint of a stream."""
         with reported(self._directory), self._directory.locked():
             manifest = self._directory.read()
             if manifest is not None:
                 check_owner(self._pipeline, self._published(manifest))
                 self._directory.retract(manifest)
+            shutil.rmtree(self._directory.path / CHECKPOINT, ignore_errors=True)
 
     def close(self) -> None:
         """Ends the threads that sync files."""
@@ -133,7 +135,7 @@ class ParquetTable:
     def _check_new(self) -> None:
         """Raises SettingsError for a directory with files that are not of a pipeline."""
         path = self._directory.path
-        foreign = sorted({each.name for each in path.glob("*")} - {DATA, LOCK, f"{MANIFEST}.new"})
+        foreign = sorted({each.name for each in path.glob("*")} - {CHECKPOINT, DATA, LOCK, f"{MANIFEST}.new"})
         if foreign:
             raise SettingsError(
                 f"{path} has {foreign[0]!r}, which no pipeline has written: name another directory, or move it away"

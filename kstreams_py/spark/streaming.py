@@ -1,0 +1,183 @@
+"""Streaming pipelines: each batch of Spark's is stored with the place in the stream that it ends at, in one step.
+
+Spark keeps the state of a stream and the offsets of its next batch in a checkpoint, and runs the last batch again after
+a crash. So the target has the checkpoint's entry of the last batch, too: a batch that is there is left out, and a
+checkpoint that does not continue what is there is refused. Of a local disk, which Spark does not sync, the entry may be
+lost; the batch with the same number then has other offsets.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Final, NamedTuple
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.settings import Settings
+from kstreams_py.spark.frames import call, columns_of, read_text, reported, start_query
+from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner
+from kstreams_py.spark.targets.opening import open_target
+from kstreams_py.spark.views import stream
+
+OUTPUT_MODES: Final = {Mode.COMPLETE: "complete", Mode.APPEND: "append", Mode.UPSERT: "update"}
+"""Spark's output modes."""
+
+
+class Place(NamedTuple):
+    """A batch of a stream.
+
+    - `stream`: Spark's id of the query, which its checkpoint has.
+    - `batch`: its number, from 0.
+    - `entry`: the checkpoint's entry of the batch, which has its offsets.
+    """
+
+    stream: str
+    batch: int
+    entry: str
+
+    def encode(self) -> str:
+        """The place as text: JSON."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def decode(cls, text: str) -> Place | None:
+        """The place of such a text; None for the cut of a run that was no batch of a stream."""
+        content = json.loads(text)
+        return cls(content["stream"], content["batch"], content["entry"]) if "stream" in content else None
+
+    def count_offsets(self, before: Place | None) -> int:
+        """How many offsets are between two batches; from 0 without a batch before."""
+        return sum(_ends(self.entry)) - (sum(_ends(before.entry)) if before is not None else 0)
+
+
+def _ends(entry: str) -> list[int]:
+    """The next offsets of all partitions in an entry: a version, the batch, then each source."""
+    sources = [json.loads(line) for line in entry.splitlines()[2:] if line.startswith("{")]
+    return [offset for source in sources for partitions in source.values() for offset in partitions.values()]
+
+
+class _Stopped(Exception):
+    """The stream was stopped before this batch was stored."""
+
+
+class Streaming:
+    """A streaming pipeline that runs. Its batches are stored one after the other, in a thread of Spark's."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: Any,
+        settings: Settings,
+        stored: Callable[[Run], None],
+        *,
+        follows: bool,
+    ) -> None:
+        """Starts it.
+
+        - `session`: a SparkSession that reads Kafka.
+        - `stored`: gets each run that was published, in the thread of Spark.
+        - `follows`: it runs at the pipeline's interval until it is stopped; otherwise until it has read what there was.
+
+        Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows.
+        """
+        self._pipeline, self._settings = pipeline, settings
+        self._stored = stored
+        self._error: Exception | None = None
+        self._storing = threading.Lock()
+        """Held while a batch is stored: a stop waits for it."""
+        self._stopped = False
+        self._began = time.monotonic()
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        frames = [stream(session, topic, registry=registry, settings=settings) for topic in pipeline.inputs]
+        rows = call(pipeline, frames)
+        with closing(open_target(pipeline, settings)) as target:
+            check_columns(pipeline, columns_of(rows), published := target.read())
+        check_owner(pipeline, published)
+        every = pipeline.every if follows else None
+        self._known = threading.Event()
+        with reported(pipeline):
+            self._query = start_query(rows, OUTPUT_MODES[pipeline.mode], self._checkpoint, every, self._store)
+        self._known.set()
+
+    def is_running(self) -> bool:
+        """It has neither ended nor failed."""
+        return bool(self._query.isActive)
+
+    def stop(self) -> None:
+        """Stops it once the batch that is being stored is."""
+        with self._storing:
+            self._stopped = True
+        self._query.stop()
+
+    def join(self) -> None:
+        """Waits for its end. Raises what a batch has raised; PipelineFailed and InputLost as `run_once` does."""
+        with reported(self._pipeline):
+            try:
+                self._query.awaitTermination()
+            except Exception:
+                if isinstance(self._error, _Stopped):
+                    return
+                if self._error is not None:
+                    raise self._error from None
+                raise
+
+    @property
+    def _checkpoint(self) -> str:
+        assert self._pipeline.checkpoint is not None
+        return self._pipeline.checkpoint
+
+    def _store(self, rows: Any, batch: int) -> None:
+        """Stores a batch, unless the target has it."""
+        self._known.wait()
+        try:
+            with self._storing:
+                if self._stopped:
+                    raise _Stopped  # Spark would count the batch as done
+                self._publish(rows, batch)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def _publish(self, rows: Any, batch: int) -> None:
+        pipeline = self._pipeline
+        entry = read_text(rows, f"{self._checkpoint}/offsets/{batch}")
+        place = Place(str(self._query.id), batch, entry)
+        with closing(open_target(pipeline, self._settings)) as target, reported(pipeline):
+            previous = target.read()
+            check_owner(pipeline, previous)
+            last = self._check_place(place, previous)
+            if last == place:
+                return
+            columns = columns_of(rows)
+
+            def finish(count: int) -> Published:
+                seconds = time.monotonic() - self._began
+                run = Run(batch + 1, place.encode(), place.count_offsets(last), count, time.time(), seconds)
+                runs = (*previous.runs, run) if previous is not None else (run,)
+                return Published(pipeline.owner, columns, runs[-KEPT_RUNS:])
+
+            self._stored(target.publish(rows, previous, finish).last)
+            self._began = time.monotonic()
+
+    def _check_place(self, place: Place, previous: Published | None) -> Place | None:
+        """The last batch that the target has; this one, or the one before. Raises SettingsError for another."""
+        last = None if previous is None else Place.decode(previous.last.cut)
+        remedy = "restore both, or begin again: delete the checkpoint, and run `kstreams pipeline reset`"
+        if previous is not None and last is None:
+            raise SettingsError(
+                f"{self._pipeline}: {self._pipeline.target} was made by runs that are no stream: {remedy}"
+            )
+        following = 0 if last is None else last.batch + 1
+        is_same = last is None or last.stream == place.stream
+        if not is_same or (place != last and place.batch != following):
+            had = "no batch" if last is None else f"batch {last.batch} of stream {last.stream}"
+            raise SettingsError(
+                f"{self._pipeline}: the checkpoint {self._checkpoint} is at batch {place.batch} of stream "
+                f"{place.stream}, and {self._pipeline.target} has {had}: {remedy}"
+            )
+        return last
