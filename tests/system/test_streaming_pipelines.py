@@ -233,7 +233,7 @@ def test_checkpoint_that_was_deleted_is_refused_until_both_begin_again(shop: Sho
     shop.run("added")
     shutil.rmtree(cast(ks.Parquet, shop.graph.pipelines[0].target).checkpoint)
     shop.write("ink")
-    with pytest.raises(SettingsError, match="is at batch 0 of stream .*added has batch 0 of stream .*: restore"):
+    with pytest.raises(SettingsError, match=r"is at batch 0 of stream .*added has batch 0 of stream .*: restore"):
         shop.run("added")
     assert [row[0] for row in shop.rows("added")] == ["pen"]
     shop.reset("added")
