@@ -48,7 +48,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
 from kstreams_py.settings import Settings
-from kstreams_py.sinks import Parquet, PostgreSQL
+from kstreams_py.sinks import Delta, Parquet, PostgreSQL
 
 __version__ = "0.1.0"
 
@@ -58,6 +58,7 @@ __all__ = [
     "Bytes",
     "ClientError",
     "DecodeError",
+    "Delta",
     "DrainTimeout",
     "Durability",
     "Graph",

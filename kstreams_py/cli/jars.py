@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from kstreams_py.embedded.broker import archive_classes
-from kstreams_py.embedded.jars import cache_directory, has_pyspark, kafka_classpath, spark_jars
+from kstreams_py.embedded.jars import cache_directory, delta_jars, has_delta, has_pyspark, kafka_classpath, spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import KStreamsError
 
@@ -18,6 +18,8 @@ def jars() -> None:
     kafka = kafka_classpath(print)
     if has_pyspark():
         spark_jars(print)
+        if has_delta():
+            delta_jars(print)
     else:
         print("PySpark is not installed: no jars for Spark")
     try:

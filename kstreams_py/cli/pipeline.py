@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
+from kstreams_py.sinks import Delta
 
 if TYPE_CHECKING:
     from kstreams_py.spark.runs import Run
@@ -63,21 +64,19 @@ def run(
         raise SettingsError(f"--follow makes a new cut for each run: leave out {'--once' if once else '--cut'}")
     graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
     given = read_cut(cut_file) if cut_file is not None else None
-    session = _open_session(graph, master)
 
     def show(pipeline: Pipeline, found: Run | None) -> None:
         print(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
-    try:
+    with _opening(graph, master) as open_session:
         if not follows:
-            run_all(pipelines, graph, session, settings, show, given)
+            run_all(pipelines, graph, open_session(), settings, show, given)
             return
+        session = open_session()
         stopped: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, _: stopped.append(signum))
         follow_all(pipelines, graph, session, settings, show, lambda: bool(stopped))
-    finally:
-        session.stop()
 
 
 @app.command("list")
@@ -109,9 +108,10 @@ def status(
     """Show the last runs that each target has: number, end, offsets read, rows, seconds; with --json the cut, too."""
     from kstreams_py.spark.runner import read_published  # noqa: PLC0415
 
-    _, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
-    for pipeline in pipelines:
-        published = read_published(pipeline, settings)
+    graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
+    with _opening(graph) as open_session:
+        found = [(pipeline, read_published(pipeline, settings, open_session)) for pipeline in pipelines]
+    for pipeline, published in found:
         runs = published.runs if published is not None else ()
         if as_json:
             for each in runs:
@@ -136,11 +136,11 @@ def reset(
     """Remove the table of a pipeline with its runs, so that the next run is the first; exit status 1 if answered no."""
     from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
 
-    _, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
+    graph, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
     if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
         print("nothing was changed")
         raise typer.Exit(1)
-    with closing(open_target(pipeline, settings)) as table:
+    with _opening(graph) as open_session, closing(open_target(pipeline, settings, open_session)) as table:
         table.reset()
     print(f"{pipeline.id}: {pipeline.target} was removed")
 
@@ -160,16 +160,14 @@ def sql(
     from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
 
     graph, pipelines, settings = _chosen(target, None, bootstrap_servers, config)
-    session = _open_session(graph, master)
-    try:
+    with _opening(graph, master) as open_session:
+        session = open_session()
         for pipeline in pipelines:
-            if read_published(pipeline, settings) is not None:
-                with closing(open_target(pipeline, settings)) as table:
+            if read_published(pipeline, settings, open_session) is not None:
+                with closing(open_target(pipeline, settings, open_session)) as table:
                     table.table(session).createOrReplaceTempView(f"`{pipeline.id}`")
         for row in query_rows(session, query, limit):
             print(json.dumps(row, default=str))
-    finally:
-        session.stop()
 
 
 @app.command()
@@ -182,11 +180,12 @@ def submit(
     """Print the spark-submit line that runs pipelines, with the packages of the installed Spark."""
     from kstreams_py.spark.sessions import coordinates  # noqa: PLC0415
 
-    _chosen(target, names, None, None)
+    graph, _, _ = _chosen(target, names, None, None)
     command = find_spec("kstreams_command")
     assert command is not None
     assert command.origin is not None
-    words = ["spark-submit", "--packages", coordinates(), *(["--master", master] if master else [])]
+    words = ["spark-submit", "--packages", coordinates(delta=_has_delta(graph))]
+    words += ["--master", master] if master else []
     words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]
     print(shlex.join(words))
 
@@ -200,11 +199,29 @@ def _chosen(
     return graph, choose_pipelines(graph, names or ()), Settings.load(config, bootstrap_servers=bootstrap_servers)
 
 
-def _open_session(graph: Graph, master: str | None) -> Any:
+@contextmanager
+def _opening(graph: Graph, master: str | None = None) -> Iterator[Callable[[], Any]]:
+    """Gives what opens a session for the graph's pipelines, at the first call; ends the session."""
     from kstreams_py import spark  # noqa: PLC0415
 
-    chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
-    return spark.session(f"kstreams pipeline {graph.name}", **chosen)
+    opened: list[Any] = []
+
+    def open_session() -> Any:
+        if not opened:
+            chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
+            chosen |= spark.delta_conf() if _has_delta(graph) else {}
+            opened.append(spark.session(f"kstreams pipeline {graph.name}", **chosen))
+        return opened[0]
+
+    try:
+        yield open_session
+    finally:
+        for session in opened:
+            session.stop()
+
+
+def _has_delta(graph: Graph) -> bool:
+    return any(isinstance(pipeline.target, Delta) for pipeline in graph.pipelines)
 
 
 def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:

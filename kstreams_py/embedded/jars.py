@@ -66,6 +66,29 @@ def spark_artifacts() -> tuple[Artifact, ...]:
     )
 
 
+def delta_jars(progress: Progress | None = None) -> list[Path]:
+    """Returns the jars of the installed Delta Lake, for Spark's setting `spark.jars`; fetches them if not cached.
+
+    `progress` is called with a line of text for each step. Raises MissingSoftware if they cannot be fetched.
+    """
+    return resolve(delta_artifacts(), module_names(pyspark_jars().glob("*.jar")), progress)
+
+
+def delta_artifacts() -> tuple[Artifact, ...]:
+    """The artifact of the installed delta-spark. Raises MissingSoftware without it."""
+    if not has_delta():
+        raise MissingSoftware("Delta Lake is not installed: run pip install 'kstreams_py[delta]'")
+    return (Artifact("io.delta", f"delta-spark_{SCALA_VERSION}", version("delta-spark")),)
+
+
+def has_delta() -> bool:
+    """Whether delta-spark is installed."""
+    try:
+        return bool(version("delta-spark"))
+    except PackageNotFoundError:
+        return False
+
+
 def has_pyspark() -> bool:
     """Whether PySpark is installed."""
     try:

@@ -108,7 +108,7 @@ def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
     """Returns the target of a pipeline. Raises GraphError for what is none, and for a mode that it does not take."""
     if isinstance(target, type) or not (isinstance(target, Topic) or hasattr(target, "pipeline_modes")):
         raise GraphError(
-            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet(...), ks.PostgreSQL(...) or a topic"
+            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
         )
     modes: Collection[Mode] = TOPIC_MODES if isinstance(target, Topic) else target.pipeline_modes
     if mode not in modes:

@@ -9,15 +9,18 @@ redis       adapter  keys in Redis
 manifest    rule     what is published of a directory of Parquet files
 directory   adapter  a directory of files that one manifest publishes
 parquet     adapter  Parquet files
+delta       rule     a table of Delta Lake, for pipelines
 """
 
 from kstreams_py.graph.sink import Evidence, Row, Sink, SinkConnection
+from kstreams_py.sinks.delta import Delta
 from kstreams_py.sinks.parquet import Parquet
 from kstreams_py.sinks.postgresql import PostgreSQL
 from kstreams_py.sinks.redis import Redis
 from kstreams_py.sinks.sqlite import SQLite, SqliteTable
 
 __all__ = [
+    "Delta",
     "Evidence",
     "Parquet",
     "PostgreSQL",

@@ -27,13 +27,14 @@ from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.cutting import cut
 from kstreams_py.spark.json_columns import json_columns, sampled_schema
 from kstreams_py.spark.reader_options import options
-from kstreams_py.spark.sessions import session
+from kstreams_py.spark.sessions import delta_conf, session
 from kstreams_py.spark.views import stream, view, view_errors
 
 __all__ = [
     "Cut",
     "create_views",
     "cut",
+    "delta_conf",
     "json_columns",
     "options",
     "read_cut",

@@ -39,9 +39,9 @@ def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]
     return tuple(known[name] for name in names) if names else tuple(known.values())
 
 
-def read_published(pipeline: Pipeline, settings: Settings) -> Published | None:
-    """What the pipeline's target has. Raises SettingsError if the target is not its own."""
-    with closing(open_target(pipeline, settings)) as target:
+def read_published(pipeline: Pipeline, settings: Settings, session: Callable[[], Any]) -> Published | None:
+    """What the pipeline's target has; `session` as of `open_target`. Raises SettingsError if it is another's."""
+    with closing(open_target(pipeline, settings, session)) as target:
         published = target.read()
     check_owner(pipeline, published)
     return published
@@ -66,7 +66,7 @@ def run_once(
     InputLost if records were deleted that the table needs, and what cut(), view() and the target raise.
     """
     began = time.monotonic()
-    with closing(open_target(pipeline, settings)) as target:
+    with closing(open_target(pipeline, settings, lambda: session)) as target:
         previous = target.read()
         check_owner(pipeline, previous)
         old = Cut.decode(previous.last.cut, f"{pipeline.target}") if previous is not None else None

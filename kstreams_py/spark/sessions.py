@@ -8,8 +8,17 @@ import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
-from kstreams_py.embedded.jars import SCALA_VERSION, cache_directory, cached, pyspark_jars, spark_artifacts
+from kstreams_py.embedded.downloads import Artifact
+from kstreams_py.embedded.jars import (
+    SCALA_VERSION,
+    cache_directory,
+    cached,
+    delta_artifacts,
+    pyspark_jars,
+    spark_artifacts,
+)
 from kstreams_py.embedded.java import PREFERRED, SPARK_REMEDY, find_java, major_version
 from kstreams_py.errors import MissingSoftware
 
@@ -19,6 +28,9 @@ except ImportError:
     _HAS_PYSPARK = False
 else:
     _HAS_PYSPARK = True
+
+JARS: Final = "spark.jars"
+PACKAGES: Final = "spark.jars.packages"
 
 
 def session(
@@ -30,7 +42,7 @@ def session(
       those that `kstreams jars` has cached (4 s to start, 1 s less than with `spark.jars.packages`); otherwise Spark
       fetches them into the cache.
     - `java`: used if JAVA_HOME is not set; by default, without one on PATH, found by `embedded.java.find_java`.
-    - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`.
+    - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or that of `delta_conf()`.
 
     Runs in two local threads if neither `conf` nor spark-submit sets a master.
     Raises MissingSoftware without PySpark, without a Java that it runs on, or with a Spark for another Scala.
@@ -48,13 +60,14 @@ def session(
         "spark.sql.globalTempDatabase": "kstreams",
         "spark.sql.shuffle.partitions": "4",
         "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
-        **_packages(jars),
+        **_packages(cached(spark_artifacts()) if jars is None else jars, spark_artifacts()),
     }
     if not _has_master(conf):
         here = "127.0.0.1"
         ours |= {"spark.master": "local[2]", "spark.driver.host": here, "spark.driver.bindAddress": here}
-    if "spark.jars" in conf and "spark.jars" in ours:
-        conf["spark.jars"] += "," + ours["spark.jars"]
+    for name in (JARS, PACKAGES):
+        if name in conf and name in ours:
+            conf[name] += "," + ours[name]
     builder = SparkSession.builder.appName(app)
     for name, value in (ours | conf).items():
         builder = builder.config(name, value)
@@ -62,7 +75,7 @@ def session(
         return builder.getOrCreate()
     except Exception as error:
         _check_java(error)
-        if "spark.jars.packages" in ours:
+        if PACKAGES in ours:
             raise MissingSoftware(
                 f"Spark did not start, with the jars that it fetches by itself ({coordinates()}): fetch them with "
                 f"`kstreams jars`: {str(error).strip().partition(chr(10))[0]}"
@@ -76,18 +89,25 @@ def require_pyspark() -> None:
         raise MissingSoftware("PySpark is not installed: run pip install 'kstreams_py[spark]'")
 
 
-def coordinates() -> str:
-    """The Maven coordinates of the jars by which the installed Spark reads Kafka and Avro."""
-    return ",".join(map(str, spark_artifacts()))
+def coordinates(*, delta: bool = False) -> str:
+    """The Maven coordinates of the jars by which the installed Spark reads Kafka and Avro, and has Delta Lake."""
+    return ",".join(map(str, (*spark_artifacts(), *(delta_artifacts() if delta else ()))))
 
 
-def _packages(jars: Sequence[Path] | None) -> dict[str, str]:
-    """Spark's configuration for its Kafka and Avro jars; without `jars` or cached ones, Spark fetches them."""
-    if jars is None:
-        jars = cached(spark_artifacts())
+def delta_conf() -> dict[str, str]:
+    """Spark's configuration for Delta Lake: for `session`. Raises MissingSoftware without delta-spark."""
+    return {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        **_packages(cached(delta_artifacts()), delta_artifacts()),
+    }
+
+
+def _packages(jars: Sequence[Path], artifacts: Sequence[Artifact]) -> dict[str, str]:
+    """Spark's configuration for jars; without any, Spark fetches the artifacts."""
     if jars:
-        return {"spark.jars": ",".join(map(str, jars))}
-    return {"spark.jars.packages": coordinates(), "spark.jars.ivy": str(cache_directory() / "ivy")}
+        return {JARS: ",".join(map(str, jars))}
+    return {PACKAGES: ",".join(map(str, artifacts)), "spark.jars.ivy": str(cache_directory() / "ivy")}
 
 
 def _has_master(conf: Mapping[str, str]) -> bool:

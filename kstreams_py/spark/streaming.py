@@ -95,7 +95,7 @@ class Streaming:
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         frames = [stream(session, topic, registry=registry, settings=settings) for topic in pipeline.inputs]
         rows = call(pipeline, frames)
-        with closing(open_target(pipeline, settings)) as target:
+        with closing(open_target(pipeline, settings, lambda: session)) as target:
             check_columns(pipeline, columns_of(rows), published := target.read())
         check_owner(pipeline, published)
         every = pipeline.every if follows else None
@@ -147,7 +147,7 @@ class Streaming:
         pipeline = self._pipeline
         entry = read_text(rows, f"{self._checkpoint}/offsets/{batch}")
         place = Place(str(self._query.id), batch, entry)
-        with closing(open_target(pipeline, self._settings)) as target, reported(pipeline):
+        with closing(open_target(pipeline, self._settings, lambda: rows.sparkSession)) as target, reported(pipeline):
             previous = target.read()
             check_owner(pipeline, previous)
             last = self._check_place(place, previous)

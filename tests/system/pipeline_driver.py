@@ -14,7 +14,8 @@ from kstreams_py.graph.loading import load
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.settings import Settings
 from kstreams_py.sinks.directory import Directory
-from kstreams_py.spark import driver, runner, session
+from kstreams_py.spark import delta_conf, driver, runner, session
+from kstreams_py.spark.targets.delta import DeltaLakeTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 
@@ -27,6 +28,8 @@ AROUND: Final[dict[str, tuple[Any, str, bool]]] = {
     "copied": (PostgreSQLTable, "_copy", True),
     "before-commit": (PostgreSQLTable, "_move", True),
     "after-commit": (PostgreSQLTable, "publish", True),
+    "before-delta": (DeltaLakeTable, "_write", False),
+    "after-delta": (DeltaLakeTable, "_write", True),
     "written": (KafkaProducer, "commit_transaction", False),
     "after-commit-of-topic": (KafkaProducer, "commit_transaction", True),
 }
@@ -52,7 +55,8 @@ def kill_at(point: str) -> None:
 def main() -> None:
     file, pipeline_id, point, servers = sys.argv[1:]
     graph = load(f"{file}:graph")
-    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
+    conf = {"spark.log.level": "ERROR", **(delta_conf() if point.endswith("delta") else {})}
+    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **conf)
     kill_at(point)
     (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
     driver.run_all([pipeline], graph, spark, Settings(bootstrap_servers=servers), lambda *_: None, None)

@@ -140,7 +140,7 @@ def test_upsert_writes_the_key_in_the_partition_where_java_clients_put_it_and_it
     found = {m.key(): m.partition() for m in shop.cluster.read(f"{shop.name}.latest")}
     assert found == {key: partition_of(key, 3) for key in (b"ink", b"pen")}
     (pipeline,) = runner.choose_pipelines(shop.graph, ["latest"])
-    with closing(open_target(pipeline, shop.settings)) as target:
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
         rows = target.table(shop.spark).select("key", "value").collect()
     assert sorted((row.key, json.loads(row.value)["at"]) for row in rows) == [("ink", 1), ("pen", 2)]
 
@@ -271,7 +271,7 @@ def test_topic_of_another_pipeline_is_refused_and_reset_lets_its_own_begin_again
     with pytest.raises(SettingsError, match=rf"is the table of pipeline '{shop.name}\.added': name another target"):
         shop.run("rival")
     shop.graph = mine
-    with closing(open_target(pipeline, shop.settings)) as target:
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
         target.reset()
         assert target.read() is None
     assert shop.records("added") == []

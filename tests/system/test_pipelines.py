@@ -359,7 +359,7 @@ def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(
     file.unlink()
     with pytest.raises(SettingsError, match=r"is not the file that was published"):
         shop.run("added")
-    with closing(open_target(pipeline, shop.settings)) as target:
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
         target.reset()
     shop.run("added")
     assert values(shop.rows("added")) == ["pen"]

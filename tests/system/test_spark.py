@@ -29,7 +29,6 @@ from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import ClientSettings, Settings
 from kstreams_py.spark import create_views, json_columns, options, sampled_schema, session, stream, view, view_errors
-from kstreams_py.spark.sessions import _packages
 from kstreams_py.spark.views import META
 from tests.waiting import wait_until
 
@@ -787,7 +786,7 @@ def test_options_lines_are_python_code_that_sets_them() -> None:
 
 
 def test_session_uses_the_jars_that_setup_downloads(spark: SparkSession) -> None:
-    assert _packages(None) == {"spark.jars": ",".join(map(str, spark_jars()))}
+    assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, spark_jars()))
 
 
 def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:

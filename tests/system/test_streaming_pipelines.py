@@ -118,7 +118,7 @@ class Shop:
 
     def reset(self, pipeline_id: str) -> None:
         (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        with closing(open_target(pipeline, self.settings)) as target:
+        with closing(open_target(pipeline, self.settings, lambda: self.spark)) as target:
             target.reset()
 
     def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:

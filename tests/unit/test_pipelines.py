@@ -213,7 +213,7 @@ def test_spark_that_cannot_fetch_its_jars_names_the_command_that_does(monkeypatc
 def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
     pipeline = declared(to=ks.PostgreSQL("postgresql://me:secret@db:x:y/shop?nothing=1", table="totals"))
     with pytest.raises(SettingsError, match="is no URL of PostgreSQL: correct it") as caught:
-        open_target(pipeline, ks.Settings())
+        open_target(pipeline, ks.Settings(), lambda: None)
     assert "secret" not in str(caught.value)
 
 

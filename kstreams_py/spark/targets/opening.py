@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.settings import Settings
-from kstreams_py.sinks import Parquet, PostgreSQL
+from kstreams_py.sinks import Delta, Parquet, PostgreSQL
 from kstreams_py.spark.runs import Target
+from kstreams_py.spark.targets.delta import DeltaLakeTable
 from kstreams_py.spark.targets.kafka import KafkaTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 
 
-def open_target(pipeline: Pipeline, settings: Settings) -> Target:
-    """Raises SettingsError for a target of another kind, SinkUnavailable, MissingSoftware."""
+def open_target(pipeline: Pipeline, settings: Settings, session: Callable[[], Any]) -> Target:
+    """Opens it.
+
+    - `settings`: of the cluster, for a topic.
+    - `session`: opens a SparkSession, or returns the one that is open; for a target that is read by Spark alone.
+
+    Raises SettingsError for a target of another kind, SinkUnavailable, MissingSoftware.
+    """
+    if isinstance(pipeline.target, Delta):
+        return DeltaLakeTable(pipeline, pipeline.target, session)
     if isinstance(pipeline.target, Topic):
         return KafkaTable(pipeline, pipeline.target, settings)
     if isinstance(pipeline.target, Parquet):
@@ -22,5 +34,5 @@ def open_target(pipeline: Pipeline, settings: Settings) -> Target:
     if isinstance(pipeline.target, PostgreSQL):
         return PostgreSQLTable(pipeline, pipeline.target)
     raise SettingsError(
-        f"{pipeline}: {pipeline.target} is not supported: give ks.Parquet(...), ks.PostgreSQL(...) or a topic"
+        f"{pipeline}: {pipeline.target} is not supported: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
     )

@@ -1,0 +1,33 @@
+"""A table of Delta Lake, which pipelines write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kstreams_py.graph.pipelines import Mode
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A table of Delta Lake, by its path. Needs delta-spark: `pip install 'kstreams_py[delta]'`.
+
+    Rows and runs are in one commit of the table's log. It takes the rows of pipelines, not of processors.
+
+    - `path`: a directory, or a URL of a file system that Spark can write; made if it is missing.
+    """
+
+    path: str
+
+    @property
+    def pipeline_modes(self) -> Collection[Mode]:
+        """All."""
+        return tuple(Mode)
+
+    @property
+    def checkpoint(self) -> str:
+        """Where a streaming pipeline keeps its checkpoint: Delta passes over names that begin with `_`."""
+        return f"{self.path}/_checkpoint"
+
+    def __str__(self) -> str:
+        return self.path

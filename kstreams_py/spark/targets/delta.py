@@ -1,0 +1,154 @@
+"""A table of Delta Lake as the table of a pipeline: a run is the metadata of the commit that has its rows.
+
+A write that has the number of a run (Delta's idempotent writes, `txnAppId` and `txnVersion`) is refused or left out by
+Delta if that number was committed meanwhile: of two runs at the same time one is published.
+https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.sinks import Delta
+from kstreams_py.spark.frames import check_key
+from kstreams_py.spark.runs import Published, check_owner, decode_published
+
+with suppress(ImportError):  # whoever has a session has PySpark
+    from pyspark.errors import PySparkException
+    from pyspark.storagelevel import StorageLevel
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+_HARMLESS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "REORG")
+"""Operations of others that change no rows."""
+
+_CONF: Final = "spark.databricks.delta."
+
+
+class DeltaLakeTable:
+    """A table of Delta Lake: see Target."""
+
+    def __init__(self, pipeline: Pipeline, target: Delta, session: Callable[[], SparkSession]) -> None:
+        """`session`: opens a SparkSession that has Delta, which reading needs, too."""
+        try:
+            from delta.tables import DeltaTable  # noqa: PLC0415 an extra
+        except ImportError:
+            raise MissingSoftware("a table of Delta Lake needs delta-spark: pip install 'kstreams_py[delta]'") from None
+        self._tables = DeltaTable
+        self._pipeline, self._path, self._session = pipeline, target.path, session
+
+    def read(self) -> Published | None:
+        """What the newest commit has. Raises SettingsError for a table that others have made or changed."""
+        published, others = self._find()
+        if others:
+            raise SettingsError(
+                f"version {others[0].version} of {self._path}, a {others[0].operation}, is not of {self._pipeline}: "
+                "restore the version before, name another table, or begin again with `kstreams pipeline reset`"
+            )
+        return published
+
+    def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
+        """Counts the rows, then commits them with what `finish` makes of their number."""
+        rows.persist(StorageLevel.DISK_ONLY)  # it is read twice: counted, then written
+        try:
+            count = rows.count()
+            if self._pipeline.mode is not Mode.APPEND:
+                check_key(str(self._pipeline), rows, self._pipeline.key)
+            published = finish(count)
+            if self.read() != previous:
+                raise self._overtaken()
+            spark = rows.sparkSession
+            with self._reported(), _committing(spark, published):
+                self._write(spark, rows, is_new=previous is None)
+            if self.read() != published:
+                raise self._overtaken()
+        finally:
+            rows.unpersist()
+        return published
+
+    def table(self, spark: SparkSession) -> DataFrame:
+        """The published rows."""
+        return spark.read.format("delta").load(self._path)
+
+    def reset(self) -> None:
+        """Deletes the directory."""
+        published, others = self._find()
+        if published is None and others:
+            raise SettingsError(f"{self._path} is a table that no pipeline has made: name another one")
+        check_owner(self._pipeline, published)
+        spark: Any = self._session()
+        path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(self._path)  # noqa: SLF001 on any file system
+        path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).delete(path, True)  # noqa: SLF001
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _find(self) -> tuple[Published | None, list[Row]]:
+        """The newest commit of a pipeline, and the commits of others since."""
+        spark = self._session()
+        others: list[Row] = []
+        with self._reported():
+            if not self._tables.isDeltaTable(spark, self._path):
+                return None, []
+            history = self._tables.forPath(spark, self._path).history()
+            for commit in history.select("version", "operation", "userMetadata").toLocalIterator():
+                with suppress(ValueError):
+                    return decode_published(json.loads(commit.userMetadata or "")), others
+                if commit.operation not in _HARMLESS:
+                    others.append(commit)
+        return None, others
+
+    def _write(self, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
+        mode, key = self._pipeline.mode, self._pipeline.key
+        if mode is Mode.COMPLETE:
+            rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(self._path)
+        elif mode is Mode.APPEND or is_new:
+            rows.write.format("delta").mode("append").save(self._path)
+        else:
+            same = " AND ".join(f"old.`{name}` = new.`{name}`" for name in key)
+            merge = self._tables.forPath(spark, self._path).alias("old").merge(rows.alias("new"), same)
+            merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+
+    def _overtaken(self) -> StaleWriter:
+        return StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Raises StaleWriter, MissingSoftware or SinkUnavailable in place of the errors of Delta."""
+        try:
+            yield
+        except PySparkException as error:
+            text = str(error)
+            if "Concurrent" in type(error).__name__ or "DELTA_CONCURRENT" in text:
+                raise self._overtaken() from error
+            if "DELTA_CONFIGURE_SPARK_SESSION" in text or "DATA_SOURCE_NOT_FOUND" in text:
+                raise MissingSoftware(
+                    "this SparkSession has no Delta Lake: make it with spark.session(**spark.delta_conf())"
+                ) from error
+            if "DELTA_" in text:
+                line = text.strip().partition("\n")[0]
+                raise SinkUnavailable(f"{self._pipeline}: {self._path}: {line}") from error
+            raise
+
+
+@contextmanager
+def _committing(spark: SparkSession, published: Published) -> Iterator[None]:
+    """Gives the next commit its metadata, and its number."""
+    conf = {
+        f"{_CONF}commitInfo.userMetadata": json.dumps(published.as_content()),
+        f"{_CONF}write.txnAppId": published.owner,
+        f"{_CONF}write.txnVersion": str(published.last.number),
+    }
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in conf:
+            spark.conf.unset(name)

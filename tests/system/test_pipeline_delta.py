@@ -1,0 +1,223 @@
+"""Pipelines into tables of Delta Lake, on a real broker and a real Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+from kstreams_py.embedded.jars import delta_jars, spark_jars
+from kstreams_py.embedded.java import find_java
+from kstreams_py.errors import SettingsError, StaleWriter
+from kstreams_py.graph.loading import load
+from kstreams_py.spark import delta_conf, driver, runner, session
+from kstreams_py.spark.runs import Run
+from kstreams_py.spark.targets.opening import open_target
+from tests.system.harness import Cluster
+from tests.waiting import WAIT
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # of collect()
+    pytest.mark.filterwarnings("ignore:.*is_datetime64tz_dtype:DeprecationWarning"),
+]
+
+ROOT: Final = Path(__file__).parents[2]
+
+GRAPH: Final = """
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+
+graph = ks.Graph({name!r})
+orders = graph.topic("{name}.orders", key=ks.String(), value=ks.String())
+
+
+@graph.pipeline(orders, to=ks.Delta({directory!r} + "/totals"), key=["item"])
+def totals(orders):
+    return orders.groupBy(sf.col("value").alias("item")).agg(sf.count("*").alias("records"))
+
+
+@graph.pipeline(orders, to=ks.Delta({directory!r} + "/added"), mode="append")
+def added(orders):
+    return orders.select("value", "offset")
+
+
+@graph.pipeline(orders, to=ks.Delta({directory!r} + "/latest"), mode="upsert", key=["item"])
+def latest(orders):
+    return orders.groupBy(sf.col("value").alias("item")).agg(sf.max("offset").alias("at"))
+
+
+@graph.pipeline(orders, to=ks.Delta({directory!r} + "/streamed"), mode="append", streaming=True)
+def streamed(orders):
+    return orders.select("value", "offset")
+"""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    delta_jars()
+    conf = {"spark.log.level": "ERROR", **delta_conf()}
+    made = session("test_delta", jars=spark_jars(), java=find_java(for_spark=True), **conf)
+    yield made
+    made.stop()
+
+
+class Shop:
+    """A graph with a topic and pipelines into tables of Delta Lake."""
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, name: str, directory: Path) -> None:
+        self.cluster, self.spark, self.name, self.directory = cluster, spark, name, directory
+        self.file = directory / "shop.py"
+        self.file.write_text(GRAPH.format(name=name, directory=str(directory)))
+        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.create(f"{name}.orders")
+        self.graph = load(f"{self.file}:graph")
+
+    def write(self, *values: str) -> None:
+        self.cluster.write(f"{self.name}.orders", [value.encode() for value in values])
+
+    def run(self, pipeline_id: str) -> list[Run | None]:
+        found: list[Run | None] = []
+        chosen = runner.choose_pipelines(self.graph, [pipeline_id])
+        driver.run_all(chosen, self.graph, self.spark, self.settings, lambda _, run: found.append(run), None)
+        return found
+
+    def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
+        read = self.spark.read.format("delta").load(str(self.directory / pipeline_id))
+        return sorted(map(tuple, read.collect()))
+
+
+@pytest.fixture
+def shop(cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path) -> Shop:
+    return Shop(cluster, spark, name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pipeline_id", "expected"),
+    [
+        ("totals", [("cup", 1), ("ink", 1), ("pen", 2)]),
+        ("added", [("cup", 3), ("ink", 1), ("pen", 0), ("pen", 2)]),
+        ("latest", [("cup", 3), ("ink", 1), ("pen", 2)]),
+        ("streamed", [("cup", 3), ("ink", 1), ("pen", 0), ("pen", 2)]),
+    ],
+)
+def test_table_has_what_its_mode_says(shop: Shop, pipeline_id: str, expected: list[tuple[Any, ...]]) -> None:
+    shop.write("pen", "ink")
+    (first,) = shop.run(pipeline_id)
+    shop.write("pen", "cup")
+    (second,) = shop.run(pipeline_id)
+    assert first is not None
+    assert second is not None
+    assert (first.number, first.rows, second.number) == (1, 2, 2)
+    assert shop.rows(pipeline_id) == expected
+    if pipeline_id != "totals":
+        assert shop.run(pipeline_id) == [None]
+
+
+@pytest.mark.parametrize("pipeline_id", ["added", "latest"])
+def test_run_without_rows_is_published_too(shop: Shop, pipeline_id: str) -> None:
+    shop.write("pen")
+    shop.run(pipeline_id)
+    (pipeline,) = runner.choose_pipelines(shop.graph, [pipeline_id])
+    nothing = replace(pipeline, function=lambda df: pipeline.function(df).where("false"))
+    shop.write("ink")
+    run = runner.run_once(nothing, shop.graph, shop.spark, shop.settings)
+    assert run is not None
+    assert (run.number, run.rows) == (2, 0)
+    assert shop.run(pipeline_id) == [None]
+
+
+@pytest.mark.parametrize(
+    ("pipeline_id", "points"),
+    [
+        ("added", {"before-delta": 0, "after-delta": 1}),
+        pytest.param("latest", {"before-delta": 0, "after-delta": 1}, marks=pytest.mark.long),
+        pytest.param("totals", {"before-delta": 0, "after-delta": 1}, marks=pytest.mark.long),
+    ],
+)
+def test_driver_killed_around_the_commit_gives_each_record_its_effect_once(
+    shop: Shop, pipeline_id: str, points: dict[str, int]
+) -> None:
+    shop.write("pen")
+    shop.run(pipeline_id)
+    for number, point in enumerate(points):
+        shop.write(f"item {number}")
+        words = [sys.executable, "-m", "tests.system.pipeline_driver", shop.file, pipeline_id, point]
+        done = subprocess.run(
+            [*map(str, words), shop.cluster.bootstrap_servers],
+            cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
+        )  # fmt: skip
+        assert done.returncode == -9, done.stderr
+    shop.write("cup")
+    shop.run(pipeline_id)
+    assert [row[0] for row in shop.rows(pipeline_id)] == ["cup", "item 0", "item 1", "pen"]
+
+
+@pytest.mark.parametrize("moment", ["read", "written"])
+def test_run_that_another_one_has_overtaken_publishes_nothing(
+    shop: Shop, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run is published before this one looks, or after."""
+    shop.write("pen")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    shop.run("added")
+    shop.write("ink")
+
+    def overtake() -> None:
+        monkeypatch.undo()
+        shop.run("added")
+
+    def slow(orders: DataFrame) -> DataFrame:
+        overtake()
+        return pipeline.function(orders)  # type: ignore[no-any-return]
+
+    if moment == "written":
+        from kstreams_py.spark.targets.delta import DeltaLakeTable  # noqa: PLC0415
+
+        write = DeltaLakeTable._write
+
+        def late(self: DeltaLakeTable, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
+            conf = {name: spark.conf.get(name, "") for name in _CONF}
+            overtake()
+            for name, value in conf.items():
+                spark.conf.set(name, value or "")
+            write(self, spark, rows, is_new=is_new)
+
+        monkeypatch.setattr(DeltaLakeTable, "_write", late)
+    mine = replace(pipeline, function=slow) if moment == "read" else pipeline
+    with pytest.raises(StaleWriter, match="another run was published meanwhile: run it again"):
+        runner.run_once(mine, shop.graph, shop.spark, shop.settings)
+    assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
+
+
+_CONF: Final = [
+    f"spark.databricks.delta.{name}" for name in ("commitInfo.userMetadata", "write.txnAppId", "write.txnVersion")
+]
+
+
+def test_table_that_others_have_changed_is_refused_until_it_is_reset_and_optimizing_it_is_not(shop: Shop) -> None:
+    from delta.tables import DeltaTable  # noqa: PLC0415
+
+    shop.write("pen")
+    shop.run("added")
+    path = str(shop.directory / "added")
+    DeltaTable.forPath(shop.spark, path).optimize().executeCompaction()
+    shop.write("ink")
+    shop.run("added")
+    DeltaTable.forPath(shop.spark, path).delete(sf.col("value") == "pen")
+    with pytest.raises(SettingsError, match=r"version \d+ of .*added, a DELETE, is not of pipeline 'added': restore"):
+        shop.run("added")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+        target.reset()
+    shop.run("added")
+    assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
