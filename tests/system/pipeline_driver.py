@@ -1,7 +1,11 @@
-"""A driver that runs one pipeline, and is killed at a named point of the run: `FILE ID POINT`."""
+"""A driver that runs pipelines, and is killed at a named point of a run: `FILE SERVERS MASTER`.
+
+It reads lines `ID` or `ID POINT`, and prints the numbers of the runs that were published, as JSON. It ends at the end of its input.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -15,6 +19,7 @@ from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.settings import Settings
 from kstreams_py.sinks.directory import Directory
 from kstreams_py.spark import driver, runner, session
+from kstreams_py.spark.runs import Run
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 
@@ -49,13 +54,29 @@ def kill_at(point: str) -> None:
     setattr(owner, name, dying)
 
 
+def tell(what: object) -> None:
+    sys.stdout.write(f"{json.dumps(what)}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
-    file, pipeline_id, point, servers = sys.argv[1:]
+    file, servers, master = sys.argv[1:]
     graph = load(f"{file}:graph")
-    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    kill_at(point)
-    (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
-    driver.run_all([pipeline], graph, spark, Settings(bootstrap_servers=servers), lambda *_: None, None)
+    here = "127.0.0.1"
+    options = {"spark.master": master, "spark.driver.host": here, "spark.driver.bindAddress": here}
+    spark = session(
+        "driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **{"spark.log.level": "ERROR"}
+    )
+    tell({"master": master})
+    for line in sys.stdin:
+        pipeline_id, _, point = line.strip().partition(" ")
+        if point:
+            kill_at(point)
+        (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
+        runs: list[Run | None] = []
+        driver.run_all([pipeline], graph, spark, Settings(bootstrap_servers=servers), lambda _, run: runs.append(run), None)
+        tell([run and run.number for run in runs])
+    spark.stop()
 
 
 if __name__ == "__main__":
