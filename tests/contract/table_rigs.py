@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import psycopg
 import pyarrow.parquet
 from filelock import FileLock
+from pyspark.sql import Row as SparkRow
 
 from bench.servers import Server
-from kstreams_py.graph.pipelines import Table
+from kstreams_py.formats.serdes import Json, String
+from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.pipelines import Mode, Table
+from kstreams_py.graph.topology import Graph
+from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, PostgreSQL
+from tests.system.harness import Cluster
 
 
 class TableRig(Protocol):
     """One place for a table."""
 
-    def declare(self) -> Table:
-        """A declaration of the place; each is equal to the others."""
+    @property
+    def settings(self) -> Settings:
+        """How the place is reached, if it is a topic."""
+        ...
+
+    def declare(self, graph: Graph) -> Any:
+        """A declaration of the place for a pipeline of this graph; each is equal to the others."""
         ...
 
     def rows(self) -> list[tuple[Any, ...]]:
         """The published rows in order, read without Spark and without the target; none without any run."""
+        ...
+
+    def decode(self, row: SparkRow) -> tuple[Any, ...]:
+        """The row that the pipeline has returned, of one of the target's DataFrame."""
         ...
 
     def broken(self) -> AbstractContextManager[str]:
@@ -34,15 +50,20 @@ class TableRig(Protocol):
 
 
 class ParquetRig:
+    settings: Final = Settings()
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "table"
 
-    def declare(self) -> Table:
+    def declare(self, graph: Graph) -> Table:
         return Parquet(self._directory)
 
     def rows(self) -> list[tuple[Any, ...]]:
         tables = [pyarrow.parquet.ParquetFile(path).read() for path in Parquet(self._directory).files()]
         return sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=repr)
+
+    def decode(self, row: SparkRow) -> tuple[Any, ...]:
+        return tuple(row)
 
     @contextmanager
     def broken(self) -> Iterator[str]:
@@ -51,6 +72,8 @@ class ParquetRig:
 
 
 class PostgreSQLRig:
+    settings: Final = Settings()
+
     def __init__(self, server: Server) -> None:
         self._server = server
         self._url = f"postgresql://postgres:secret@127.0.0.1:{server.port}/postgres"
@@ -58,7 +81,7 @@ class PostgreSQLRig:
         with psycopg.connect(self._url) as connection:
             connection.execute(f"CREATE SCHEMA {self._table.partition('.')[0]}")
 
-    def declare(self) -> Table:
+    def declare(self, graph: Graph) -> Table:
         return PostgreSQL(self._url, table=self._table)
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -69,6 +92,9 @@ class PostgreSQLRig:
                 return []
             return sorted(connection.execute(f"SELECT * FROM {self._table}").fetchall(), key=repr)
 
+    def decode(self, row: SparkRow) -> tuple[Any, ...]:
+        return tuple(row)
+
     @contextmanager
     def broken(self) -> Iterator[str]:
         self._server.stop()
@@ -76,3 +102,31 @@ class PostgreSQLRig:
             yield "connection"
         finally:
             self._server.start()
+
+
+class TopicRig:
+    def __init__(self, cluster: Cluster, name: str, mode: Mode) -> None:
+        self.settings = Settings(bootstrap_servers=cluster.bootstrap_servers)
+        self._cluster, self._topic, self._mode = cluster, f"{name}.table", mode
+        cluster.create(self._topic, partitions=3)
+
+    def declare(self, graph: Graph) -> Topic:
+        return graph.topic(self._topic, key=String(), value=Json())
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """All records; of an upsert the newest of each key."""
+        records = [(m.key(), tuple(json.loads(m.value()).values())) for m in self._cluster.read(self._topic)]
+        found = dict(records).values() if self._mode is Mode.UPSERT else [row for _, row in records]
+        return sorted(found, key=repr)
+
+    def decode(self, row: SparkRow) -> tuple[Any, ...]:
+        return tuple(json.loads(row["value"]).values())
+
+    @contextmanager
+    def broken(self) -> Iterator[str]:
+        usable = self.settings
+        self.settings = Settings.load(bootstrap_servers="127.0.0.1:9", request_timeout_ms=500)
+        try:
+            yield "127.0.0.1:9"
+        finally:
+            self.settings = usable

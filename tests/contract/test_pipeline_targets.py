@@ -23,11 +23,12 @@ from kstreams_py.spark import session
 from kstreams_py.spark.frames import reported
 from kstreams_py.spark.runs import Published, Run, Target, check_owner
 from kstreams_py.spark.targets.opening import open_target
-from tests.contract.table_rigs import ParquetRig, PostgreSQLRig, TableRig
+from tests.contract.table_rigs import ParquetRig, PostgreSQLRig, TableRig, TopicRig
+from tests.system.harness import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
 
-MODES: Final = {"parquet": tuple(Mode), "postgresql": tuple(Mode)}
+MODES: Final = {"parquet": tuple(Mode), "postgresql": tuple(Mode), "topic": (Mode.APPEND, Mode.UPSERT)}
 """The modes that each target takes."""
 
 KEYED: Final = (Mode.COMPLETE, Mode.UPSERT)
@@ -45,9 +46,11 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def rig(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> TableRig:
+def rig(request: pytest.FixtureRequest, name: str, mode: Mode, topic_name: str, tmp_path: Path) -> TableRig:
     if name == "parquet":
         return ParquetRig(tmp_path)
+    if name == "topic":
+        return TopicRig(Cluster(request.getfixturevalue("broker").bootstrap_servers), topic_name, mode)
     server: Server = request.getfixturevalue("postgresql")
     return PostgreSQLRig(server)
 
@@ -59,11 +62,11 @@ class Case:
         self.spark, self.rig = spark, rig
         graph = Graph("shop")
         topic, keyed = graph.topic("orders"), [] if mode is Mode.APPEND else [key]
-        graph.pipeline(topic, to=rig.declare(), mode=mode, key=keyed, id=id)(lambda df: df)
+        graph.pipeline(topic, to=rig.declare(graph), mode=mode, key=keyed, id=id)(lambda df: df)
         self.pipeline: Pipeline = graph.pipelines[0]
 
     def open(self) -> closing[Target]:
-        return closing(open_target(self.pipeline))
+        return closing(open_target(self.pipeline, self.rig.settings))
 
     def amounts(self, rows: Amounts) -> DataFrame:
         return self.spark.createDataFrame(list(rows), "item string, amount bigint")
@@ -92,7 +95,7 @@ class Case:
     def table(self) -> list[tuple[Any, ...]]:
         """What the target gives to Spark."""
         with self.open() as target:
-            return sorted((tuple(row) for row in target.table(self.spark).collect()), key=repr)
+            return sorted(map(self.rig.decode, target.table(self.spark).collect()), key=repr)
 
     def reset(self) -> None:
         with self.open() as target:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,6 +143,12 @@ class Shop:
         }
         return tables[pipeline_id.removesuffix("_rows")]
 
+    def driver(self, master: str) -> AbstractContextManager[Driver]:
+        return driver(self.file, self.cluster.bootstrap_servers, master)
+
+    def run_and_die(self, pipeline_id: str, point: str, master: str = "local[2]") -> None:
+        run_and_die(self.file, self.cluster.bootstrap_servers, pipeline_id, point, master)
+
     # Gates: tasks of a run stand still.
 
     @contextmanager
@@ -163,17 +169,16 @@ class Shop:
 
 
 class Driver:
-    """A process that runs pipelines of a shop, as `pipeline_driver.py` does, and the processes that it starts."""
+    """A process that runs pipelines of a file, as `pipeline_driver.py` does, and the processes that it starts."""
 
-    def __init__(self, shop: Shop, master: str) -> None:
-        log = shop.directory / f"driver-{time.monotonic_ns()}.log"
+    def __init__(self, file: Path, servers: str, master: str) -> None:
+        log = file.with_name(f"driver-{time.monotonic_ns()}.log")
         environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         if master.startswith("local-cluster"):
-            environment["SPARK_HOME"] = str(make_spark_home(shop.directory / "spark"))
-        arguments = [shop.file, shop.cluster.bootstrap_servers, master]
+            environment["SPARK_HOME"] = str(make_spark_home(file.with_name("spark")))
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.system.pipeline_driver", *map(str, arguments)],
+                [sys.executable, "-m", "tests.system.pipeline_driver", str(file), servers, master],
                 cwd=ROOT, env={**os.environ, **environment}, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
@@ -230,9 +235,9 @@ class Driver:
 
 
 @contextmanager
-def driver(shop: Shop, master: str = "local[2]") -> Iterator[Driver]:
+def driver(file: Path, servers: str, master: str = "local[2]") -> Iterator[Driver]:
     """A driver whose processes have ended after the block."""
-    made = Driver(shop, master)
+    made = Driver(file, servers, master)
     try:
         made.await_start()
         yield made
@@ -240,9 +245,9 @@ def driver(shop: Shop, master: str = "local[2]") -> Iterator[Driver]:
         made.close()
 
 
-def run_and_die(shop: Shop, pipeline_id: str, point: str, master: str = "local[2]") -> None:
+def run_and_die(file: Path, servers: str, pipeline_id: str, point: str, master: str = "local[2]") -> None:
     """Runs a pipeline in a process that is killed at the point."""
-    with driver(shop, master) as dying:
+    with driver(file, servers, master) as dying:
         dying.begin(pipeline_id, point)
         assert dying.await_end() == -signal.SIGKILL
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench.servers import Server
 from tests.system.harness import Cluster
-from tests.system.shop import Driver, Shop, driver, list_offspring, run_and_die
+from tests.system.shop import Driver, Shop, list_offspring
 
 MASTER: Final = "local-cluster[2,1,1024]"
 """Two workers with a core and 1024 MB each."""
@@ -54,7 +54,7 @@ TEN: Final = [
     ],
 )
 def test_executor_killed_in_the_middle_of_a_run_changes_no_row(shop: Shop, kills: list[tuple[str, str, bool]]) -> None:
-    with driver(shop, MASTER) as running:
+    with shop.driver(MASTER) as running:
         for number, (pipeline_id, gate, is_busy) in enumerate(kills):
             shop.write("orders:pen", f"orders:{number}", "returns:pen")
             running.run(pipeline_id)
@@ -82,15 +82,15 @@ def test_driver_of_executors_killed_at_each_point_gives_each_record_its_effect_o
 ) -> None:
     """Its executors end by themselves: `run_and_die` waits for that."""
     shop.write("orders:pen", "returns:pen")
-    with driver(shop, MASTER) as running:
+    with shop.driver(MASTER) as running:
         running.run(pipeline_id)
     table = shop.model(pipeline_id)
     for number, (point, is_published) in enumerate(points.items()):
         shop.write(f"orders:{number}", "orders:ink", "returns:ink")
-        run_and_die(shop, pipeline_id, point, MASTER)
+        shop.run_and_die(pipeline_id, point, MASTER)
         table = shop.model(pipeline_id) if is_published else table
         assert shop.rows(pipeline_id) == table, point
     shop.write("orders:cup")
-    with driver(shop, MASTER) as running:
+    with shop.driver(MASTER) as running:
         running.run(pipeline_id)
     assert shop.rows(pipeline_id) == shop.model(pipeline_id)

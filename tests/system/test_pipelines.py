@@ -29,7 +29,7 @@ from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.parquet import ParquetTable
 from tests.system.command import command
 from tests.system.harness import Cluster
-from tests.system.shop import Shop, run_and_die
+from tests.system.shop import Shop
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
@@ -119,7 +119,7 @@ def test_driver_killed_at_each_point_of_a_run_gives_each_record_its_effect_once(
     table = shop.model(pipeline_id)
     for number, (point, is_published) in enumerate(points.items()):
         shop.write(f"orders:{number}", "orders:ink", "returns:ink")
-        run_and_die(shop, pipeline_id, point)
+        shop.run_and_die(pipeline_id, point)
         table = shop.model(pipeline_id) if is_published else table
         assert shop.rows(pipeline_id) == table, point
     shop.write("orders:cup")
