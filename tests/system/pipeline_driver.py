@@ -1,6 +1,7 @@
 """A driver that runs pipelines, and is killed at a named point of a run: `FILE SERVERS MASTER`.
 
-It reads lines `ID` or `ID POINT`, and prints the numbers of the runs that were published, as JSON. It ends at the end of its input.
+It reads lines `ID` or `ID POINT`, and prints the numbers of the runs that were
+published, as JSON. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Final
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.graph.loading import load
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.settings import Settings
 from kstreams_py.sinks.directory import Directory
@@ -59,6 +62,13 @@ def tell(what: object) -> None:
     sys.stdout.flush()
 
 
+def run(pipeline: Pipeline, graph: Graph, spark: Any, settings: Settings) -> list[int | None]:
+    """The numbers of the runs; None where nothing was new."""
+    runs: list[Run | None] = []
+    driver.run_all([pipeline], graph, spark, settings, lambda _, run: runs.append(run), None)
+    return [run and run.number for run in runs]
+
+
 def main() -> None:
     file, servers, master = sys.argv[1:]
     graph = load(f"{file}:graph")
@@ -73,9 +83,7 @@ def main() -> None:
         if point:
             kill_at(point)
         (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
-        runs: list[Run | None] = []
-        driver.run_all([pipeline], graph, spark, Settings(bootstrap_servers=servers), lambda _, run: runs.append(run), None)
-        tell([run and run.number for run in runs])
+        tell(run(pipeline, graph, spark, Settings(bootstrap_servers=servers)))
     spark.stop()
 
 

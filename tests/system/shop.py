@@ -197,7 +197,7 @@ class Driver:
         self.process.stdin.flush()
 
     def result(self) -> Any:
-        """What became of the run that was begun last: its number and its rows; None if nothing was to do."""
+        """The numbers of the runs that the last `begin` has published; None for nothing to do."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the driver has ended"
