@@ -64,7 +64,7 @@ def decode_published(content: Mapping[str, Any]) -> Published:
 
 
 class Target(Protocol):
-    """A pipeline's table. Every method raises SinkUnavailable if it cannot be used now.
+    """A pipeline's table. Every method raises SinkUnavailable if it cannot be used now; of a topic BrokerUnavailable.
 
     The rows and what is published are stored in one atomic step; a target that others see has those of one run.
     """

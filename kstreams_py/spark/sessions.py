@@ -58,6 +58,7 @@ def session(
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.globalTempDatabase": "kstreams",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, has lost its time zone
         "spark.sql.shuffle.partitions": "4",
         "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
         **_packages(cached(spark_artifacts()) if jars is None else jars, spark_artifacts()),

@@ -1,7 +1,12 @@
-"""A driver that runs one pipeline, and is killed at a named point of the run: `FILE ID POINT`."""
+"""A driver that runs pipelines, and is killed at a named point of a run: `FILE SERVERS MASTER`.
+
+It reads lines `ID` or `ID POINT`, and prints the numbers of the runs that were
+published, as JSON. It ends at the end of its input.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -11,10 +16,14 @@ from typing import Any, Final
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.graph.loading import load
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.settings import Settings
+from kstreams_py.sinks import Delta
 from kstreams_py.sinks.directory import Directory
 from kstreams_py.spark import delta_conf, driver, runner, session
+from kstreams_py.spark.runs import Run
 from kstreams_py.spark.targets.delta import DeltaLakeTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
@@ -52,14 +61,35 @@ def kill_at(point: str) -> None:
     setattr(owner, name, dying)
 
 
+def tell(what: object) -> None:
+    sys.stdout.write(f"{json.dumps(what)}\n")
+    sys.stdout.flush()
+
+
+def run(pipeline: Pipeline, graph: Graph, spark: Any, settings: Settings) -> list[int | None]:
+    """The numbers of the runs; None where nothing was new."""
+    runs: list[Run | None] = []
+    driver.run_all([pipeline], graph, spark, settings, lambda _, run: runs.append(run), None)
+    return [run and run.number for run in runs]
+
+
 def main() -> None:
-    file, pipeline_id, point, servers = sys.argv[1:]
+    file, servers, master = sys.argv[1:]
     graph = load(f"{file}:graph")
-    conf = {"spark.log.level": "ERROR", **(delta_conf() if point.endswith("delta") else {})}
-    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **conf)
-    kill_at(point)
-    (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
-    driver.run_all([pipeline], graph, spark, Settings(bootstrap_servers=servers), lambda *_: None, None)
+    here = "127.0.0.1"
+    options = {"spark.master": master, "spark.driver.host": here, "spark.driver.bindAddress": here}
+    options |= delta_conf() if any(isinstance(each.target, Delta) for each in graph.pipelines) else {}
+    spark = session(
+        "driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **{"spark.log.level": "ERROR"}
+    )
+    tell({"master": master})
+    for line in sys.stdin:
+        pipeline_id, _, point = line.strip().partition(" ")
+        if point:
+            kill_at(point)
+        (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
+        tell(run(pipeline, graph, spark, Settings(bootstrap_servers=servers)))
+    spark.stop()
 
 
 if __name__ == "__main__":

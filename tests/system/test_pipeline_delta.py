@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -23,14 +21,12 @@ from kstreams_py.spark import delta_conf, driver, runner, session
 from kstreams_py.spark.runs import Run
 from kstreams_py.spark.targets.opening import open_target
 from tests.system.harness import Cluster
-from tests.waiting import WAIT
+from tests.system.shop import run_and_die
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # of collect()
     pytest.mark.filterwarnings("ignore:.*is_datetime64tz_dtype:DeprecationWarning"),
 ]
-
-ROOT: Final = Path(__file__).parents[2]
 
 GRAPH: Final = """
 from pyspark.sql import functions as sf
@@ -151,12 +147,7 @@ def test_driver_killed_around_the_commit_gives_each_record_its_effect_once(
     shop.run(pipeline_id)
     for number, point in enumerate(points):
         shop.write(f"item {number}")
-        words = [sys.executable, "-m", "tests.system.pipeline_driver", shop.file, pipeline_id, point]
-        done = subprocess.run(
-            [*map(str, words), shop.cluster.bootstrap_servers],
-            cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
-        )  # fmt: skip
-        assert done.returncode == -9, done.stderr
+        run_and_die(shop.file, shop.cluster.bootstrap_servers, pipeline_id, point)
     shop.write("cup")
     shop.run(pipeline_id)
     assert [row[0] for row in shop.rows(pipeline_id)] == ["cup", "item 0", "item 1", "pen"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -28,11 +26,9 @@ from kstreams_py.spark import runner, session
 from kstreams_py.spark.runs import Run
 from kstreams_py.spark.targets.opening import open_target
 from tests.system.harness import Cluster
-from tests.waiting import WAIT
+from tests.system.shop import run_and_die
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
-
-ROOT: Final = Path(__file__).parents[2]
 
 GRAPH: Final = """
 from pyspark.sql import functions as sf
@@ -150,12 +146,7 @@ def test_driver_killed_before_or_after_its_commit_writes_each_row_once(shop: Sho
     shop.write("pen")
     shop.run("added")
     shop.write("ink", "cup")
-    command = [sys.executable, "-m", "tests.system.pipeline_driver", shop.file, "added", point]
-    done = subprocess.run(
-        [*map(str, command), shop.cluster.bootstrap_servers],
-        cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
-    )  # fmt: skip
-    assert done.returncode == -9, done.stderr
+    run_and_die(shop.file, shop.cluster.bootstrap_servers, "added", point)
     items = [value["item"] for _, value in shop.records("added")]
     assert items == (["pen"] if point == "written" else ["cup", "ink", "pen"])
     shop.write("nib")

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, cast
 
 import psycopg
-import pyarrow.parquet
 import pytest
 from confluent_kafka.admin import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
@@ -26,63 +20,19 @@ from bench.servers import Server
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError, StaleWriter
-from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
 from kstreams_py.spark import options, runner, session, views
 from kstreams_py.spark.reader_options import Options
-from kstreams_py.spark.runs import Published, Run
+from kstreams_py.spark.runs import Published
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.parquet import ParquetTable
 from tests.system.command import command
 from tests.system.harness import Cluster
-from tests.waiting import WAIT, wait_until
+from tests.system.shop import Shop
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
-
-ROOT: Final = Path(__file__).parents[2]
-
-GRAPH: Final = """
-from pyspark.sql import functions as sf
-
-import kstreams_py as ks
-
-graph = ks.Graph({name!r})
-orders = graph.topic("{name}.orders", key=ks.String(), value=ks.String())
-returns = graph.topic("{name}.returns", key=ks.String(), value=ks.String())
-
-
-@graph.pipeline(orders, returns, to=ks.Parquet({directory!r} + "/totals"), key=["item"])
-def totals(orders, returns):
-    both = orders.select("value").union(returns.select("value"))
-    return both.groupBy(sf.col("value").alias("item")).agg(sf.count("*").alias("records"))
-
-
-@graph.pipeline(orders, to=ks.Parquet({directory!r} + "/added"), mode="append")
-def added(orders):
-    return orders.select("value", "partition", "offset")
-
-
-@graph.pipeline(orders, to=ks.Parquet({directory!r} + "/latest"), mode="upsert", key=["item"])
-def latest(orders):
-    return orders.groupBy(sf.col("value").alias("item")).agg(sf.max("offset").alias("at"))
-
-
-@graph.pipeline(orders, to=ks.PostgreSQL({url!r}, table="{table}_added"), mode="append")
-def added_rows(orders):
-    return orders.select("value", "offset")
-
-
-@graph.pipeline(orders, to=ks.PostgreSQL({url!r}, table="{table}_latest"), mode="upsert", key=["item"])
-def latest_rows(orders):
-    return orders.groupBy(sf.col("value").alias("item")).agg(sf.max("offset").alias("at"))
-
-
-@graph.pipeline(orders, returns, to=ks.PostgreSQL({url!r}, table="{table}_totals"), key=["item"])
-def totals_rows(orders, returns):
-    both = orders.select("value").union(returns.select("value"))
-    return both.groupBy(sf.col("value").alias("item")).agg(sf.count("*").alias("records"))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -92,64 +42,9 @@ def spark() -> Iterator[SparkSession]:
     made.stop()
 
 
-class Shop:
-    """A graph with two topics and pipelines over them, and the model of their tables."""
-
-    def __init__(self, cluster: Cluster, spark: SparkSession, name: str, directory: Path, url: str) -> None:
-        self.cluster, self.spark, self.name, self.directory, self.url = cluster, spark, name, directory, url
-        self.table = f"t{name.replace('-', '_')}"
-        self.file = directory / "shop.py"
-        self.file.write_text(GRAPH.format(name=name, directory=str(directory), url=url, table=self.table))
-        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers)
-        self.written: list[tuple[str, str]] = []
-        self.is_dying = False
-        cluster.create(f"{name}.orders", f"{name}.returns")
-        self.graph = load(f"{self.file}:graph")
-
-    def postgresql(self, name: str) -> ks.PostgreSQL:
-        return ks.PostgreSQL(self.url, table=f"{self.table}_{name}")
-
-    def write(self, *records: str, commit: bool = True) -> None:
-        """Writes a transaction of `topic:value`."""
-        pairs = [(topic, value) for topic, _, value in (record.partition(":") for record in records)]
-        values = [(f"{self.name}.{topic}", value.encode()) for topic, value in pairs]
-        self.cluster.transaction(f"{self.name}.writer", values, commit=commit)
-        self.cluster.await_markers(*{topic for topic, _ in values})
-        self.written += pairs if commit else []
-
-    def run(self, pipeline_id: str, **options: Any) -> Run | None:
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        return runner.run_once(pipeline, self.graph, self.spark, self.settings, **options)
-
-    def run_and_die(self, pipeline_id: str, point: str) -> None:
-        """Runs a pipeline in a process that is killed at the point."""
-        command = [sys.executable, "-m", "tests.system.pipeline_driver", self.file, pipeline_id, point]
-        done = subprocess.run(
-            [*map(str, command), self.cluster.bootstrap_servers],
-            cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
-        )  # fmt: skip
-        assert done.returncode == -9, done.stderr
-
-    def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
-        """The published rows, read without Spark."""
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        target: Any = pipeline.target
-        if isinstance(target, ks.PostgreSQL):
-            with psycopg.connect(self.url) as connection:
-                return sorted(connection.execute(f"SELECT * FROM {target.table}").fetchall())
-        tables = [pyarrow.parquet.ParquetFile(path).read() for path in target.files()]
-        return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
-
-    def totals(self) -> list[tuple[str, int]]:
-        return sorted(Counter(value for _, value in self.written).items())
-
-    def orders(self) -> list[str]:
-        return sorted(value for topic, value in self.written if topic == "orders")
-
-
 @pytest.fixture
 def shop(cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path, postgresql: Server) -> Shop:
-    return Shop(cluster, spark, name, tmp_path, f"postgresql://postgres:secret@127.0.0.1:{postgresql.port}/postgres")
+    return Shop(cluster, spark, name, tmp_path, postgresql)
 
 
 def values(rows: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -177,8 +72,20 @@ def test_append_adds_only_what_is_new_since_the_cut_in_the_target(shop: Shop, pi
     shop.write("orders:pen", "orders:cup")
     second = shop.run(pipeline_id)
     assert second is not None
-    assert (second.rows, values(shop.rows(pipeline_id))) == (2, shop.orders())
+    assert (second.rows, values(shop.rows(pipeline_id))) == (2, values(shop.model(pipeline_id)))
     assert shop.run(pipeline_id) is None
+
+
+def test_increments_have_the_committed_records_wherever_aborted_ones_and_markers_lie(shop: Shop) -> None:
+    """All records of an increment are aborted, or the first, the last, those in the middle; or markers lie between."""
+    shop.run("added")
+    for increment in ("a5", "a5 c3", "c3 a5", "c2 a3 c2", "c1 c1 a1 c2"):
+        before = shop.model("added")
+        for word in increment.split():
+            shop.write(*["orders:pen"] * int(word[1:]), commit=word[0] == "c")
+        made = shop.run("added")
+        assert made is not None
+        assert (made.rows, shop.rows("added")) == (len(shop.model("added")) - len(before), shop.model("added"))
 
 
 @pytest.mark.parametrize("pipeline_id", ["latest", "latest_rows"])
@@ -187,36 +94,40 @@ def test_upsert_replaces_the_rows_of_the_same_key(shop: Shop, pipeline_id: str) 
     shop.run(pipeline_id)
     shop.write("orders:pen", "orders:cup")
     shop.run(pipeline_id)
-    assert shop.rows(pipeline_id) == [("cup", 4), ("ink", 1), ("pen", 3)]
+    assert shop.rows(pipeline_id) == shop.model(pipeline_id) == [("cup", 4), ("ink", 1), ("pen", 3)]
+
+
+PARQUET: Final = {"before-cut": 0, "after-read": 0, "staged": 0, "before-publish": 0, "after-publish": 1}
+POSTGRESQL: Final = {"copied": 0, "before-commit": 0, "after-commit": 1}
+"""The points at which a driver is killed, and whether its run is published then."""
 
 
 @pytest.mark.parametrize(
     ("pipeline_id", "points"),
     [
-        ("added", {"before-cut": 0, "after-read": 0, "staged": 0, "before-publish": 0, "after-publish": 1}),
-        pytest.param("added_rows", {"copied": 0, "before-commit": 0, "after-commit": 1}, marks=pytest.mark.long),
+        ("added", PARQUET),
+        *(pytest.param(each, PARQUET, marks=pytest.mark.long) for each in ("totals", "latest")),
+        *(pytest.param(f"{each}_rows", POSTGRESQL, marks=pytest.mark.long) for each in ("totals", "added", "latest")),
     ],
 )
 def test_driver_killed_at_each_point_of_a_run_gives_each_record_its_effect_once(
     shop: Shop, pipeline_id: str, points: dict[str, int]
 ) -> None:
     """Each run finds what the one that was killed has left, and new records."""
-    shop.write("orders:pen")
+    shop.write("orders:pen", "returns:pen")
     shop.run(pipeline_id)
-    table = shop.orders()
+    table = shop.model(pipeline_id)
     for number, (point, is_published) in enumerate(points.items()):
-        shop.write(f"orders:{number}", "orders:ink")
+        shop.write(f"orders:{number}", "orders:ink", "returns:ink")
         shop.run_and_die(pipeline_id, point)
-        table = shop.orders() if is_published else table
-        assert values(shop.rows(pipeline_id)) == table, point
+        table = shop.model(pipeline_id) if is_published else table
+        assert shop.rows(pipeline_id) == table, point
     shop.write("orders:cup")
     shop.run(pipeline_id)
-    assert values(shop.rows(pipeline_id)) == shop.orders()
+    assert shop.rows(pipeline_id) == shop.model(pipeline_id)
 
 
 def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
-    text = shop.file.read_text(encoding="utf-8").replace('mode="append")', 'mode="append", every="1 second")')
-    shop.file.write_text(text, encoding="utf-8")
     environment = {
         "KSTREAMS_BOOTSTRAP_SERVERS": shop.cluster.bootstrap_servers,
         "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
@@ -230,13 +141,6 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
         running.send(signal.SIGTERM)
         assert running.wait() == 0
     assert values(shop.rows("added")) == ["cup", "ink", "pen"]
-
-
-def test_key_that_has_the_name_of_a_count_tells_rows_apart(shop: Shop) -> None:
-    shop.write("orders:pen", "orders:ink")
-    declare(shop, lambda df: df.select(sf.col("value").alias("count")), key=["count"])
-    shop.run("other")
-    assert values(shop.rows("other")) == ["ink", "pen"]
 
 
 # Mutations: what the tests above would show if the pipeline were made another way.
@@ -258,7 +162,7 @@ def test_mutation_that_keeps_the_cut_outside_the_target_doubles_rows(
 
         def publish(self, rows: Any, previous: Published | None, finish: Any) -> Published:
             made = self.target.publish(rows, self.target.read(), finish)
-            if shop.is_dying:
+            if is_dying:
                 raise KeyboardInterrupt
             type(self).stored = made
             return made
@@ -268,10 +172,10 @@ def test_mutation_that_keeps_the_cut_outside_the_target_doubles_rows(
 
     monkeypatch.setattr(runner, "open_target", OutsideTarget)
     shop.write("orders:pen")
-    shop.is_dying = True
+    is_dying = True
     with pytest.raises(KeyboardInterrupt):
         shop.run("added")
-    shop.is_dying = False
+    is_dying = False
     shop.run("added")
     assert values(shop.rows("added")) == ["pen", "pen"]
 
@@ -396,29 +300,6 @@ def test_table_in_postgresql_refuses_a_type_that_it_lacks_a_foreign_table_and_on
         connection.execute(f"DROP TABLE {target.table}")
     with pytest.raises(SettingsError, match=r"was dropped by hand: restore it, or begin again with"):
         shop.run("other")
-
-
-def test_table_in_postgresql_has_the_values_as_spark_has_them(shop: Shop) -> None:
-    text = 'a\tb\nc\\d\r"e",\\N'
-    shop.write("orders:pen")
-
-    def every_type(df: DataFrame) -> DataFrame:
-        return df.select(
-            sf.lit(text).alias("text"),
-            sf.lit("").alias("empty"),
-            sf.lit(None).cast("string").alias("none"),
-            sf.lit(b"\x00\xff").alias("bytes"),
-            sf.lit(True).alias("yes"),
-            sf.lit(2.5).alias("real"),
-            sf.lit(Decimal("12.50")).alias("price"),
-            sf.lit(datetime(2026, 5, 1, 12, 30, tzinfo=UTC)).alias("at"),
-            sf.lit(date(2026, 5, 1)).alias("day"),
-        )
-
-    declare(shop, every_type, to=shop.postgresql("d"))
-    shop.run("other")
-    at = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
-    assert shop.rows("other") == [(text, "", None, b"\x00\xff", True, 2.5, Decimal("12.50"), at, date(2026, 5, 1))]
 
 
 @pytest.mark.parametrize("pipeline_id", ["added", "added_rows"])

@@ -143,6 +143,14 @@ def plain(offset: int, partition: int = 0) -> tuple[Any, ...]:
 # Transactions.
 
 
+def read_out(spark: SparkSession, topic: Topic, settings: Settings, *, streaming: bool, **more: Any) -> list[Any]:
+    """The rows of a view, or of all batches of a stream with three offsets each."""
+    if streaming:
+        return drain(stream(spark, topic, settings=settings, max_offsets_per_trigger=3, **more))
+    return rows(view(spark, topic, settings=settings, **more))
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 @pytest.mark.parametrize(
     ("log", "visible"),
     [
@@ -153,12 +161,28 @@ def plain(offset: int, partition: int = 0) -> tuple[Any, ...]:
         pytest.param("c1 c1 a1 c2", [0, 2, 6, 7], id="markers-between-small-transactions"),
     ],
 )
-def test_read_committed_view_skips_markers_and_aborted_records(
-    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, log: str, visible: list[int]
+def test_read_committed_skips_markers_and_aborted_records(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, log: str, visible: list[int], streaming: bool
 ) -> None:
     topic = create(broker, topic_name)
     Writer(broker, topic_name).transactions(log)
-    assert rows(view(spark, topic, settings=settings)) == [plain(offset) for offset in visible]
+    assert read_out(spark, topic, settings, streaming=streaming) == [plain(offset) for offset in visible]
+
+
+@pytest.mark.parametrize(
+    ("start", "visible"),
+    [
+        pytest.param(2, [3, 4], id="at-a-marker"),
+        pytest.param(6, [], id="at-aborted-records"),
+        pytest.param(9, [], id="at-the-last-marker"),
+        pytest.param(10, [], id="at-the-end"),
+    ],
+)
+def test_read_committed_stream_from_an_offset_that_has_no_visible_record_returns_those_after_it(
+    spark: SparkSession, settings: Settings, two_and_two: Topic, start: int, visible: list[int]
+) -> None:
+    found = read_out(spark, two_and_two, settings, streaming=True, start={0: start})
+    assert found == [plain(offset) for offset in visible]
 
 
 @pytest.mark.parametrize(
@@ -196,13 +220,14 @@ def two_and_two(broker: Any) -> Topic:
     return topic
 
 
-def test_read_committed_view_of_a_log_that_starts_at_a_marker_returns_the_records_after_it(
-    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
+def test_read_committed_log_that_starts_at_a_marker_returns_the_records_after_it(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, streaming: bool
 ) -> None:
     topic = create(broker, topic_name)
     Writer(broker, topic_name).transactions("c2 c2")
     delete_before(broker, topic_name, 2)
-    assert rows(view(spark, topic, settings=settings)) == [plain(3), plain(4)]
+    assert read_out(spark, topic, settings, streaming=streaming) == [plain(3), plain(4)]
 
 
 def delete_before(broker: Any, topic: str, offset: int) -> None:
@@ -276,13 +301,8 @@ def test_no_loss_deleted_records_fail_the_query(
     Writer(broker, topic_name).transactions("c3 c2")
     delete_before(broker, topic_name, 2)
 
-    def read() -> list[tuple[Any, ...]]:
-        if streaming:
-            return drain(stream(spark, topic, settings=settings, start={0: 0}))
-        return rows(view(spark, topic, settings=settings, start={0: 0}))
-
     with pytest.raises(Exception, match=r"data may have been lost|out of range"):
-        read()
+        read_out(spark, topic, settings, streaming=streaming, start={0: 0})
 
 
 def drain(df: DataFrame) -> list[tuple[Any, ...]]:

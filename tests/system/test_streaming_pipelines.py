@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -29,11 +27,9 @@ from kstreams_py.spark.streaming import Streaming
 from kstreams_py.spark.targets.opening import open_target
 from tests.system.command import command
 from tests.system.harness import Cluster
-from tests.waiting import WAIT
+from tests.system.shop import run_and_die
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
-
-ROOT: Final = Path(__file__).parents[2]
 
 GRAPH: Final = """
 from pyspark.sql import functions as sf
@@ -109,12 +105,7 @@ class Shop:
 
     def run_and_die(self, pipeline_id: str, point: str) -> None:
         """Runs a pipeline in a process that is killed at the point."""
-        words = [sys.executable, "-m", "tests.system.pipeline_driver", self.file, pipeline_id, point]
-        done = subprocess.run(
-            [*map(str, words), self.cluster.bootstrap_servers],
-            cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False,
-        )  # fmt: skip
-        assert done.returncode == -9, done.stderr
+        run_and_die(self.file, self.cluster.bootstrap_servers, pipeline_id, point)
 
     def reset(self, pipeline_id: str) -> None:
         (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])

@@ -8,6 +8,7 @@ https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreach
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _HARMLESS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "REORG")
 """Operations of others that change no rows."""
+
+_UNUSUAL: Final = re.compile(r"[ ,;{}()\n\t=]")
+"""In the names of columns that Delta takes with column mapping only, which older readers do not have."""
 
 _CONF: Final = "spark.databricks.delta."
 
@@ -74,6 +78,8 @@ class DeltaLakeTable:
 
     def table(self, spark: SparkSession) -> DataFrame:
         """The published rows."""
+        if self.read() is None:
+            raise SettingsError(f"{self._pipeline} has not run yet: run it first")
         return spark.read.format("delta").load(self._path)
 
     def reset(self) -> None:
@@ -106,10 +112,13 @@ class DeltaLakeTable:
 
     def _write(self, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
         mode, key = self._pipeline.mode, self._pipeline.key
+        writer = rows.write.format("delta")
+        if any(_UNUSUAL.search(name) for name in rows.columns):
+            writer = writer.option("delta.columnMapping.mode", "name")
         if mode is Mode.COMPLETE:
-            rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(self._path)
+            writer.mode("overwrite").option("overwriteSchema", "true").save(self._path)
         elif mode is Mode.APPEND or is_new:
-            rows.write.format("delta").mode("append").save(self._path)
+            writer.mode("append").save(self._path)
         else:
             same = " AND ".join(f"old.`{name}` = new.`{name}`" for name in key)
             merge = self._tables.forPath(spark, self._path).alias("old").merge(rows.alias("new"), same)

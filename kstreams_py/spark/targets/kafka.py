@@ -103,6 +103,8 @@ class KafkaTable:
 
     def table(self, spark: SparkSession) -> DataFrame:
         """The committed records; of an upsert the newest of each key."""
+        if self.read() is None:
+            raise SettingsError(f"{self._pipeline} has not run yet: run it first")
         found = view(spark, self._topic, registry=self._registry, settings=self._settings)
         if self._pipeline.mode is not Mode.UPSERT:
             return found
@@ -175,6 +177,18 @@ class KafkaTable:
         content = None if published is None else json.dumps(published.as_content()).encode()
         producer.write([(self._runs.topic, content, self._topic.name.encode(), 0, None, None, 0, None)])
         producer.commit_transaction()
+        self._await_markers()
+
+    def _await_markers(self) -> None:
+        """Waits until readers find what is committed: a commit returns before its markers are written."""
+        partitions = [*self._partitions(), self._runs]
+        deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
+        with suppress(ClientError):  # what is committed stays so; a reader may find it later
+            written = self._cluster.ends(partitions, committed=False)
+            while any(end < written[tp] for tp, end in self._cluster.ends(partitions).items()):
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(POLL_SECONDS)
 
     def _outputs(self, records: DataFrame, published: Published) -> Iterator[Output]:
         """The records, each with a hash of its own."""

@@ -1,0 +1,286 @@
+"""Pipelines while transactions are half visible, and while the workers that write their topics die."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, Final
+
+import pyarrow.parquet
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+from kstreams_py.embedded.jars import spark_jars
+from kstreams_py.embedded.java import find_java
+from kstreams_py.graph.loading import load
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.records import TopicPartition
+from kstreams_py.spark import Cut, cutting, runner, session
+from kstreams_py.spark.cuts import CutTopic, Span
+from kstreams_py.spark.cutting import Cutting
+from tests.system.harness import WorkerProcess
+from tests.system.recorder import Record, Recorder
+from tests.system.test_cuts import Rig
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    made = session("test_faults", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
+    yield made
+    made.stop()
+
+
+def read(target: ks.Parquet) -> list[tuple[Any, ...]]:
+    """The published rows, read without Spark."""
+    tables = [pyarrow.parquet.ParquetFile(path).read() for path in target.files()]
+    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+
+
+# A transaction whose markers are late on one of its topics.
+
+
+class Halves:
+    """A pipeline over both outputs of a transaction, with its steps played by hand."""
+
+    def __init__(self, rig: Rig, spark: SparkSession, mode: str, directory: Path) -> None:
+        self.rig, self._spark, self.target = rig, spark, ks.Parquet(directory / "both")
+
+        def both(a: DataFrame, b: DataFrame) -> DataFrame:
+            sides = [df.select(sf.lit(side).alias("topic"), "value") for side, df in (("a", a), ("b", b))]
+            return sides[0].union(sides[1])
+
+        names = rig.names["a"], rig.names["b"]
+        rig.graph.pipeline(*names, to=self.target, mode=mode, key=[] if mode == "append" else ["topic", "value"])(both)
+
+    def run(self) -> list[tuple[Any, ...]]:
+        runner.run_once(self.rig.graph.pipelines[0], self.rig.graph, self._spark, self.rig.settings)
+        return read(self.target)
+
+    def decide_half(self) -> Callable[[], None]:
+        """Leaves what a late marker leaves: step 1 is decided on "a" and of its offsets, and open on "b".
+
+        Returns what writes the late marker.
+        """
+        rig = self.rig
+        rig.deliver(0)
+        self.run()
+        decided, late = rig.producer(), rig.producer()
+        rig.write(decided, "a", "1", rig.headers("split", "in", at=1))
+        rig.write(late, "b", "1", rig.headers("split", "in", at=1))
+        rig.send(decided, "split", "in", offset=2)
+        rig.commit(decided)
+        rig.settle_offsets()
+        rig.settle(a=4, b=2)
+        return lambda: rig.commit(late)
+
+
+@pytest.fixture
+def rig(broker: Any, topic_name: str) -> Iterator[Rig]:
+    made = Rig(broker, topic_name)
+    yield made
+    made.close()
+
+
+FIRST: Final = [("a", "0"), ("b", "0")]
+WHOLE: Final = [("a", "0"), ("a", "1"), ("b", "0"), ("b", "1")]
+
+
+@pytest.mark.parametrize("mode", ["complete", "append", "upsert"])
+def test_table_has_the_whole_transaction_whose_marker_is_late_or_nothing_of_it(
+    spark: SparkSession, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    halves = Halves(rig, spark, mode, tmp_path)
+    write_marker = halves.decide_half()
+    seen: list[Any] = []
+
+    def wait(_: float) -> None:
+        if not seen:
+            seen.append(read(halves.target))
+            write_marker()
+
+    monkeypatch.setattr(cutting, "Cutting", partial(Cutting, sleep=wait))
+    assert (halves.run(), seen) == (WHOLE, [FIRST])
+
+
+def cut_by_stable_offsets(graph: ks.Graph, names: Sequence[str], *, settings: ks.Settings) -> Cut:
+    """The mutation: what lies below the last stable offsets is inside."""
+    cluster = KafkaCluster(settings)
+    try:
+        spans = {
+            name: CutTopic(
+                info.topic_id,
+                tuple(
+                    Span(cluster.starts([tp])[tp], end, end)
+                    for tp, end in sorted(
+                        cluster.ends([TopicPartition(name, n) for n in range(info.partitions)]).items()
+                    )
+                ),
+            )
+            for name, info in cluster.topics(names).items()
+        }
+        return Cut(graph.name, spans, ())
+    finally:
+        cluster.close()
+
+
+@pytest.mark.parametrize("mode", ["complete", "append", "upsert"])
+def test_mutation_that_cuts_by_last_stable_offsets_alone_publishes_half_of_a_transaction(
+    spark: SparkSession, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(runner, "cut", cut_by_stable_offsets)
+    halves = Halves(rig, spark, mode, tmp_path)
+    write_marker = halves.decide_half()
+    torn = halves.run()
+    write_marker()
+    rig.settle(b=4)
+    assert (torn, halves.run()) == ([("a", "0"), ("a", "1"), ("b", "0")], WHOLE)
+
+
+# Workers that are killed while pipelines run.
+
+GRAPH: Final = """
+from pyspark.sql import functions as sf
+
+import kstreams_py as ks
+
+graph = ks.Graph({name!r}, errors="{name}.errors")
+source, left, right = [graph.topic(f"{name}.{{topic}}", value=ks.String()) for topic in ("in", "left", "right")]
+
+
+@graph.map(source, to=[left, right])
+def split(value):
+    return {{left: value, right: value}}
+
+
+def sides(left, right):
+    both = [df.select(sf.lit(side).alias("side"), "value") for side, df in (("left", left), ("right", right))]
+    return both[0].union(both[1])
+
+
+@graph.pipeline(left, right, to=ks.Parquet({directory!r} + "/counts"), key=["side"], every="1 second")
+def counts(left, right):
+    rows = sides(left, right)
+    return rows.groupBy("side").agg(sf.count("*").alias("records"), sf.countDistinct("value").alias("different"))
+
+
+@graph.pipeline(left, right, to=ks.Parquet({directory!r} + "/each"), mode="append", every="1 second")
+def each(left, right):
+    return sides(left, right)
+
+
+@graph.pipeline(
+    left, right, to=ks.Parquet({directory!r} + "/last"), mode="upsert", key=["side", "key"], every="1 second"
+)
+def last(left, right):
+    key, number = sf.split_part("value", sf.lit("-"), sf.lit(1)), sf.split_part("value", sf.lit("-"), sf.lit(2))
+    rows = sides(left, right).select("side", key.alias("key"), number.cast("int").alias("number"))
+    return rows.groupBy("side", "key").agg(sf.max("number").alias("number"))
+"""
+
+PARTITIONS: Final = 4
+SLOTS: Final = (0, 1)
+KEYS: Final = 20
+
+
+class Site:
+    """A fork that writes each record to two topics, its worker processes, and pipelines over both topics."""
+
+    def __init__(self, directory: Path, name: str, settings: ks.Settings, cleanup: ExitStack) -> None:
+        self.settings, self.recorder = settings, Recorder(settings.bootstrap_servers)
+        self.topics = [f"{name}.{topic}" for topic in ("in", "left", "right")]
+        self.recorder.cluster.create(*self.topics, partitions=PARTITIONS)
+        self.recorder.cluster.create(f"{name}.errors")
+        self.file = directory / "forked.py"
+        self.file.write_text(GRAPH.format(name=name, directory=str(directory)))
+        self.graph = load(f"{self.file}:graph")
+        self.workers: dict[int, WorkerProcess] = {}
+        self.published: Counter[str] = Counter()
+        """By pipeline: the runs that were published."""
+        self._cleanup = cleanup
+
+    def record(self, number: int) -> Record:
+        """Record n is `key-n`."""
+        key = b"%d" % (number % KEYS)
+        return self.topics[0], b"%s-%d" % (key, number), key, -1
+
+    def start(self, *slots: int) -> None:
+        for slot in slots:
+            self.workers[slot] = worker = WorkerProcess(self.file, slot, self.settings.as_environment())
+            self._cleanup.callback(worker.kill)
+
+    def kill(self, slot: int) -> None:
+        worker = self.workers.pop(slot)
+        worker.send(signal.SIGKILL)
+        assert worker.wait() == -signal.SIGKILL, worker.text
+
+    def finish(self) -> None:
+        """Ends the workers once they have processed all."""
+        self.recorder.await_done(f"{self.graph.name}.split", self.topics[0])
+        for worker in self.workers.values():
+            worker.send(signal.SIGTERM)
+        assert [worker.wait() for worker in self.workers.values()] == [0] * len(SLOTS)
+
+    def sides(self, pipeline: Pipeline) -> list[list[Any]]:
+        """The rows of the left and of the right side."""
+        assert isinstance(pipeline.target, ks.Parquet)
+        rows = read(pipeline.target)
+        return [[row for side, *row in rows if side == name] for name in ("left", "right")]
+
+    def run(self, pipeline: Pipeline, spark: SparkSession) -> None:
+        """Runs the pipeline; each version of its table has as much of the left side as of the right."""
+        made = runner.run_once(pipeline, self.graph, spark, self.settings)
+        self.published[pipeline.id] += made is not None
+        left, right = self.sides(pipeline)
+        assert left == right, (pipeline.id, made)
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(6, 1), pytest.param(60, 2, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
+def test_tables_tear_no_transaction_of_workers_that_are_killed_and_end_equal_to_the_model(
+    tmp_path: Path, name: str, settings: Callable[..., ks.Settings], spark: SparkSession, kills: int, seed: int
+) -> None:
+    chance, stop = random.Random(seed), Event()
+    with ExitStack() as cleanup:
+        site = Site(tmp_path, name, settings(), cleanup)
+        pool = cleanup.enter_context(ThreadPoolExecutor(1))
+        cleanup.callback(stop.set)  # before the pool waits for its thread
+        with site.recorder.reading(*site.topics[1:]) as reader:
+            with site.recorder.feeding(site.record, at_once=100, per_second=200) as feeder:
+                site.start(*SLOTS)
+                reader.await_more(10)
+                run = partial(site.run, spark=spark)
+                following = pool.submit(runner.follow, site.graph.pipelines, run, stop.is_set)
+                for _ in range(kills):
+                    published, slot = site.published.total(), chance.choice(SLOTS)
+                    reader.await_more(chance.randrange(1, 300))
+                    wait_until(lambda: following.done() or site.published.total() > published, "a run is published")  # noqa: B023
+                    site.kill(slot)
+                    site.start(slot)
+            site.finish()
+            reader.finish()
+        stop.set()
+        following.result()
+        for pipeline in site.graph.pipelines:
+            run(pipeline)
+    values = [site.record(number)[1].decode() for number in range(feeder.written)]
+    last = {key: number for key, _, number in (value.partition("-") for value in values)}
+    tables = {pipeline.id: site.sides(pipeline) for pipeline in site.graph.pipelines}
+    assert tables == {
+        "counts": [[[len(values), len(values)]]] * 2,
+        "each": [[[value] for value in sorted(values)]] * 2,
+        "last": [sorted([key, int(number)] for key, number in last.items())] * 2,
+    }
