@@ -100,6 +100,7 @@ def delta_conf() -> dict[str, str]:
     return {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "4",  # 50, the default, are for logs of millions of files
         **_packages(cached(delta_artifacts()), delta_artifacts()),
     }
 

@@ -88,20 +88,29 @@ class DeltaLakeTable:
         if published is None and others:
             raise SettingsError(f"{self._path} is a table that no pipeline has made: name another one")
         check_owner(self._pipeline, published)
-        spark: Any = self._session()
-        path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(self._path)  # noqa: SLF001 on any file system
-        path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).delete(path, True)  # noqa: SLF001
+        files, path = self._files(self._session(), "")
+        files.delete(path, True)
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def _files(self, spark: Any, name: str) -> tuple[Any, Any]:
+        """Hadoop's file system of the table, and a path in it."""
+        gateway, context = spark.sparkContext._jvm, spark.sparkContext._jsc  # noqa: SLF001 PySpark has no other way
+        path = gateway.org.apache.hadoop.fs.Path(f"{self._path}/{name}")
+        return path.getFileSystem(context.hadoopConfiguration()), path
+
+    def _exists(self, spark: SparkSession, name: str) -> bool:
+        files, path = self._files(spark, name)
+        return bool(files.exists(path))
 
     def _find(self) -> tuple[Published | None, list[Row]]:
         """The newest commit of a pipeline, and the commits of others since."""
         spark = self._session()
         others: list[Row] = []
         with self._reported():
-            if not self._tables.isDeltaTable(spark, self._path):
-                return None, []
+            if not self._exists(spark, "_delta_log"):
+                return None, []  # isDeltaTable() calls a table missing whose log could not be read the last time
             history = self._tables.forPath(spark, self._path).history()
             for commit in history.select("version", "operation", "userMetadata").toLocalIterator():
                 with suppress(ValueError):
