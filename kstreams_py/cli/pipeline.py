@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import MissingSoftware, SettingsError, UserMistake
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
 
 if TYPE_CHECKING:
-    from kstreams_py.spark.runs import Run
+    from kstreams_py.spark.runs import Published, Run
 
 # PySpark is optional, and slow to import: what needs it is imported in the commands.
 
@@ -64,11 +65,11 @@ def run(
     graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
     given = read_cut(cut_file) if cut_file is not None else None
     session = _open_session(graph, master)
-    done: set[str] = set()
+    begun: dict[str, float] = {}
 
     def run_one(pipeline: Pipeline) -> None:
-        found = run_once(pipeline, graph, session, settings, given=given, only_new=pipeline.id in done)
-        done.add(pipeline.id)
+        since, begun[pipeline.id] = begun.get(pipeline.id), time.time()
+        found = run_once(pipeline, graph, session, settings, given=given, since=since)
         if found is not None or not follows:
             print(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
@@ -104,24 +105,43 @@ def list_pipelines(target: Target, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def status(target: Target, names: Names = None, as_json: AsJson = False) -> None:
-    """Show the last runs that each target has: number, end, offsets read, rows, seconds; with --json the cut, too."""
+def status(
+    target: Target,
+    names: Names = None,
+    as_json: AsJson = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="write a page with plots of lag and duration, and the newest plans")
+    ] = None,
+) -> None:
+    """Show the last runs that each target has: number, end, offsets read, rows, seconds, lag.
+
+    Lag is the longest that a new record can have waited: from the cut before to the publication. With --json also the
+    cut of each run, and the plan of the newest one.
+    """
     from kstreams_py.spark.runner import read_published  # noqa: PLC0415
 
-    _, pipelines, _ = _chosen(target, names, None, None)
-    for pipeline in pipelines:
-        published = read_published(pipeline)
+    graph, pipelines, _ = _chosen(target, names, None, None)
+    histories = [(pipeline, read_published(pipeline)) for pipeline in pipelines]
+    if html is not None:
+        if as_json:
+            raise SettingsError("--html writes a page: leave out --json")
+        _write_page(html, graph, histories)
+        return
+    for pipeline, published in histories:
         runs = published.runs if published is not None else ()
         if as_json:
             for each in runs:
-                print(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut)}))
+                print(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut), "plan": each.plan}))
             continue
         print(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
         if runs:
-            print(f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}")
+            print(f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}  {'lag, s':>10}")
         for each in runs:
             ended = datetime.fromtimestamp(each.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
-            print(f"  {each.number:>6}  {ended}  {each.offsets:>12,}  {each.rows:>12,}  {each.seconds:>8.1f}")
+            lag = "-" if each.lag is None else f"{each.lag:,.1f}"
+            print(
+                f"  {each.number:>6}  {ended}  {each.offsets:>12,}  {each.rows:>12,}  {each.seconds:>8.1f}  {lag:>10}"
+            )
 
 
 @app.command()
@@ -198,6 +218,18 @@ def _open_session(graph: Graph, master: str | None) -> Any:
     return spark.session(f"kstreams pipeline {graph.name}", **chosen)
 
 
+def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Published | None]]) -> None:
+    try:
+        from kstreams_py.spark.history import history_page  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingSoftware(f"--html needs {error.name}: run pip install 'kstreams_py[report]'") from None
+    try:
+        path.write_text(history_page(graph.name, histories, time.time()), encoding="utf-8")
+    except OSError as error:
+        raise UserMistake(f"{path}: the page cannot be written: {error.strerror}: name another file") from None
+    print(f"runs: {path}")
+
+
 def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
     if run is None:
         return {"pipeline": pipeline.id, "run": None}
@@ -208,6 +240,7 @@ def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
         "rows": run.rows,
         "ended": run.ended,
         "seconds": run.seconds,
+        "lag": run.lag,
     }
 
 

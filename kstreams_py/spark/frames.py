@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
 
 _GROUPED: Final = "ks_rows"
+
+PLAN_CHARACTERS: Final = 20_000
+"""The most that is kept of a plan."""
 
 
 def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
@@ -43,6 +47,14 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
 def columns_of(rows: Rows) -> dict[str, str]:
     """The name of Spark's type of each column."""
     return dict(rows.dtypes)
+
+
+def explain(rows: Rows) -> str:
+    """Spark's formatted plan of the rows, as it is before they are computed; cut off after PLAN_CHARACTERS."""
+    with redirect_stdout(io.StringIO()) as out:  # Spark only prints it
+        rows.explain("formatted")
+    plan = out.getvalue().strip()
+    return plan if len(plan) <= PLAN_CHARACTERS else f"{plan[:PLAN_CHARACTERS]}\n... {len(plan):,} characters in all"
 
 
 def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -29,7 +30,7 @@ from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
-from kstreams_py.spark import options, runner, session, views
+from kstreams_py.spark import Cut, options, runner, session, views
 from kstreams_py.spark.reader_options import Options
 from kstreams_py.spark.runs import Published, Run
 from kstreams_py.spark.targets.opening import open_target
@@ -163,7 +164,7 @@ def test_complete_table_is_that_of_all_committed_records(shop: Shop, pipeline_id
     first = shop.run(pipeline_id)
     assert first is not None
     assert (first.number, first.rows, shop.rows(pipeline_id)) == (1, 2, [("ink", 1), ("pen", 2)])
-    assert shop.run(pipeline_id, only_new=True) is None
+    assert shop.run(pipeline_id, since=time.time()) is None
     shop.write("orders:ink")
     second = shop.run(pipeline_id)
     assert second is not None
@@ -230,6 +231,25 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
         running.send(signal.SIGTERM)
         assert running.wait() == 0
     assert values(shop.rows("added")) == ["cup", "ink", "pen"]
+
+
+def test_lag_is_from_the_cut_before_or_the_last_look_until_the_run_and_the_newest_run_has_its_plan(shop: Shop) -> None:
+    shop.write("orders:pen")
+    first = shop.run("added")
+    shop.write("orders:ink")
+    second = shop.run("added")
+    looked = time.time()
+    shop.write("orders:cup")
+    third = shop.run("added", since=looked)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    made = Cut.decode(first.cut, "cut").made
+    assert made is not None
+    assert [first.lag, second.lag, third.lag] == [None, second.ended - made, third.ended - looked]
+    published = runner.read_published(*runner.choose_pipelines(shop.graph, ["added"]))
+    assert published is not None
+    assert [run.plan[:20] for run in published.runs] == ["", "", "== Physical Plan ==\n"]
 
 
 def test_key_that_has_the_name_of_a_count_tells_rows_apart(shop: Shop) -> None:

@@ -15,6 +15,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.sinks import Parquet
+from kstreams_py.spark import Cut, read_cut
 from tests.system.command import Finished, kstreams
 from tests.system.harness import Cluster
 
@@ -49,8 +50,8 @@ def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: s
         assert done.status == 0, done.err
         return done
 
-    assert len(COMMANDS) == 5
-    listed, ran, status, rows, submitted = [command(line).out.splitlines() for line in COMMANDS]
+    assert len(COMMANDS) == 6
+    listed, ran, status, paged, rows, submitted = [command(line).out.splitlines() for line in COMMANDS]
     assert listed == [
         f"totals: complete of {name}.orders to tables/totals, every 60 s",
         f"large: append of {name}.orders to tables/large, every 60 s",
@@ -60,6 +61,11 @@ def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: s
         "large: run 1: 1 rows of 4 offsets in ",
     ]
     assert [line.split()[0] for line in status] == ["totals:", "run", "1", "large:", "run", "1"]
+    assert paged == ["runs: runs.html"]
+    page = (tmp_path / "runs.html").read_text(encoding="utf-8")
+    assert re.findall("<h2>(.*?)</h2>|<summary>(.*?)</summary>", page) == [
+        ("totals", ""), ("", "the plan of run 1"), ("large", ""), ("", "the plan of run 1"),
+    ]  # fmt: skip
     assert [json.loads(line) for line in rows] == [{"item": "ink", "quantity": 12}, {"item": "pen", "quantity": 7}]
     assert re.fullmatch(
         r"spark-submit --packages \S+kafka\S+_2\.13:4\S+ --master spark://spark:7077 \S+kstreams_command\.py pipeline "
@@ -69,7 +75,7 @@ def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: s
 
     [first] = map(json.loads, command("pipeline status shop.py totals --json").out.splitlines())
     command("cut shop.py -o cut.json")
-    assert json.loads((tmp_path / "cut.json").read_text(encoding="utf-8")) == first["cut"]
+    assert read_cut(tmp_path / "cut.json") == Cut.decode(json.dumps(first["cut"]), "first")
     send(("cup", 1))
     again = json.loads(command("pipeline run shop.py totals --cut cut.json --json").out)
     assert (again["run"], again["rows"]) == (2, 2)

@@ -13,7 +13,7 @@ from kstreams_py.errors import GraphError, MissingSoftware, SettingsError
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
 from kstreams_py.spark import runner, session, sessions
-from kstreams_py.spark.runs import Published, Run, check_columns, check_owner, decode_published
+from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner, decode_published
 from kstreams_py.spark.targets.opening import open_target
 
 
@@ -99,6 +99,21 @@ def test_published_runs_are_read_as_they_were_written_in_a_manifest() -> None:
     read = decode_manifest(encode_manifest(manifest))
     assert read.pipeline is not None
     assert decode_published(read.pipeline) == PUBLISHED
+
+
+def test_runs_of_an_older_release_have_no_lag_and_no_plan() -> None:
+    content = PUBLISHED.as_content() | {"runs": [list(RUN)[:6]]}
+    assert decode_published(content) == PUBLISHED
+
+
+def test_published_keeps_the_last_runs_and_the_plan_of_the_newest() -> None:
+    published = None
+    for number in range(1, KEPT_RUNS + 3):
+        run = RUN._replace(number=number, plan=f"plan {number}")
+        published = Published.after(published, PUBLISHED.owner, PUBLISHED.columns, run)
+    assert published is not None
+    assert [run.number for run in published.runs] == list(range(3, KEPT_RUNS + 3))
+    assert [run.plan for run in published.runs if run.plan] == [f"plan {KEPT_RUNS + 2}"]
 
 
 @pytest.mark.parametrize("content", [{}, {"owner": "a", "columns": {}, "runs": []}, {"owner": "a", "runs": [[1]]}])
