@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.traffic import Traffic
@@ -28,7 +28,7 @@ def show_seconds(seconds: float | None) -> str:
 def main_carriers(delays: Delays) -> list[str]:
     """The airlines with the most flights."""
     flights = Counter[str]()
-    for (carrier, _), (n, _) in delays.items():
+    for (carrier, _), (n, *_) in delays.items():
         flights[carrier] += n
     return [carrier for carrier, _ in flights.most_common(MAIN_CARRIERS)]
 
@@ -69,7 +69,7 @@ def _draw_throughput(topics: Sequence[str], errors: set[str], traffic: Traffic, 
             plot.axvspan(at, at + (after or 0), color=INKS["kill"], alpha=0.13, linewidth=0)
             plot.axvline(at, color=INKS["kill"], linewidth=0.8, alpha=0.8)
         plot.set(ylim=(0, max(values) * 1.08 or 1), xlim=(0, max(seconds, edges[-1])))
-        plot.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        plot.yaxis.set_major_locator(mpl.ticker.MaxNLocator(3, integer=True))
         plot.yaxis.set_major_formatter("{x:,.0f}")
         records = sum(n for _, name, n in traffic.arrivals if name == topic)
         plot.set_title(f"{topic}, {records:,} records", loc="left", fontsize=9, pad=4)
@@ -134,8 +134,9 @@ def _draw_delays(delays: Delays, carriers: Mapping[str, str], shape: Shape) -> s
         lines = [MONTHS[month - 1]]
         for carrier in main:
             if (carrier, month) in delays:
-                flights, minutes = delays[carrier, month]
-                lines.append(f"{carriers.get(carrier, carrier)}: {minutes:.1f} min, {flights:,} flights")
+                flights, minutes, cancelled = delays[carrier, month]
+                figures = f"{minutes:.1f} min, {flights:,} flights, {cancelled:,} cancelled"
+                lines.append(f"{carriers.get(carrier, carrier)}: {figures}")
         columns.append((left, right, lines))
     label = "Mean arrival delay in minutes by month and airline, which the table below lists"
     return inline(figure, f"delays-{shape.name}", shape, label, draw_columns(figure, [plot], columns))
