@@ -189,17 +189,28 @@ def submit(
     names: Names = None,
     master: Master = None,
     follows: Annotated[bool, typer.Option("--follow", help="the job runs until it is stopped")] = False,
+    runs: Annotated[
+        bool, typer.Option("--run", help="run the line, too, with the spark-submit and the jars of the installed Spark")
+    ] = False,
 ) -> None:
-    """Print the spark-submit line that runs pipelines, with the packages of the installed Spark."""
-    from kstreams_py.spark.sessions import coordinates  # noqa: PLC0415
+    """Print the spark-submit line that runs pipelines, with the packages of the installed Spark.
+
+    With --run its exit status is that of spark-submit; jars that `kstreams jars` has cached are not fetched again.
+    """
+    from kstreams_py.embedded.jars import cached, spark_artifacts  # noqa: PLC0415
+    from kstreams_py.spark.sessions import coordinates, exec_spark_submit  # noqa: PLC0415
 
     _chosen(target, names, None, None)
     command = find_spec("kstreams_command")
     assert command is not None
     assert command.origin is not None
-    words = ["spark-submit", "--packages", coordinates(), *(["--master", master] if master else [])]
+    jars = cached(spark_artifacts()) if runs else []
+    words = ["--jars", ",".join(map(str, jars))] if jars else ["--packages", coordinates()]
+    words += ["--master", master] if master else []
     words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]
-    print(shlex.join(words))
+    print(shlex.join(["spark-submit", *words]))
+    if runs:
+        exec_spark_submit(words)
 
 
 def _chosen(

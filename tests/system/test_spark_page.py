@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow.parquet
+import pytest
 
 from kstreams_py.embedded.java import find_java
 from kstreams_py.formats.avro import Avro
@@ -84,6 +85,53 @@ def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: s
 
     command("pipeline reset shop.py totals --yes")
     assert command("pipeline status shop.py totals").out == "totals: tables/totals: no run yet\n"
+
+
+def test_submitted_driver_runs_and_publishes_and_its_status_is_passed_on(
+    cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        f"import kstreams_py as ks\n\ngraph = ks.Graph({name!r})\n"
+        f'orders = graph.topic("{name}.orders", value=ks.String())\n\n\n'
+        '@graph.pipeline(orders, to=ks.Parquet("table"))\ndef table(df):\n    return df.select("value")\n\n\n'
+        '@graph.pipeline(orders, to=ks.Parquet("wrong"))\ndef wrong(df):\n    return df.select("valu")\n',
+        encoding="utf-8",
+    )
+    environment = {
+        "KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+        "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
+    }
+    cluster.create(f"{name}.orders")
+    cluster.write(f"{name}.orders", [b"pen", b"ink"])
+    submit = ("pipeline", "submit", "shop.py", "--master", "local[1]", "--run")
+    done = kstreams(*submit, "table", environment=environment, cwd=tmp_path)
+    assert done.status == 0, done.err
+    line, *others = done.out.splitlines()  # spark-submit writes both outputs of the driver to its own
+    assert re.fullmatch(r"spark-submit --jars \S+ --master 'local\[1\]' \S+ pipeline run shop\.py table --once", line)
+    told = [re.sub(r"[\d.]+ s$", "", each) for each in others if each.startswith("table: ")]
+    assert told == ["table: run 1: 2 rows of 2 offsets in "]
+    [file] = Parquet(tmp_path / "table").files()
+    assert sorted(row["value"] for row in pyarrow.parquet.ParquetFile(file).read().to_pylist()) == ["ink", "pen"]
+    done = kstreams(*submit, "wrong", environment=environment, cwd=tmp_path)
+    assert (done.status, "pipeline 'wrong': its function does not fit its topics" in done.out) == (2, True), done.out
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("SPARK_HOME", "spark-submit does not exist: set SPARK_HOME to the directory of a Spark, or unset it"),
+        ("JAVA_HOME", "java does not run: install it"),
+    ],
+)
+def test_submit_without_spark_or_java_names_it_and_the_remedy(tmp_path: Path, variable: str, message: str) -> None:
+    (tmp_path / "shop.py").write_text(
+        'import kstreams_py as ks\n\ngraph = ks.Graph("shop")\n\n\n'
+        '@graph.pipeline(graph.topic("orders"), to=ks.Parquet("table"))\ndef table(df):\n    return df\n',
+        encoding="utf-8",
+    )
+    done = kstreams("pipeline", "submit", "shop.py", "--run", environment={variable: str(tmp_path)}, cwd=tmp_path)
+    assert (done.status, len(done.error_lines)) == (2, 1), done.err
+    assert message in done.error_lines[0]
 
 
 def test_command_without_java_names_it_and_the_remedy(cluster: Cluster, name: str, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_page_is_self_contained_and_its_ids_are_unique() -> None:
 
 
 def test_page_of_a_single_run_without_a_plan_is_drawn() -> None:
-    page = history_page("shop", [(*pipelines("totals"), published(RUNS[0]))], MAY)
+    (totals,) = pipelines("totals")
+    page = history_page("shop", [(totals, published(RUNS[0]))], MAY)
     assert page.count("<svg") == 2
     assert "the plan of run" not in page

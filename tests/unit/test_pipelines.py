@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,6 +210,36 @@ def test_spark_that_cannot_fetch_its_jars_names_the_command_that_does(monkeypatc
         MissingSoftware, match=r"spark-sql-kafka.*`kstreams jars`: \[JAVA_GATEWAY_EXITED\] unresolved .*y$"
     ):
         session()
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "modules", "shown"),
+    [(True, {}, "true"), (False, {"ipykernel": None}, "true"), (False, {}, "false")],
+)
+def test_progress_bar_of_spark_is_shown_in_a_terminal_and_in_a_notebook_and_not_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, modules: dict[str, Any], shown: str
+) -> None:
+    chosen: dict[str, str] = {}
+
+    class Builder:
+        def appName(self, name: str) -> Builder:  # noqa: N802 Spark's name
+            return self
+
+        def config(self, name: str, value: str) -> Builder:
+            chosen[name] = value
+            return self
+
+        def getOrCreate(self) -> None:  # noqa: N802
+            pass
+
+    monkeypatch.setattr(sessions, "SparkSession", SimpleNamespace(builder=Builder()))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: is_terminal))
+    monkeypatch.setattr(sys, "modules", {**sys.modules, **modules})
+    session(jars=[])
+    assert chosen["spark.ui.showConsoleProgress"] == shown
+    given: dict[str, Any] = {"spark.ui.showConsoleProgress": "true"}
+    session(jars=[], **given)
+    assert chosen["spark.ui.showConsoleProgress"] == "true"
 
 
 def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
