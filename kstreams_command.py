@@ -22,3 +22,7 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, before)
     run()
+
+
+if __name__ == "__main__":  # spark-submit runs this file
+    main()

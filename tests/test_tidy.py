@@ -27,7 +27,7 @@ LAYERS = (
     {"processing", "ordering", "jobs", "spark"},
     {"sinks", "state"},
     {"kafka", "graph"},
-    {"formats", "embedded"},
+    {"formats", "embedded", "reports"},
     {"settings", "metrics", "log_fields"},
     {"records"},
     {"errors"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import MissingSoftware, SettingsError, UserMistake
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
@@ -23,7 +24,7 @@ from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta
 
 if TYPE_CHECKING:
-    from kstreams_py.spark.runs import Run
+    from kstreams_py.spark.runs import Published, Run
 
 # PySpark is optional, and slow to import: what needs it is imported in the commands.
 
@@ -102,27 +103,42 @@ def status(
     target: Target,
     names: Names = None,
     as_json: AsJson = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="write a page with plots of lag and duration, and the newest plans")
+    ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the last runs that each target has: number, end, offsets read, rows, seconds; with --json the cut, too."""
+    """Show the last runs that each target has: number, end, offsets read, rows, seconds, lag.
+
+    Lag is the longest that a new record can have waited: from the cut before to the publication. With --json also the
+    cut of each run, and the plan of the newest one.
+    """
     from kstreams_py.spark.runner import read_published  # noqa: PLC0415
 
+    if html is not None and as_json:
+        raise SettingsError("--html writes a page: leave out --json")
     graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
     with _opening(graph) as open_session:
-        found = [(pipeline, read_published(pipeline, settings, open_session)) for pipeline in pipelines]
-    for pipeline, published in found:
+        histories = [(pipeline, read_published(pipeline, settings, open_session)) for pipeline in pipelines]
+    if html is not None:
+        _write_page(html, graph, histories)
+        return
+    for pipeline, published in histories:
         runs = published.runs if published is not None else ()
         if as_json:
             for each in runs:
-                print(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut)}))
+                print(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut), "plan": each.plan}))
             continue
         print(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
         if runs:
-            print(f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}")
+            print(f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}  {'lag, s':>10}")
         for each in runs:
             ended = datetime.fromtimestamp(each.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
-            print(f"  {each.number:>6}  {ended}  {each.offsets:>12,}  {each.rows:>12,}  {each.seconds:>8.1f}")
+            lag = "-" if each.lag is None else f"{each.lag:,.1f}"
+            print(
+                f"  {each.number:>6}  {ended}  {each.offsets:>12,}  {each.rows:>12,}  {each.seconds:>8.1f}  {lag:>10}"
+            )
 
 
 @app.command()
@@ -176,18 +192,29 @@ def submit(
     names: Names = None,
     master: Master = None,
     follows: Annotated[bool, typer.Option("--follow", help="the job runs until it is stopped")] = False,
+    runs: Annotated[
+        bool, typer.Option("--run", help="run the line, too, with the spark-submit and the jars of the installed Spark")
+    ] = False,
 ) -> None:
-    """Print the spark-submit line that runs pipelines, with the packages of the installed Spark."""
-    from kstreams_py.spark.sessions import coordinates  # noqa: PLC0415
+    """Print the spark-submit line that runs pipelines, with the packages of the installed Spark.
+
+    With --run its exit status is that of spark-submit; jars that `kstreams jars` has cached are not fetched again.
+    """
+    from kstreams_py.embedded.jars import cached, delta_artifacts, spark_artifacts  # noqa: PLC0415
+    from kstreams_py.spark.sessions import coordinates, exec_spark_submit  # noqa: PLC0415
 
     graph, _, _ = _chosen(target, names, None, None)
     command = find_spec("kstreams_command")
     assert command is not None
     assert command.origin is not None
-    words = ["spark-submit", "--packages", coordinates(delta=_has_delta(graph))]
+    delta = _has_delta(graph)
+    jars = [*cached(spark_artifacts()), *(cached(delta_artifacts()) if delta else [])] if runs else []
+    words = ["--jars", ",".join(map(str, jars))] if jars else ["--packages", coordinates(delta=delta)]
     words += ["--master", master] if master else []
     words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]
-    print(shlex.join(words))
+    print(shlex.join(["spark-submit", *words]))
+    if runs:
+        exec_spark_submit(words)
 
 
 def _chosen(
@@ -224,6 +251,18 @@ def _has_delta(graph: Graph) -> bool:
     return any(isinstance(pipeline.target, Delta) for pipeline in graph.pipelines)
 
 
+def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Published | None]]) -> None:
+    try:
+        from kstreams_py.spark.history import history_page  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingSoftware(f"--html needs {error.name}: run pip install 'kstreams_py[report]'") from None
+    try:
+        path.write_text(history_page(graph.name, histories, time.time()), encoding="utf-8")
+    except OSError as error:
+        raise UserMistake(f"{path}: the page cannot be written: {error.strerror}: name another file") from None
+    print(f"runs: {path}")
+
+
 def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
     if run is None:
         return {"pipeline": pipeline.id, "run": None}
@@ -234,6 +273,7 @@ def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
         "rows": run.rows,
         "ended": run.ended,
         "seconds": run.seconds,
+        "lag": run.lag,
     }
 
 

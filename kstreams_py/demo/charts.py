@@ -1,13 +1,9 @@
-"""Draws the charts of the report as SVG, each for wide and for narrow screens, with the values to be shown on hover."""
+"""Draws the charts of the report."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from math import ceil
 from typing import Any, Final
@@ -17,65 +13,11 @@ from matplotlib.figure import Figure
 
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.traffic import Traffic
+from kstreams_py.reports.charts import INKS, Shape, draw_columns, draw_shapes, inline
 
 MAIN_CARRIERS: Final = 6
 
 MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-POINTS: Final = 72
-"""Units of the SVG in an inch."""
-
-_INKS: Final = {
-    name: f"#0000{number:02x}"
-    for number, name in enumerate(("ink", "soft", "faint", "kill", "c1", "c2", "c3", "c4", "c5", "c6"), start=0xA0)
-}
-"""The names of colours in the page's style sheet, and the colours that matplotlib draws in their place."""
-
-_STYLE: Final[Any] = {
-    "svg.fonttype": "none",  # text stays text, in the page's font
-    "svg.hashsalt": "kstreams_py",
-    "font.family": "DejaVu Sans",  # ships with matplotlib; only used to measure
-    "font.size": 9,
-    "text.color": _INKS["ink"],
-    "axes.edgecolor": _INKS["faint"],
-    "axes.labelcolor": _INKS["soft"],
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": _INKS["faint"],
-    "xtick.color": _INKS["faint"],
-    "ytick.color": _INKS["faint"],
-    "xtick.labelcolor": _INKS["soft"],
-    "ytick.labelcolor": _INKS["soft"],
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.labelcolor": "linecolor",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """A screen: its name in the style sheet, the width of a chart in inches, and the most bins of time."""
-
-    name: str
-    inches: float
-    bins: int
-
-    @property
-    def is_narrow(self) -> bool:
-        return self.name == "narrow"
-
-    def left(self, inches: float) -> float:
-        """The part of the width that so many inches are."""
-        return inches / self.inches
-
-
-_SHAPES: Final = (_Shape("wide", 10.4, 80), _Shape("narrow", 4.1, 40))
 
 
 def show_seconds(seconds: float | None) -> str:
@@ -86,24 +28,23 @@ def show_seconds(seconds: float | None) -> str:
 def main_carriers(delays: Delays) -> list[str]:
     """The airlines with the most flights."""
     flights = Counter[str]()
-    for (carrier, _), (n, _) in delays.items():
+    for (carrier, _), (n, *_) in delays.items():
         flights[carrier] += n
     return [carrier for carrier, _ in flights.most_common(MAIN_CARRIERS)]
 
 
 def draw_throughput(topics: Sequence[str], errors: Iterable[str], traffic: Traffic) -> str:
     """A chart for each topic, one below the other, on one axis of time, with the kills; `errors` are dead letters."""
-    with mpl.rc_context(_STYLE):
-        return "\n".join(_draw_throughput(topics, set(errors), traffic, shape) for shape in _SHAPES)
+    dead = set(errors)
+    return draw_shapes(lambda shape: _draw_throughput(topics, dead, traffic, shape))
 
 
 def draw_delays(delays: Delays, carriers: Mapping[str, str]) -> str:
     """A line for each main carrier over the months, with its name; `carriers` are names by code."""
-    with mpl.rc_context(_STYLE):
-        return "\n".join(_draw_delays(delays, carriers, shape) for shape in _SHAPES)
+    return draw_shapes(lambda shape: _draw_delays(delays, carriers, shape))
 
 
-def _draw_throughput(topics: Sequence[str], errors: set[str], traffic: Traffic, shape: _Shape) -> str:
+def _draw_throughput(topics: Sequence[str], errors: set[str], traffic: Traffic, shape: Shape) -> str:
     seconds = max(traffic.seconds, 1.0)
     width = max(0.5, ceil(2 * seconds / shape.bins) / 2)
     number = ceil(seconds / width)
@@ -119,14 +60,14 @@ def _draw_throughput(topics: Sequence[str], errors: set[str], traffic: Traffic, 
         left=shape.left(0.57), right=1 - shape.left(0.06), top=1 - 0.44 / height, bottom=0.42 / height, hspace=0.5
     )
     for topic, plot in zip(topics, plots, strict=True):
-        colour = _INKS["c3" if topic in errors else "c1"]
+        colour = INKS["c3" if topic in errors else "c1"]
         edges = [width * bin_ for bin_ in range(number + 1)]
         values = [rates[topic, bin_] for bin_ in range(number)]
         plot.stairs(values, edges, fill=True, color=colour, alpha=0.16, linewidth=0)
         plot.stairs(values, edges, color=colour, linewidth=1.1, baseline=None)
         for at, _, after in kills:
-            plot.axvspan(at, at + (after or 0), color=_INKS["kill"], alpha=0.13, linewidth=0)
-            plot.axvline(at, color=_INKS["kill"], linewidth=0.8, alpha=0.8)
+            plot.axvspan(at, at + (after or 0), color=INKS["kill"], alpha=0.13, linewidth=0)
+            plot.axvline(at, color=INKS["kill"], linewidth=0.8, alpha=0.8)
         plot.set(ylim=(0, max(values) * 1.08 or 1), xlim=(0, max(seconds, edges[-1])))
         plot.yaxis.set_major_locator(mpl.ticker.MaxNLocator(3, integer=True))
         plot.yaxis.set_major_formatter("{x:,.0f}")
@@ -135,7 +76,7 @@ def _draw_throughput(topics: Sequence[str], errors: set[str], traffic: Traffic, 
     for at, slot, _ in kills:
         plots[0].annotate(
             f"{slot}", (at, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 16), textcoords="offset points",
-            ha="center", fontsize=8, color=_INKS["kill"],
+            ha="center", fontsize=8, color=INKS["kill"],
         )  # fmt: skip
     plots[-1].set_xlabel("seconds")
     columns = []
@@ -149,7 +90,7 @@ def _draw_throughput(topics: Sequence[str], errors: set[str], traffic: Traffic, 
         ]
         columns.append((low, high, lines))
     label = "Committed records per second of each topic, and the kills, which the table below lists"
-    return _inline(figure, f"throughput-{shape.name}", shape, label, _columns(figure, plots, columns))
+    return inline(figure, f"throughput-{shape.name}", shape, label, draw_columns(figure, plots, columns))
 
 
 def _rates(traffic: Traffic, width: float) -> defaultdict[tuple[str, int], float]:
@@ -160,7 +101,7 @@ def _rates(traffic: Traffic, width: float) -> defaultdict[tuple[str, int], float
     return rates
 
 
-def _draw_delays(delays: Delays, carriers: Mapping[str, str], shape: _Shape) -> str:
+def _draw_delays(delays: Delays, carriers: Mapping[str, str], shape: Shape) -> str:
     months = sorted({month for _, month in delays})
     main = main_carriers(delays)
     height = 4.2
@@ -175,10 +116,10 @@ def _draw_delays(delays: Delays, carriers: Mapping[str, str], shape: _Shape) -> 
     ends = []
     for number, carrier in enumerate(main, start=1):
         points = [(m, delays[carrier, m][1]) for m in months if (carrier, m) in delays]
-        colour, name = _INKS[f"c{number}"], carriers.get(carrier, carrier)
+        colour, name = INKS[f"c{number}"], carriers.get(carrier, carrier)
         plot.plot(*zip(*points, strict=True), color=colour, linewidth=1.7, marker="o", markersize=3, label=name)
         ends.append((points[-1][1], name, colour))
-    plot.axhline(0, color=_INKS["soft"], linewidth=0.7)
+    plot.axhline(0, color=INKS["soft"], linewidth=0.7)
     plot.set_xticks(months, [MONTHS[month - 1][: 1 if shape.is_narrow else 3] for month in months])
     plot.margins(x=0.02)
     plot.yaxis.set_major_formatter("{x:.0f}")
@@ -193,11 +134,12 @@ def _draw_delays(delays: Delays, carriers: Mapping[str, str], shape: _Shape) -> 
         lines = [MONTHS[month - 1]]
         for carrier in main:
             if (carrier, month) in delays:
-                flights, minutes = delays[carrier, month]
-                lines.append(f"{carriers.get(carrier, carrier)}: {minutes:.1f} min, {flights:,} flights")
+                flights, minutes, cancelled = delays[carrier, month]
+                figures = f"{minutes:.1f} min, {flights:,} flights, {cancelled:,} cancelled"
+                lines.append(f"{carriers.get(carrier, carrier)}: {figures}")
         columns.append((left, right, lines))
     label = "Mean arrival delay in minutes by month and airline, which the table below lists"
-    return _inline(figure, f"delays-{shape.name}", shape, label, _columns(figure, [plot], columns))
+    return inline(figure, f"delays-{shape.name}", shape, label, draw_columns(figure, [plot], columns))
 
 
 def _name_lines(plot: Any, ends: Sequence[tuple[float, str, str]], last: int) -> None:
@@ -211,36 +153,3 @@ def _name_lines(plot: Any, ends: Sequence[tuple[float, str, str]], last: int) ->
             name, (last, at), xytext=(9, 0), textcoords="offset points", va="center", color=colour,
             annotation_clip=False,
         )  # fmt: skip
-
-
-def _columns(figure: Figure, plots: Sequence[Any], columns: Iterable[tuple[float, float, Sequence[str]]]) -> str:
-    """Columns over all plots, from one value of the x axis to another, that have lines of text as their titles."""
-    width, height = (inches * POINTS for inches in figure.get_size_inches())
-    boxes = [plot.get_position() for plot in plots]
-    top, bottom = (1 - boxes[0].y1) * height, (1 - boxes[-1].y0) * height
-    low, high = plots[0].get_xlim()
-    scale = boxes[0].width * width / (high - low)
-    drawn = []
-    for start, end, lines in columns:
-        x = boxes[0].x0 * width + (start - low) * scale
-        title = escape("\n".join(lines))
-        drawn.append(
-            f'<rect x="{x:.1f}" y="{top:.1f}" width="{(end - start) * scale:.1f}" height="{bottom - top:.1f}">'
-            f"<title>{title}</title></rect>"
-        )
-    return f'<g class="values">{"".join(drawn)}</g>'
-
-
-def _inline(figure: Figure, name: str, shape: _Shape, label: str, over: str) -> str:
-    """Returns the figure as SVG that takes colours and font from the page, with `over` on it; ids begin with `name`."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    for_files_only = r"^.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>"
-    drawn = re.sub(for_files_only, "", file.getvalue(), flags=re.DOTALL)
-    attributes = f'class="{shape.name}" role="img" aria-label="{escape(label)}"'
-    drawn = re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"', rf"\g<1>{attributes}", drawn)
-    drawn = re.sub(r"font-family: [^;]*; ", "", drawn)
-    for ink, stand_in in _INKS.items():
-        drawn = drawn.replace(stand_in, f"var(--{ink})")
-    drawn = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", drawn)
-    return drawn.replace("</svg>", f"{over}</svg>")

@@ -44,7 +44,7 @@ class Found:
     stored: Counter[Row]
     """Rows in SQLite."""
     delays: Delays
-    """The delays that Spark computed from the departed flights."""
+    """The rows of the pipeline's table."""
 
 
 class Deliveries:

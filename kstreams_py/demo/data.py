@@ -27,8 +27,8 @@ DEP_TIME, ARR_DELAY, CARRIER, MONTH, ORIGIN, TAILNUM, TIME_HOUR = map(
 OUTCOMES: Final = ("departed", "cancelled", "errors")
 """The outcomes of a departure. Each has a topic, `flights.` and its name."""
 
-Delays = Mapping[tuple[str, int], tuple[int, float]]
-"""Per carrier and month: departed flights, and their mean arrival delay in minutes."""
+Delays = Mapping[tuple[str, int], tuple[int, float, int]]
+"""Per carrier and month: departed flights, their mean arrival delay in minutes, and cancelled flights."""
 
 
 def spread(items: Sequence[T], number: int | None) -> list[T]:
@@ -63,14 +63,17 @@ def expect(rows: Iterable[Row]) -> Expected:
     for row in rows:
         outcome = "cancelled" if row[DEP_TIME] is None else "errors" if row[ARR_DELAY] is None else "departed"
         found[outcome][row] += 1
-    return Expected(found, delays(found["departed"]))
+    return Expected(found, delays(found["departed"], found["cancelled"]))
 
 
-def delays(departed: Counter[Row]) -> Delays:
-    """Computes the mean arrival delay by carrier and month."""
+def delays(departed: Counter[Row], cancelled: Counter[Row]) -> Delays:
+    """Computes the delays of carriers and months with departed flights."""
     flights: Counter[tuple[str, int]] = Counter()
     minutes: Counter[tuple[str, int]] = Counter()
+    others: Counter[tuple[str, int]] = Counter()
+    for row, n in cancelled.items():
+        others[row[CARRIER], row[MONTH]] += n
     for row, n in departed.items():
         flights[row[CARRIER], row[MONTH]] += n
         minutes[row[CARRIER], row[MONTH]] += n * row[ARR_DELAY]
-    return {group: (flights[group], minutes[group] / flights[group]) for group in flights}
+    return {group: (flights[group], minutes[group] / flights[group], others[group]) for group in flights}

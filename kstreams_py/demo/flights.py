@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +18,8 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from kstreams_py import spark
+from pyarrow.parquet import ParquetFile
+
 from kstreams_py.demo import data, data_files, report
 from kstreams_py.demo.checks import exit_status, judge
 from kstreams_py.demo.data import Delays
@@ -27,10 +30,8 @@ from kstreams_py.demo.screen import Screen
 from kstreams_py.demo.traffic import TICK, Kills, Loader, Progress, Traffic, Watch
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import ClientError, SettingsError
+from kstreams_py.errors import ClientError, PipelineFailed, SettingsError
 from kstreams_py.formats.registries import open_registry
-from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
@@ -44,7 +45,7 @@ from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.wiring import standby_command, worker_command
 from kstreams_py.settings import Settings
-from kstreams_py.sinks import SqliteTable
+from kstreams_py.sinks import Parquet, SqliteTable
 
 TARGET: Final = "kstreams_py.demo.flights_graph:graph"
 SLOTS: Final = (0, 1, 2)
@@ -74,7 +75,7 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     began = time.monotonic()
     screen = Screen(LockedConsole(stderr=False))
     output = _prepared(output)
-    jars = spark_jars(screen.say)
+    spark_jars(screen.say)
     screen.say("reading the departures of 2013")
     rows = data_files.read(records)
     expected = data.expect(rows)
@@ -85,10 +86,10 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
         topics = check_topics(graph, cluster)
         loader = Loader(cluster, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))
         traffic = Stage(settings, cluster, output, screen).run(topics, loader, Kills(kills, len(rows), seed))
-        screen.say("reading everything back, by Spark too")
+        screen.say("reading everything back, and running the pipeline on Spark")
         results = Results(graph, topics, registry, rows)
         with ThreadPoolExecutor() as pool:
-            by_spark = pool.submit(_delays_by_spark, settings, registry, jars, output)
+            by_spark = pool.submit(_run_pipeline, settings, output)
             results.read(cluster)
             results.take_stored(_stored(output))
             delays = by_spark.result()
@@ -194,8 +195,13 @@ class Stage:
             drain_seconds=self.settings.drain_timeout_ms / 1000 + 5,
             standby=standby_command(TARGET),
             stuck_timeout_ms=self.settings.stuck_timeout_ms,
-            environment={**self.settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(self.output)},
+            environment=_environment(self.settings, self.output),
         )
+
+
+def _environment(settings: Settings, output: Path) -> dict[str, str]:
+    """What is set for the processes of the graph."""
+    return {**settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(output)}
 
 
 def _sources(topics: dict[str, TopicInfo]) -> Callable[[str, TopicPartition], bytes]:
@@ -227,7 +233,7 @@ def _prepared(output: Path) -> Path:
         output.mkdir(parents=True, exist_ok=True)
         for name in ("report.html", LOG, "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm"):
             (output / name).unlink(missing_ok=True)
-        shutil.rmtree(output / "delays.parquet", ignore_errors=True)
+        shutil.rmtree(output / "delays", ignore_errors=True)
     except OSError as error:
         raise SettingsError(f"the directory {output} cannot be written ({error}): name another with --output") from None
     return output.resolve()
@@ -258,19 +264,6 @@ def _logged_to(path: Path) -> Iterator[None]:
         handler.close()
 
 
-@contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """Redirects standard error, also of processes started meanwhile, to a file."""
-    kept = os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def _stored(output: Path) -> list[tuple[object, ...]]:
     table = SqliteTable(output / "flights.sqlite", "departed", data.FIELDS)
     try:
@@ -279,19 +272,14 @@ def _stored(output: Path) -> list[tuple[object, ...]]:
         table.close()
 
 
-def _delays_by_spark(settings: Settings, registry: Registry, jars: Sequence[Path], output: Path) -> Delays:
-    """Computes the table from the committed topic, writes it as Parquet, and reads it back."""
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # at INFO it logs its sockets
-    with _stderr_to(output / LOG):
-        session = spark.session("kstreams demo flights", jars=jars, java=find_java(for_spark=True))
-    parquet = str(output / "delays.parquet")
-    try:
-        spark.view(session, departed, registry=registry, settings=settings).createOrReplaceTempView("departed")
-        table = session.sql(
-            "SELECT carrier, month, count(*) AS flights, avg(arr_delay) AS delay FROM departed GROUP BY carrier, month"
+def _run_pipeline(settings: Settings, output: Path) -> Delays:
+    """Runs the graph's pipeline in a driver of its own, and reads its table. Raises PipelineFailed."""
+    command = [sys.executable, "-m", "kstreams_py", "pipeline", "run", TARGET, "--once"]
+    with (output / LOG).open("ab") as log:
+        done = subprocess.run(
+            command, env=os.environ | _environment(settings, output), stderr=log, stdout=log, check=False
         )
-        table.coalesce(1).sortWithinPartitions("carrier", "month").write.parquet(parquet)
-        found = session.read.parquet(parquet).collect()
-    finally:
-        session.stop()
-    return {(row["carrier"], row["month"]): (row["flights"], row["delay"]) for row in found}
+    if done.returncode:
+        raise PipelineFailed(f"the pipeline ended with status {done.returncode}: {output / LOG} has the reason")
+    rows = [row for file in Parquet(output / "delays").files() for row in ParquetFile(file).read().to_pylist()]
+    return {(row["carrier"], row["month"]): (row["flights"], row["delay"], row["cancelled"]) for row in rows}

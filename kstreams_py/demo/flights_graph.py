@@ -1,4 +1,7 @@
-"""The demo's graph: merges three airports into one topic, splits departed from cancelled, stores departed flights."""
+"""The demo's graph: merges three airports into one topic, splits departed from cancelled, stores departed flights.
+
+Spark makes a table of both: a transaction of `split` is in it as a whole, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from kstreams_py.sinks import SqliteTable
 Flight = dict[str, Any]
 
 FLIGHT = ks.Avro(Path(str(files("kstreams_py") / "schemas" / "flight.avsc")))
-DATABASE = SqliteTable(Path(os.environ.get("KSTREAMS_DEMO_DIRECTORY", "."), "flights.sqlite"), "departed", FIELDS)
+DIRECTORY = Path(os.environ.get("KSTREAMS_DEMO_DIRECTORY", "."))
+DATABASE = SqliteTable(DIRECTORY / "flights.sqlite", "departed", FIELDS)
 
 graph = ks.Graph("flights", errors="flights.errors")
 
@@ -49,3 +53,16 @@ def store(flights: list[Flight], steps: list[ks.Step]) -> None:
     """A crash may deliver a flight again, with the same delivery hash: the table keeps one row for each hash."""
     rows = [[flight[name] for name in FIELDS] for flight in flights]
     DATABASE.insert([(step.delivery_hash, *row) for step, row in zip(steps, rows, strict=True)])
+
+
+@graph.pipeline(departed, cancelled, to=ks.Parquet(DIRECTORY / "delays"), every="5 seconds", key=["carrier", "month"])
+def delays(departed: Any, cancelled: Any) -> Any:
+    """DataFrames in, one out: how late the flights of a carrier arrived in a month, and how many were cancelled."""
+    return departed.sparkSession.sql(
+        """
+        SELECT carrier, month, count(dep_time) AS flights, avg(arr_delay) AS delay,
+            count(*) - count(dep_time) AS cancelled
+        FROM {both} GROUP BY carrier, month HAVING flights > 0
+        """,
+        both=departed.union(cancelled),
+    )

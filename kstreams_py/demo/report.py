@@ -21,6 +21,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.letters import Letter
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER
+from kstreams_py.reports.page import build_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,9 @@ def page(run: Run) -> str:
     processors = run.graph.processors
     written = [topic.name for processor in processors for topic in processor.outputs]
     errors = [processor.errors for processor in processors if processor.errors]
+    which = f"{records:,} flights, spread evenly over the year," if run.facts.is_sample else "the flights"
     template = Template((files("kstreams_py.demo") / "report.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=f"kstreams_py: {records:,} departures, {kills} kills",
-        headline=f"{records:,}&nbsp;departures, {kills}&nbsp;kills, {outcome}",
-        workers=run.facts.workers,
-        which=f"{records:,} flights, spread evenly over the year," if run.facts.is_sample else "the flights",
-        figures=_figures(run, found),
+    sections = template.substitute(
         graph=picture.svg(run.graph),
         processors="\n".join(
             f"<dt>{escape(each.id)} <small>{escape(each.kind)}</small></dt>"
@@ -94,6 +91,15 @@ def page(run: Run) -> str:
         delay_rows=len(run.delays),
         delay_table=_delay_table(run.delays, run.carriers),
         checks="\n".join(_row(check) for check in run.checks),
+    )
+    return build_page(
+        title=f"kstreams_py: {records:,} departures, {kills} kills",
+        eyebrow="kstreams_py, the flights demo",
+        headline=f"{records:,}&nbsp;departures, {kills}&nbsp;kills, {outcome}",
+        lead=f'<p class="lead">{run.facts.workers} workers processed {which} from the three airports of New York in '
+        "2013, and were killed at random meanwhile. Then every row was compared with the file.</p>\n"
+        f'<dl class="figures">\n{_figures(run, found)}\n</dl>',
+        sections=sections,
         footer=_footer(run),
     )
 

@@ -103,7 +103,7 @@ class Results:
 
         - `inputs`: names of the airports' topics.
         - `merged`: name of the merged topic.
-        - `delays`: the delays that Spark computed.
+        - `delays`: the rows of the pipeline's table.
         """
         return Found(
             inputs=sum(self.counts[topic] for topic in inputs),

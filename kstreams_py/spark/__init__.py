@@ -15,6 +15,7 @@ catalog         adapter  create_views(): the topics of a graph as tables of Spar
 json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled
 runs            rule     the runs of a pipeline as its target stores them
 frames          adapter  a pipeline's function called, and Spark's errors as messages
+history         adapter  the runs of pipelines as an HTML page
 targets/                 tables of pipelines
 runner          acts     runs pipelines: rows and cut in one step of the target
 streaming       acts     runs streaming pipelines: each batch and its place in one step of the target

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, UserMistake, did_you_mean
@@ -69,11 +69,13 @@ class Cut:
     - `graph`: its name.
     - `topics`: by name.
     - `writers`: the processors whose records are judged by their steps.
+    - `made`: seconds since 1970; what was visible then is inside. None in a cut of an older release.
     """
 
     graph: str
     topics: Mapping[str, CutTopic]
     writers: tuple[CutWriter, ...]
+    made: float | None = field(default=None, compare=False)
 
     def topic(self, name: str) -> CutTopic:
         """A topic of the cut. Raises SettingsError if it has no such topic."""
@@ -150,7 +152,8 @@ def _decode(content: Mapping[str, Any]) -> Cut:
     offsets += [at for writer in writers for each in writer.inputs for at in each.offsets]
     if wrong := [at for at in offsets if type(at) is not int or at < 0]:
         raise ValueError(f"{wrong[0]!r} is no offset")
-    return Cut(str(content["graph"]), topics, writers)
+    made = content.get("made")
+    return Cut(str(content["graph"]), topics, writers, None if made is None else float(made))
 
 
 # Which processors a cut needs, and in which order.

@@ -75,10 +75,11 @@ class Cutting:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.time,
     ) -> None:
         """Makes no request. `limit` is in seconds; the others as for `cut`."""
         self._graph, self._cluster, self._limit = graph, cluster, limit
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._now = clock, sleep, now
         self._names = choose_topics(graph, topics)
         self._writers = choose_writers(graph, self._names)
 
@@ -97,6 +98,7 @@ class Cutting:
             self._sleep(POLL_SECONDS)
 
     def _try(self, deadline: float) -> Cut | None:
+        made = self._now()
         topics = self._find_topics()
         partitions = [TopicPartition(name, n) for name in self._names for n in range(topics[name].partitions)]
         starts = self._cluster.starts(partitions)
@@ -117,6 +119,7 @@ class Cutting:
                 for name in self._names
             },
             tuple(sorted(writers, key=lambda writer: writer.processor)),
+            made,
         )
 
     def _find_topics(self) -> dict[str, TopicInfo]:

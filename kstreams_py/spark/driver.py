@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -55,11 +56,11 @@ def follow_all(
 
     What is being stored when they are stopped is stored before. Raises as `run_once` and `Streaming` do.
     """
-    done = set[str]()
+    begun: dict[str, float] = {}
 
     def run_batch(pipeline: Pipeline) -> None:
-        run = run_once(pipeline, graph, session, settings, only_new=pipeline.id in done)
-        done.add(pipeline.id)
+        since, begun[pipeline.id] = begun.get(pipeline.id), time.time()
+        run = run_once(pipeline, graph, session, settings, since=since)
         if run is not None:
             show(pipeline, run)
 

@@ -25,6 +25,9 @@ _LOST: Final = re.compile(r"data may have been lost|out of range|offset was chan
 
 _GROUPED: Final = "ks_rows"
 
+PLAN_CHARACTERS: Final = 20_000
+"""The most that is kept of a plan."""
+
 
 def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
     """The rows of a pipeline. Raises GraphError for an unknown column, and for a result that is no DataFrame."""
@@ -43,6 +46,14 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
 def columns_of(rows: Rows) -> dict[str, str]:
     """The name of Spark's type of each column."""
     return dict(rows.dtypes)
+
+
+def explain(rows: Rows) -> str:
+    """Spark's formatted plan of the rows, as it is before they are computed; cut off after PLAN_CHARACTERS."""
+    # what rows.explain() prints; to redirect that would swallow what other threads print
+    java: Any = rows.sparkSession.sparkContext._jvm  # noqa: SLF001
+    plan = str(java.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted")).strip()  # noqa: SLF001
+    return plan if len(plan) <= PLAN_CHARACTERS else f"{plan[:PLAN_CHARACTERS]}\n... {len(plan):,} characters in all"
 
 
 def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.cutting import cut
-from kstreams_py.spark.frames import call, columns_of, reported
-from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner
+from kstreams_py.spark.frames import call, columns_of, explain, reported
+from kstreams_py.spark.runs import Published, Run, check_columns, check_owner
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.views import view
 
@@ -54,13 +54,14 @@ def run_once(
     settings: Settings,
     *,
     given: Cut | None = None,
-    only_new: bool = False,
+    since: float | None = None,
 ) -> Run | None:
     """Runs a pipeline once; None if there was nothing to do.
 
     - `session`: a SparkSession that reads Kafka.
     - `given`: the cut to run at; a new one by default.
-    - `only_new`: a complete table is not made again at the cut that it has.
+    - `since`: when this process has run it last, in seconds since 1970: a complete table is not made again at the cut
+      that it has, and no record that is new has waited for longer. None for the first time.
 
     Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows,
     InputLost if records were deleted that the table needs, and what cut(), view() and the target raise.
@@ -71,7 +72,7 @@ def run_once(
         check_owner(pipeline, previous)
         old = Cut.decode(previous.last.cut, f"{pipeline.target}") if previous is not None else None
         new = given or cut(graph, [topic.name for topic in pipeline.inputs], settings=settings)
-        if new == old and (only_new or pipeline.mode.is_incremental):
+        if new == old and (since is not None or pipeline.mode.is_incremental):
             return None
         after = old if pipeline.mode.is_incremental else None
         offsets = _count_offsets(pipeline, new, after)
@@ -85,12 +86,16 @@ def run_once(
         check_columns(pipeline, columns, previous)
         number = previous.last.number + 1 if previous is not None else 1
 
+        known = None if old is None else old.made
+
         def finish(count: int) -> Published:
-            run = Run(number, new.encode(), offsets, count, time.time(), time.monotonic() - began)
-            runs = (*previous.runs, run) if previous is not None else (run,)
-            return Published(pipeline.owner, columns, runs[-KEPT_RUNS:])
+            ended = time.time()
+            lag = None if known is None else ended - max(known, since or known)
+            run = Run(number, new.encode(), offsets, count, ended, time.monotonic() - began, lag, plan)
+            return Published.after(previous, pipeline.owner, columns, run)
 
         with reported(pipeline):
+            plan = explain(rows)
             return target.publish(rows, previous, finish).last
 
 

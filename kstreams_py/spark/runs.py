@@ -20,6 +20,9 @@ class Run(NamedTuple):
     - `rows`: how many the function has returned.
     - `ended`: seconds since 1970.
     - `seconds`: from the begin of the cut until the rows were staged.
+    - `lag`: the longest that a new record can have waited for the run, in seconds: from the cut before until the rows
+      were staged. None for a first run, and if the moment of that cut is not known.
+    - `plan`: Spark's plan of the rows as text; "" in all runs but the newest.
     """
 
     number: int
@@ -28,6 +31,8 @@ class Run(NamedTuple):
     rows: int
     ended: float
     seconds: float
+    lag: float | None = None
+    plan: str = ""
 
 
 class Published(NamedTuple):
@@ -45,6 +50,12 @@ class Published(NamedTuple):
     @property
     def last(self) -> Run:
         return self.runs[-1]
+
+    @classmethod
+    def after(cls, previous: Published | None, owner: str, columns: Mapping[str, str], run: Run) -> Published:
+        """What is published with a run: the plans of the runs before, and the oldest runs, are not kept."""
+        before = () if previous is None else tuple(each._replace(plan="") for each in previous.runs)
+        return cls(owner, columns, (*before, run)[-KEPT_RUNS:])
 
     def as_content(self) -> dict[str, Any]:
         """What `decode_published` reads: for JSON."""

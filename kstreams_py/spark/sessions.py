@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from kstreams_py.embedded.downloads import Artifact
 from kstreams_py.embedded.jars import (
@@ -31,6 +32,8 @@ else:
 
 JARS: Final = "spark.jars"
 PACKAGES: Final = "spark.jars.packages"
+_SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
+_INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
 
 
 def session(
@@ -49,13 +52,10 @@ def session(
     """
     require_pyspark()
     _check_scala()
-    if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
-        with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
-            java = find_java(for_spark=True)
-    if java is not None:
-        os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
+    _choose_java(java)
     ours = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.globalTempDatabase": "kstreams",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, has lost its time zone
@@ -82,6 +82,26 @@ def session(
                 f"`kstreams jars`: {str(error).strip().partition(chr(10))[0]}"
             ) from error
         raise
+
+
+def exec_spark_submit(arguments: Sequence[str]) -> NoReturn:
+    """Goes on as spark-submit, that of SPARK_HOME or else of the installed PySpark, in place of this process.
+
+    Its driver runs in this Python if PYSPARK_DRIVER_PYTHON is not set. Raises MissingSoftware without PySpark, without
+    spark-submit, without a Java, or with a Spark for another Scala.
+    """
+    require_pyspark()
+    _check_scala()
+    home = os.environ.get("SPARK_HOME")
+    path = (Path(home) if home else pyspark_jars().parent) / "bin" / "spark-submit"
+    if not path.is_file():
+        raise MissingSoftware(f"{path} does not exist: {_SET_HOME if home else _INSTALL_AGAIN}")
+    _choose_java(None)
+    if not major_version(java := _java()):
+        raise MissingSoftware(f"spark-submit cannot start, because {java} does not run: {SPARK_REMEDY}")
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    sys.stdout.flush()
+    os.execv(path, [str(path), *arguments])
 
 
 def require_pyspark() -> None:
@@ -131,11 +151,30 @@ def _check_scala() -> None:
             )
 
 
+def _choose_java(java: Path | None) -> None:
+    """Sets JAVA_HOME to that of this Java, or of one that is found, if there is none otherwise."""
+    if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
+            java = find_java(for_spark=True)
+    if java is not None:
+        os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees what Spark writes to standard error: in a terminal or a notebook, and not in a log."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def _java() -> Path:
+    """The Java that Spark starts."""
+    home = os.environ.get("JAVA_HOME")
+    return Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
+
+
 def _check_java(error: Exception) -> None:
     """Raises MissingSoftware if Spark did not start because of Java: there is none, or a version that it refuses."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java") or "java"
-    major = major_version(Path(java))
+    java = _java()
+    major = major_version(java)
     if not major:
         raise MissingSoftware(
             f"Spark did not start, because {java} does not run; it needs Java 17 or 21: {SPARK_REMEDY}"

@@ -19,8 +19,8 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.settings import Settings
-from kstreams_py.spark.frames import call, columns_of, read_text, reported, start_query
-from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner
+from kstreams_py.spark.frames import call, columns_of, explain, read_text, reported, start_query
+from kstreams_py.spark.runs import Published, Run, check_columns, check_owner
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.views import stream
 
@@ -49,6 +49,11 @@ class Place(NamedTuple):
         """The place of such a text; None for the cut of a run that was no batch of a stream."""
         content = json.loads(text)
         return cls(content["stream"], content["batch"], content["entry"]) if "stream" in content else None
+
+    @property
+    def planned(self) -> float:
+        """When Spark has chosen its offsets, in seconds since 1970."""
+        return float(json.loads(self.entry.splitlines()[1])["batchTimestampMs"]) / 1000
 
     def count_offsets(self, before: Place | None) -> int:
         """How many offsets are between two batches; from 0 without a batch before."""
@@ -91,17 +96,18 @@ class Streaming:
         self._storing = threading.Lock()
         """Held while a batch is stored: a stop waits for it."""
         self._stopped = False
-        self._began = time.monotonic()
+        self._every = pipeline.every if follows else None
+        self._seconds = 0.0
+        """Of the batch before: a record may have come just after that was planned."""
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         frames = [stream(session, topic, registry=registry, settings=settings) for topic in pipeline.inputs]
         rows = call(pipeline, frames)
         with closing(open_target(pipeline, settings, lambda: session)) as target:
             check_columns(pipeline, columns_of(rows), published := target.read())
         check_owner(pipeline, published)
-        every = pipeline.every if follows else None
         self._known = threading.Event()
         with reported(pipeline):
-            self._query = start_query(rows, OUTPUT_MODES[pipeline.mode], self._checkpoint, every, self._store)
+            self._query = start_query(rows, OUTPUT_MODES[pipeline.mode], self._checkpoint, self._every, self._store)
         self._known.set()
 
     def is_running(self) -> bool:
@@ -155,14 +161,18 @@ class Streaming:
                 return
             columns = columns_of(rows)
 
-            def finish(count: int) -> Published:
-                seconds = time.monotonic() - self._began
-                run = Run(batch + 1, place.encode(), place.count_offsets(last), count, time.time(), seconds)
-                runs = (*previous.runs, run) if previous is not None else (run,)
-                return Published(pipeline.owner, columns, runs[-KEPT_RUNS:])
+            plan = explain(rows)
 
-            self._stored(target.publish(rows, previous, finish).last)
-            self._began = time.monotonic()
+            def finish(count: int) -> Published:
+                ended = time.time()
+                seconds = ended - place.planned
+                lag = None if self._every is None else seconds + max(self._every, self._seconds)
+                run = Run(batch + 1, place.encode(), place.count_offsets(last), count, ended, seconds, lag, plan)
+                return Published.after(previous, pipeline.owner, columns, run)
+
+            run = target.publish(rows, previous, finish).last
+            self._seconds = run.seconds
+            self._stored(run)
 
     def _check_place(self, place: Place, previous: Published | None) -> Place | None:
         """The last batch that the target has; this one, or the one before. Raises SettingsError for another."""

@@ -97,7 +97,7 @@ class Flights:
         results = Results(graph, self.topics, self.registry, self.rows)
         results.read(self.cluster)
         results.take_stored(_read_stored_rows(stored))
-        by_topic = data.delays(results.rows["departed"])
+        by_topic = data.delays(results.rows["departed"], results.rows["cancelled"])
         checks = judge(
             data.expect(self.rows), results.found([topic.name for topic in airports], flights.name, by_topic)
         )

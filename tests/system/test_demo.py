@@ -70,7 +70,7 @@ def test_demo_with_kills_loses_and_duplicates_nothing_and_writes_its_report(tmp_
     assert re.search(
         r"\nfrom a kill to the slot's next commit: the median is [\d.]+ s, the longest [\d.]+ s\n", done.stdout
     )
-    assert {path.name for path in output.iterdir()} == {"delays.parquet", "flights.sqlite", "report.html", "run.log"}
+    assert {path.name for path in output.iterdir()} == {"delays", "flights.sqlite", "report.html", "run.log"}
     database = sqlite3.connect(output / "flights.sqlite")
     assert database.execute("SELECT count(*), count(DISTINCT delivery_hash) FROM departed").fetchone() == (5842, 5842)
     months = database.execute("SELECT DISTINCT month FROM departed ORDER BY month").fetchall()

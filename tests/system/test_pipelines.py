@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +23,7 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError, StaleWriter
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
-from kstreams_py.spark import options, runner, session, views
+from kstreams_py.spark import Cut, options, runner, session, views
 from kstreams_py.spark.reader_options import Options
 from kstreams_py.spark.runs import Published
 from kstreams_py.spark.targets.opening import open_target
@@ -58,7 +59,7 @@ def test_complete_table_is_that_of_all_committed_records(shop: Shop, pipeline_id
     first = shop.run(pipeline_id)
     assert first is not None
     assert (first.number, first.rows, shop.rows(pipeline_id)) == (1, 2, [("ink", 1), ("pen", 2)])
-    assert shop.run(pipeline_id, only_new=True) is None
+    assert shop.run(pipeline_id, since=time.time()) is None
     shop.write("orders:ink")
     second = shop.run(pipeline_id)
     assert second is not None
@@ -141,6 +142,26 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
         running.send(signal.SIGTERM)
         assert running.wait() == 0
     assert values(shop.rows("added")) == ["cup", "ink", "pen"]
+
+
+def test_lag_is_from_the_cut_before_or_the_last_look_until_the_run_and_the_newest_run_has_its_plan(shop: Shop) -> None:
+    shop.write("orders:pen")
+    first = shop.run("added")
+    shop.write("orders:ink")
+    second = shop.run("added")
+    looked = time.time()
+    shop.write("orders:cup")
+    third = shop.run("added", since=looked)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    made = Cut.decode(first.cut, "cut").made
+    assert made is not None
+    assert [first.lag, second.lag, third.lag] == [None, second.ended - made, third.ended - looked]
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    published = runner.read_published(pipeline, shop.settings, lambda: shop.spark)
+    assert published is not None
+    assert [run.plan[:20] for run in published.runs] == ["", "", "== Physical Plan ==\n"]
 
 
 # Mutations: what the tests above would show if the pipeline were made another way.

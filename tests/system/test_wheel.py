@@ -79,7 +79,8 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
         (points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         commands = archive.read(points).decode()
     assert held == expected
-    assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", "kstreams_py/demo/report.html"} <= held
+    pages = {"kstreams_py/demo/report.html", "kstreams_py/reports/page.html"}
+    assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", *pages} <= held
     assert commands.split("\n\n") == [
         "[console_scripts]\nkstreams = kstreams_command:main",
         "[pytest11]\nkstreams_pytest = kstreams_pytest\n",

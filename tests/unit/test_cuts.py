@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def test_cut_is_the_same_after_it_was_a_file(tmp_path: Path) -> None:
     write_cut(make_cut(), path)
     write_cut(cut, str(path))
     assert (read_cut(path), sorted(tmp_path.iterdir())) == (cut, [path])
+
+
+def test_moment_of_a_cut_is_in_its_text_and_makes_no_other_cut() -> None:
+    cut = make_cut(Span(0, 1, 2))
+    later = replace(cut, made=1700000000.5)
+    assert later == cut
+    assert Cut.decode(later.encode(), "c.json").made == 1700000000.5
+    of_older_release = {name: value for name, value in json.loads(later.encode()).items() if name != "made"}
+    assert Cut.decode(json.dumps(of_older_release), "c.json").made is None
 
 
 def test_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:

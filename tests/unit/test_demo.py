@@ -88,7 +88,7 @@ def test_data_expected_outcomes_are_computed_from_the_rows() -> None:
     }
     assert (expected.records, expected.without_tail_number) == (30, 1)
     assert expected.delays == {
-        ("DL", 1): (5, 12.0), ("DL", 2): (4, 12.0), ("UA", 1): (8, 12.0), ("UA", 2): (8, 12.0),
+        ("DL", 1): (5, 12.0, 1), ("DL", 2): (4, 12.0, 0), ("UA", 1): (8, 12.0, 1), ("UA", 2): (8, 12.0, 1),
     }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def test_checks_of_a_perfect_run_all_hold() -> None:
             id="row missing in SQLite",
         ),
         pytest.param(
-            lambda f: replace(f, delays={**f.delays, ("UA", 1): (8, 12.5)}),
+            lambda f: replace(f, delays={**f.delays, ("UA", 1): (8, 12.5, 1)}),
             {"rows of Spark's table that differ from the file": (0, 2)},
             id="other mean in Spark",
         ),
@@ -489,8 +489,14 @@ def test_report_chart_of_the_delays_has_the_values_of_each_month_which_its_table
     page = report.page(new_report())
     for shape in ("wide", "narrow"):
         assert titles(page, f"delays-{shape}") == [
-            "Jan\nUnited Air Lines Inc.: 12.0 min, 8 flights\nDelta Air Lines Inc.: 12.0 min, 5 flights",
-            "Feb\nUnited Air Lines Inc.: 12.0 min, 8 flights\nDelta Air Lines Inc.: 12.0 min, 4 flights",
+            (
+                "Jan\nUnited Air Lines Inc.: 12.0 min, 8 flights, 1 cancelled\n"
+                "Delta Air Lines Inc.: 12.0 min, 5 flights, 1 cancelled"
+            ),
+            (
+                "Feb\nUnited Air Lines Inc.: 12.0 min, 8 flights, 1 cancelled\n"
+                "Delta Air Lines Inc.: 12.0 min, 4 flights, 0 cancelled"
+            ),
         ]
     (table,) = re.findall(r"<table class=delays>.*?</table>", page, flags=re.DOTALL)
     assert cells(table) == [["", "UA", "DL"], ["Jan", "12.0", "12.0"], ["Feb", "12.0", "12.0"]]
@@ -610,7 +616,7 @@ def test_demo_refuses_a_directory_that_cannot_be_written(tmp_path: Path) -> None
 def test_demo_deletes_only_the_files_of_an_earlier_run(tmp_path: Path) -> None:
     for name in ("report.html", "run.log", "flights.sqlite", "flights.sqlite-wal", "mine.txt"):
         (tmp_path / name).write_text("")
-    (tmp_path / "delays.parquet").mkdir()
-    (tmp_path / "delays.parquet" / "part").write_text("")
+    (tmp_path / "delays").mkdir()
+    (tmp_path / "delays" / "part").write_text("")
     assert demo._prepared(tmp_path) == tmp_path.resolve()
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from kstreams_py.errors import GraphError, MissingSoftware, SettingsError
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
 from kstreams_py.spark import runner, session, sessions
-from kstreams_py.spark.runs import Published, Run, check_columns, check_owner, decode_published
+from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner, decode_published
 from kstreams_py.spark.targets.opening import open_target
 
 
@@ -115,6 +116,21 @@ def test_published_runs_are_read_as_they_were_written_in_a_manifest() -> None:
     assert decode_published(read.pipeline) == PUBLISHED
 
 
+def test_runs_of_an_older_release_have_no_lag_and_no_plan() -> None:
+    content = PUBLISHED.as_content() | {"runs": [list(RUN)[:6]]}
+    assert decode_published(content) == PUBLISHED
+
+
+def test_published_keeps_the_last_runs_and_the_plan_of_the_newest() -> None:
+    published = None
+    for number in range(1, KEPT_RUNS + 3):
+        run = RUN._replace(number=number, plan=f"plan {number}")
+        published = Published.after(published, PUBLISHED.owner, PUBLISHED.columns, run)
+    assert published is not None
+    assert [run.number for run in published.runs] == list(range(3, KEPT_RUNS + 3))
+    assert [run.plan for run in published.runs if run.plan] == [f"plan {KEPT_RUNS + 2}"]
+
+
 @pytest.mark.parametrize("content", [{}, {"owner": "a", "columns": {}, "runs": []}, {"owner": "a", "runs": [[1]]}])
 def test_content_that_is_no_run_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="it has no runs of a pipeline"):
@@ -208,6 +224,36 @@ def test_spark_that_cannot_fetch_its_jars_names_the_command_that_does(monkeypatc
         MissingSoftware, match=r"spark-sql-kafka.*`kstreams jars`: \[JAVA_GATEWAY_EXITED\] unresolved .*y$"
     ):
         session()
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "modules", "shown"),
+    [(True, {}, "true"), (False, {"ipykernel": None}, "true"), (False, {}, "false")],
+)
+def test_progress_bar_of_spark_is_shown_in_a_terminal_and_in_a_notebook_and_not_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, modules: dict[str, Any], shown: str
+) -> None:
+    chosen: dict[str, str] = {}
+
+    class Builder:
+        def appName(self, name: str) -> Builder:  # noqa: N802 Spark's name
+            return self
+
+        def config(self, name: str, value: str) -> Builder:
+            chosen[name] = value
+            return self
+
+        def getOrCreate(self) -> None:  # noqa: N802
+            pass
+
+    monkeypatch.setattr(sessions, "SparkSession", SimpleNamespace(builder=Builder()))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: is_terminal))
+    monkeypatch.setattr(sys, "modules", {**sys.modules, **modules})
+    session(jars=[])
+    assert chosen["spark.ui.showConsoleProgress"] == shown
+    given: dict[str, Any] = {"spark.ui.showConsoleProgress": "true"}
+    session(jars=[], **given)
+    assert chosen["spark.ui.showConsoleProgress"] == "true"
 
 
 def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
