@@ -28,7 +28,17 @@ from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import ClientSettings, Settings
-from kstreams_py.spark import create_views, json_columns, options, sampled_schema, session, stream, view, view_errors
+from kstreams_py.spark import (
+    create_views,
+    cut,
+    json_columns,
+    options,
+    sampled_schema,
+    session,
+    stream,
+    view,
+    view_errors,
+)
 from kstreams_py.spark.sessions import _packages
 from kstreams_py.spark.views import META
 from tests.waiting import wait_until
@@ -607,6 +617,38 @@ def test_topics_of_a_graph_are_tables_of_spark_sql(
     writer.begin({3: b"ink"})
     writer.commit()
     assert [tuple(row) for row in spark.sql(table).collect()] == [("pen",), ("ink",)]
+
+
+def test_decoding_calls_no_python_function_for_a_row(
+    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+) -> None:
+    graph = Graph("plans")
+    shown = dict[str, str]()
+    for part in (Avro(NOW), Avro({"type": "string"}), String(), Json(), Bytes()):
+        name = f"{topic_name}.{len(shown)}"
+        create(broker, name)
+        topic = graph.topic(name, key=part, value=part)
+        graph.map(create(broker, f"{name}.in").name, to=topic, id=f"writer{len(shown)}")(lambda value: value)
+        old, new = (cut(graph, [name], settings=settings) for _ in range(2))
+        whole = view(spark, topic, registry=registry, settings=settings)
+        frames = {
+            "view": whole,
+            "drop": view(spark, topic, registry=registry, settings=settings, malformed="drop"),
+            "errors": view_errors(spark, topic, registry=registry, settings=settings),
+            "cut": view(spark, topic, registry=registry, settings=settings, start=old, end=new),
+            "stream": stream(spark, topic, registry=registry, settings=settings),
+        }
+        if isinstance(part, Json):
+            frames["columns"] = json_columns(whole, "quantity INT")
+        shown |= {f"{part!r} {what}": plan(frame) for what, frame in frames.items()}
+    assert [what for what, text in shown.items() if "Python" in text] == []
+    by_python = whole.select(sf.udf(lambda value: value)("value"))
+    assert "Python" in plan(by_python)
+
+
+def plan(df: DataFrame) -> str:
+    """The logical and physical plans of a data frame."""
+    return str(df._jdf.queryExecution().toString())
 
 
 def test_decoding_field_with_the_name_of_a_column_is_refused_unless_not_flattened(
