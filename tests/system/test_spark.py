@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -646,6 +647,19 @@ def test_decoding_calls_no_python_function_for_a_row(
     assert "Python" in plan(by_python)
 
 
+def test_reading_plain_values_has_the_plan_of_sparks_reader(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+) -> None:
+    topic = create(broker, topic_name, key=Bytes(), value=Bytes())
+    by_hand = spark.read.format("kafka").options(**options(topic_name, settings)).load()
+    ours, theirs = (
+        df.selectExpr("count(*)", "sum(length(value))")._jdf.queryExecution().executedPlan().toString()
+        for df in (view(spark, topic, settings=settings), by_hand)
+    )
+    numbers = re.compile(r"(#|plan_id=)\d+L?")
+    assert numbers.sub("", ours) == numbers.sub("", theirs)
+
+
 def plan(df: DataFrame) -> str:
     """The logical and physical plans of a data frame."""
     return str(df._jdf.queryExecution().toString())
@@ -836,6 +850,14 @@ def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert (spark.sparkContext.master, spark.conf.get("spark.sql.session.timeZone")) == ("local[2]", "UTC")
     assert (conf.get("spark.ui.enabled"), conf.get("spark.driver.bindAddress")) == ("false", "127.0.0.1")
+
+
+def test_session_forgets_what_its_pages_would_show(spark: SparkSession) -> None:
+    for _ in range(100):
+        spark.range(1).collect()
+    tracker, store = spark.sparkContext.statusTracker(), spark._jsparkSession.sharedState().statusStore()
+    wait_until(lambda: len(tracker.getJobIdsForGroup()) <= 50, "jobs are forgotten")
+    wait_until(lambda: store.executionsCount() <= 20, "queries are forgotten")
 
 
 def in_new_process(code: str, environment: Mapping[str, str]) -> str:
