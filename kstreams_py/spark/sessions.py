@@ -44,7 +44,7 @@ def session(
         os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     ours = {
         "spark.ui.enabled": "false",
-        # Spark keeps what its pages would show without them, too: of 1,000 queries by default, 0.25 MB for each run
+        # Spark keeps what its pages would show without them, too: of 1,000 queries by default, 0.07 MB for each run
         "spark.ui.retainedJobs": "50",
         "spark.ui.retainedStages": "50",
         "spark.ui.retainedTasks": "1000",
