@@ -629,7 +629,8 @@ def test_decoding_calls_no_python_function_for_a_row(
         name = f"{topic_name}.{len(shown)}"
         create(broker, name)
         topic = graph.topic(name, key=part, value=part)
-        graph.map(create(broker, f"{name}.in").name, to=topic, id=f"writer{len(shown)}")(lambda value: value)
+        given = graph.topic(create(broker, f"{name}.in").name)
+        graph.map(given, to=topic, id=f"writer{len(shown)}")(lambda value: value)
         old, new = (cut(graph, [name], settings=settings) for _ in range(2))
         whole = view(spark, topic, registry=registry, settings=settings)
         frames = {
