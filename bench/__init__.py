@@ -11,7 +11,8 @@ as its users start it. All have the same job: read topics that are filled alread
 - memory: resident memory after the first and after the last records of a long run.
 - chaos: three workers under 3,000 records/s; see chaos.py.
 
-`python -m bench.idle` measures alone what an idle worker costs, and its /metrics.
+`python -m bench.idle` measures alone what an idle worker costs, and its /metrics; `python -m bench.spark` what views,
+cuts and pipelines on Spark cost.
 
 The loop by hand is as a user writes it who knows the client well: its fetch settings, `consume` in lists, methods bound
 outside the loop, a static member and a transactional id for each slot. It has no steps and no dead letters, and any

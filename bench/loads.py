@@ -68,6 +68,12 @@ class Cluster:
         if name := self._filled.get((load, records, copy)):
             return name
         name = self.create(self.name("load"))
+        self.write(name, load, records)
+        self._filled[load, records, copy] = name
+        return name
+
+    def write(self, name: str, load: str, records: int) -> None:
+        """Writes this number of records of a load to a topic, without a transaction."""
         values = self._values(load, name)
         producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 50, "batch.size": 1 << 20})
         for number in range(records):
@@ -79,8 +85,6 @@ class Cluster:
                     producer.poll(0.1)
         if producer.flush(60):
             raise GaveUp(f"{name} could not be filled within a minute")
-        self._filled[load, records, copy] = name
-        return name
 
     def _values(self, load: str, topic: str) -> list[bytes]:
         if load in SIZES:

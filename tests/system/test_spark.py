@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,17 @@ from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import ClientSettings, Settings
-from kstreams_py.spark import create_views, json_columns, options, sampled_schema, session, stream, view, view_errors
+from kstreams_py.spark import (
+    create_views,
+    cut,
+    json_columns,
+    options,
+    sampled_schema,
+    session,
+    stream,
+    view,
+    view_errors,
+)
 from kstreams_py.spark.views import META
 from tests.waiting import wait_until
 
@@ -628,6 +639,52 @@ def test_topics_of_a_graph_are_tables_of_spark_sql(
     assert [tuple(row) for row in spark.sql(table).collect()] == [("pen",), ("ink",)]
 
 
+def test_decoding_calls_no_python_function_for_a_row(
+    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+) -> None:
+    graph = Graph("plans")
+    shown = dict[str, str]()
+    for part in (Avro(NOW), Avro({"type": "string"}), String(), Json(), Bytes()):
+        name = f"{topic_name}.{len(shown)}"
+        create(broker, name)
+        topic = graph.topic(name, key=part, value=part)
+        given = graph.topic(create(broker, f"{name}.in").name)
+        graph.map(given, to=topic, id=f"writer{len(shown)}")(lambda value: value)
+        old, new = (cut(graph, [name], settings=settings) for _ in range(2))
+        whole = view(spark, topic, registry=registry, settings=settings)
+        frames = {
+            "view": whole,
+            "drop": view(spark, topic, registry=registry, settings=settings, malformed="drop"),
+            "errors": view_errors(spark, topic, registry=registry, settings=settings),
+            "cut": view(spark, topic, registry=registry, settings=settings, start=old, end=new),
+            "stream": stream(spark, topic, registry=registry, settings=settings),
+        }
+        if isinstance(part, Json):
+            frames["columns"] = json_columns(whole, "quantity INT")
+        shown |= {f"{part!r} {what}": plan(frame) for what, frame in frames.items()}
+    assert [what for what, text in shown.items() if "Python" in text] == []
+    by_python = whole.select(sf.udf(lambda value: value)("value"))
+    assert "Python" in plan(by_python)
+
+
+def test_reading_plain_values_has_the_plan_of_sparks_reader(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+) -> None:
+    topic = create(broker, topic_name, key=Bytes(), value=Bytes())
+    by_hand = spark.read.format("kafka").options(**options(topic_name, settings)).load()
+    ours, theirs = (
+        df.selectExpr("count(*)", "sum(length(value))")._jdf.queryExecution().executedPlan().toString()
+        for df in (view(spark, topic, settings=settings), by_hand)
+    )
+    numbers = re.compile(r"(#|plan_id=)\d+L?")
+    assert numbers.sub("", ours) == numbers.sub("", theirs)
+
+
+def plan(df: DataFrame) -> str:
+    """The logical and physical plans of a data frame."""
+    return str(df._jdf.queryExecution().toString())
+
+
 def test_decoding_field_with_the_name_of_a_column_is_refused_unless_not_flattened(
     spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
 ) -> None:
@@ -813,6 +870,14 @@ def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert (spark.sparkContext.master, spark.conf.get("spark.sql.session.timeZone")) == ("local[2]", "UTC")
     assert (conf.get("spark.ui.enabled"), conf.get("spark.driver.bindAddress")) == ("false", "127.0.0.1")
+
+
+def test_session_forgets_what_its_pages_would_show(spark: SparkSession) -> None:
+    for _ in range(100):
+        spark.range(1).collect()
+    tracker, store = spark.sparkContext.statusTracker(), spark._jsparkSession.sharedState().statusStore()
+    wait_until(lambda: len(tracker.getJobIdsForGroup()) <= 50, "jobs are forgotten")
+    wait_until(lambda: store.executionsCount() <= 20, "queries are forgotten")
 
 
 def in_new_process(code: str, environment: Mapping[str, str]) -> str:
