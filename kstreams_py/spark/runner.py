@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
-from kstreams_py.errors import InputLost, SettingsError, TopicError
+from kstreams_py.errors import InputLost, SettingsError, TopicError, UserMistake
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
@@ -70,7 +70,7 @@ def run_once(
     with closing(open_target(pipeline, settings, lambda: session)) as target:
         previous = target.read()
         check_owner(pipeline, previous)
-        old = Cut.decode(previous.last.cut, f"{pipeline.target}") if previous is not None else None
+        old = None if previous is None else _last_cut(pipeline, previous)
         new = given or cut(graph, [topic.name for topic in pipeline.inputs], settings=settings)
         if new == old and (since is not None or pipeline.mode.is_incremental):
             return None
@@ -97,6 +97,16 @@ def run_once(
         with reported(pipeline):
             plan = explain(rows)
             return target.publish(rows, previous, finish).last
+
+
+def _last_cut(pipeline: Pipeline, published: Published) -> Cut:
+    try:
+        return Cut.decode(published.last.cut, f"{pipeline.target}")
+    except UserMistake as error:
+        raise SettingsError(
+            f"{pipeline}: the last run in {pipeline.target} was a stream's, or was changed by hand: declare it with "
+            "streaming=, or begin again with `kstreams pipeline reset`"
+        ) from error
 
 
 @contextmanager

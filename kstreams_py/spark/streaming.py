@@ -66,10 +66,6 @@ def _ends(entry: str) -> list[int]:
     return [offset for source in sources for partitions in source.values() for offset in partitions.values()]
 
 
-class _Stopped(Exception):
-    """The stream was stopped before this batch was stored."""
-
-
 class Streaming:
     """A streaming pipeline that runs. Its batches are stored one after the other, in a thread of Spark's."""
 
@@ -126,7 +122,7 @@ class Streaming:
             try:
                 self._query.awaitTermination()
             except Exception:
-                if isinstance(self._error, _Stopped):
+                if isinstance(self._error, InterruptedError):
                     return
                 if self._error is not None:
                     raise self._error from None
@@ -143,7 +139,7 @@ class Streaming:
         try:
             with self._storing:
                 if self._stopped:
-                    raise _Stopped  # Spark would count the batch as done
+                    raise InterruptedError("the stream was stopped")  # Spark would count the batch as done
                 self._publish(rows, batch)
         except Exception as error:
             self._error = error

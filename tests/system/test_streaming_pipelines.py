@@ -107,6 +107,13 @@ class Shop:
         """Runs a pipeline in a process that is killed at the point."""
         run_and_die(self.file, self.cluster.bootstrap_servers, pipeline_id, point)
 
+    def declare(self, name: str, *, streaming: bool) -> None:
+        """Another graph, with one pipeline into the directory of this name."""
+        self.graph = ks.Graph(self.name)
+        orders = self.graph.topic(f"{self.name}.orders", value=ks.String())
+        options: dict[str, Any] = {"mode": "append", "id": "other", "streaming": streaming}
+        self.graph.pipeline(orders, to=ks.Parquet(self.directory / name), **options)(lambda df: df.select("value"))
+
     def reset(self, pipeline_id: str) -> None:
         (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
         with closing(open_target(pipeline, self.settings, lambda: self.spark)) as target:
@@ -260,17 +267,16 @@ def test_table_of_runs_without_a_stream_is_refused_and_so_is_a_cut(shop: Shop) -
     shop.run("added")
     with pytest.raises(SettingsError, match="pipeline 'added' is a stream, and runs at no cut"):
         shop.run("added", Cut("shop", {}, ()))
-    graph = ks.Graph(shop.name)
-    orders = graph.topic(f"{shop.name}.orders", value=ks.String())
-    for streaming, mine in ((False, "batch"), (True, "batch")):
-        graph.pipelines = ()
-        options: dict[str, Any] = {"mode": "append", "id": mine, "streaming": streaming}
-        graph.pipeline(orders, to=ks.Parquet(shop.directory / "batch"), **options)(lambda df: df.select("value"))
-        shop.graph = graph
-        if not streaming:
-            shop.run("batch")
+    shop.declare("batch", streaming=False)
+    shop.run("other")
+    shop.declare("batch", streaming=True)
     with pytest.raises(SettingsError, match="batch was made by runs that are no stream: restore both, or begin again"):
-        shop.run("batch")
+        shop.run("other")
+    shop.declare("stream", streaming=True)
+    shop.run("other")
+    shop.declare("stream", streaming=False)
+    with pytest.raises(SettingsError, match=r"the last run in .*stream was a stream's, or was changed by hand"):
+        shop.run("other")
 
 
 def test_function_that_returns_no_stream_is_refused(shop: Shop) -> None:
