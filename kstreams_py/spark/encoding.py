@@ -13,6 +13,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Json, Serde, String
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.spark.decoding import check_encodings
+from kstreams_py.spark.frames import column
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
     from pyspark.sql import functions as sf
@@ -62,7 +63,7 @@ class Encoder:
                 )
             return self._encode_column(rows, VALUE, VALUE)
         if record is None:
-            return sf.to_json(sf.struct(*map(_column, names)), {"ignoreNullFields": "false"}).cast("binary")
+            return sf.to_json(sf.struct(*map(column, names)), {"ignoreNullFields": "false"}).cast("binary")
         assert isinstance(serde, Avro)
         if missing := [name for name in record if name not in names]:
             raise SettingsError(f"{self._what}: its rows have no column {missing[0]!r}, which {serde!r} has: return it")
@@ -73,19 +74,19 @@ class Encoder:
     def _encode_column(self, rows: DataFrame, name: str, part: str) -> Column:
         """One column as a key or value."""
         serde: Serde = getattr(self._topic, part)
-        column, kind = _column(name), dict(rows.dtypes)[name]
+        content, kind = column(name), dict(rows.dtypes)[name]
         if isinstance(serde, Avro):
             return self._to_avro(rows, serde, part, {name: kind})
         if isinstance(serde, Json) and kind != "string":
             is_nested = kind.startswith(("struct", "array", "map"))
-            column, kind = (sf.to_json(column) if is_nested else column.cast("string")), "string"
+            content, kind = (sf.to_json(content) if is_nested else content.cast("string")), "string"
         wanted = "string" if isinstance(serde, String | Json) else "binary"
         if kind != wanted:
             raise SettingsError(
                 f"{self._what}: column {name!r} is {kind}, and the {part} of topic {self._topic} is {serde!r}: return "
                 f"it as {wanted}"
             )
-        return column.cast("binary")
+        return content.cast("binary")
 
     def _to_avro(self, rows: DataFrame, serde: Avro, part: str, kinds: Mapping[str, str]) -> Column:
         """A record of columns, or the only column, in the wire format; null where the only column is."""
@@ -99,7 +100,7 @@ class Encoder:
                 raise SettingsError(
                     f"{self._what}: column {name!r} is {kind}, and {serde!r} takes {wanted}: cast it to that"
                 )
-            columns.append(_column(name).cast(wanted).alias(name))
+            columns.append(column(name).cast(wanted).alias(name))
         schema_id = self._registry.register(f"{self._topic}-{part}", serde.schema)
         content = to_avro(sf.struct(*columns) if is_record else columns[0], serde.schema)
         encoded = sf.concat(sf.lit(b"\0" + schema_id.to_bytes(4)), content)
@@ -113,7 +114,3 @@ def record_fields(serde: Serde) -> list[str] | None:
     schema = json.loads(serde.schema)
     is_record = isinstance(schema, dict) and schema["type"] == "record"
     return [field["name"] for field in schema["fields"]] if is_record else None
-
-
-def _column(name: str) -> Column:
-    return sf.col(f"`{name}`")

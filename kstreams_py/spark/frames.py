@@ -17,8 +17,8 @@ with suppress(ImportError):  # whoever has a session has PySpark
     from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
     from pyspark.sql import DataFrame as Rows
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
@@ -48,6 +48,21 @@ def columns_of(rows: Rows) -> dict[str, str]:
     return dict(rows.dtypes)
 
 
+def quote(name: str) -> str:
+    """The name of a column in an expression."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def column(name: str) -> Column:
+    """The column of this name, whatever characters it has."""
+    return sf.col(quote(name))
+
+
+def schema_of(columns: Mapping[str, str]) -> str:
+    """Columns, each with the name of Spark's type, as a schema in Spark's language."""
+    return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
+
+
 def explain(rows: Rows) -> str:
     """Spark's formatted plan of the rows, as it is before they are computed; cut off after PLAN_CHARACTERS."""
     # what rows.explain() prints; to redirect that would swallow what other threads print
@@ -62,8 +77,8 @@ def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
         return
     nulls = sf.lit(False)
     for name in key:
-        nulls = nulls | sf.col(f"`{name}`").isNull()
-    groups = rows.groupBy(*(sf.col(f"`{name}`") for name in key)).agg(sf.count("*").alias(_GROUPED))
+        nulls = nulls | column(name).isNull()
+    groups = rows.groupBy(*map(column, key)).agg(sf.count("*").alias(_GROUPED))
     found = groups.where(nulls | (sf.col(_GROUPED) > 1)).head()
     if found is not None:
         shown = ", ".join(f"{name}={found[name]!r}" for name in key)

@@ -26,6 +26,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.graph.topology import Graph
+from kstreams_py.sinks import Parquet
 from kstreams_py.spark import delta_conf, session
 from kstreams_py.spark.frames import reported
 from kstreams_py.spark.runs import Published, Run, Target, check_owner
@@ -236,12 +237,24 @@ def test_key_that_is_null_or_there_twice_is_refused_and_changes_nothing(case: Ca
 
 @of_each_target([Mode.UPSERT])
 def test_column_names_of_any_kind_are_those_of_the_table(spark: SparkSession, rig: TableRig, mode: Mode) -> None:
-    for key in ("count", "a b.c", 'q"'):
+    for key in ("count", "a b.c", 'q"', "a`b"):
         case = Case(spark, rig, mode, key=key)
         case.publish(case.amounts([("pen", 1), ("ink", 2)]).toDF(key, "select"), None)
         case.publish(case.amounts([("pen", 3)]).toDF(key, "select"), case.read())
         assert (rig.rows(), case.table()) == ([("ink", 2), ("pen", 3)],) * 2
         case.reset()
+
+
+def test_parquet_files_of_many_runs_stay_few_and_those_that_were_merged_stay_for_their_readers(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    case, read = Case(spark, ParquetRig(tmp_path), Mode.APPEND), []
+    target: Parquet = case.pipeline.target  # type: ignore[assignment]
+    for number in range(20):
+        case.publish(case.amounts([("pen", number)]).coalesce(1), case.read())
+        read += target.files()
+    assert (sorted(case.rig.rows()), len(target.files())) == ([("pen", number) for number in range(20)], 1 + 4)
+    assert [path for path in read if not path.exists()] == []
 
 
 VALUES: Final = {

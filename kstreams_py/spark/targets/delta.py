@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Delta
-from kstreams_py.spark.frames import check_key
+from kstreams_py.spark.frames import check_key, quote
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a session has PySpark
@@ -129,9 +129,10 @@ class DeltaLakeTable:
         elif mode is Mode.APPEND or is_new:
             writer.mode("append").save(self._path)
         else:
-            same = " AND ".join(f"old.`{name}` = new.`{name}`" for name in key)
+            same = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in key)
             merge = self._tables.forPath(spark, self._path).alias("old").merge(rows.alias("new"), same)
-            merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+            values: Any = {quote(name): f"new.{quote(name)}" for name in rows.columns}
+            merge.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values).execute()
 
     def _overtaken(self) -> StaleWriter:
         return StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, 
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Parquet
 from kstreams_py.sinks.directory import CHECKPOINT, DATA, LOCK, MANIFEST, Directory, reported
-from kstreams_py.sinks.manifest import DataFile, Manifest
-from kstreams_py.spark.frames import check_key
+from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged
+from kstreams_py.spark.frames import check_key, column, schema_of
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
-    from pyspark.sql import functions as sf
+    pass
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,12 +74,14 @@ class ParquetTable:
             elif mode is Mode.UPSERT and before is not None and before.files and staged:
                 new = spark.read.parquet(*self._paths(staged))
                 kept = spark.read.parquet(*self._paths(before.files)).join(
-                    new.select(*(sf.col(f"`{name}`") for name in key)), list(key), "left_anti"
+                    new.select(*map(column, key)), list(key), "left_anti"
                 )
-                files = tuple(self._stage(kept.select(*(sf.col(f"`{name}`") for name in new.columns)).union(new)))
+                files = tuple(self._stage(kept.select(*map(column, new.columns)).union(new)))
             elif mode is Mode.UPSERT and before is not None and not staged:
                 files = before.files
             published = finish(count)
+            if mode is Mode.APPEND:
+                files = self._merge(spark, files, published.columns)
             self._replace(previous, published, files)
         return published
 
@@ -89,12 +91,7 @@ class ParquetTable:
             manifest = self._directory.read()
         if manifest is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
-        columns = ", ".join(f"`{name}` {kind}" for name, kind in manifest.columns.items())
-        return (
-            spark.read.schema(columns).parquet(*self._paths(manifest.files))
-            if manifest.files
-            else (spark.createDataFrame([], columns))
-        )
+        return self._read_files(spark, manifest.files, manifest.columns)
 
     def reset(self) -> None:
         """Publishes no rows; the old files stay for an hour. Removes the checkpoint of a stream."""
@@ -108,6 +105,20 @@ class ParquetTable:
     def close(self) -> None:
         """Ends the threads that sync files."""
         self._directory.close()
+
+    def _merge(
+        self, spark: SparkSession, files: tuple[DataFile, ...], columns: Mapping[str, str]
+    ) -> tuple[DataFile, ...]:
+        """The files, with one in place of several of a size: the next run opens all of them."""
+        while merged := choose_merged(files):
+            made = self._stage(self._read_files(spark, merged, columns).coalesce(1))
+            files = (*(file for file in files if file not in merged), *made)
+        return files
+
+    def _read_files(self, spark: SparkSession, files: Sequence[DataFile], columns: Mapping[str, str]) -> DataFrame:
+        if not files:
+            return spark.createDataFrame([], schema_of(columns))
+        return spark.read.schema(schema_of(columns)).parquet(*self._paths(files))
 
     def _replace(self, previous: Published | None, published: Published, files: tuple[DataFile, ...]) -> None:
         with self._directory.locked():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import PostgreSQL
+from kstreams_py.spark.frames import column, schema_of
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
@@ -108,7 +109,7 @@ class PostgreSQLTable:
             rows = connection.execute(
                 f"SELECT {', '.join(map(_quote, published.columns))} FROM {self._table}"
             ).fetchall()
-        return spark.createDataFrame(rows, ", ".join(f"`{name}` {kind}" for name, kind in published.columns.items()))
+        return spark.createDataFrame(rows, schema_of(published.columns))
 
     def reset(self) -> None:
         """Drops the table, with what is published."""
@@ -213,7 +214,7 @@ class PostgreSQLTable:
 
 def _line_of(rows: DataFrame) -> Column:
     """The row as a line of COPY."""
-    return sf.concat_ws("\t", *(_field(sf.col(f"`{name}`"), kind) for name, kind in rows.dtypes))
+    return sf.concat_ws("\t", *(_field(column(name), kind) for name, kind in rows.dtypes))
 
 
 def _field(column: Column, kind: str) -> Column:
