@@ -109,7 +109,7 @@ def status(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the last runs that each target has: number, end, offsets read, rows, seconds, lag.
+    """Show the last runs that each target has: number, end, offsets read, rows, seconds, lag, malformed.
 
     Lag is the longest that a new record can have waited: from the cut before to the publication. With --json also the
     cut of each run, and the plan of the newest one.
@@ -132,12 +132,14 @@ def status(
             continue
         print(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
         if runs:
-            print(f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}  {'lag, s':>10}")
+            head = f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}  {'lag, s':>10}"
+            print(f"{head}  {'malformed':>9}")
         for each in runs:
             ended = datetime.fromtimestamp(each.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
             lag = "-" if each.lag is None else f"{each.lag:,.1f}"
             print(
                 f"  {each.number:>6}  {ended}  {each.offsets:>12,}  {each.rows:>12,}  {each.seconds:>8.1f}  {lag:>10}"
+                f"  {each.malformed:>9,}"
             )
 
 
@@ -274,6 +276,7 @@ def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
         "ended": run.ended,
         "seconds": run.seconds,
         "lag": run.lag,
+        "malformed": run.malformed,
     }
 
 

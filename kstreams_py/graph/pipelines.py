@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypedDict, cast
 
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.declarations import RESERVED, Topic
@@ -32,6 +32,9 @@ class Mode(StrEnum):
         return self is not Mode.COMPLETE
 
 
+FAIL, DROP = "fail", "drop"
+"""What becomes of a record that does not decode: it fails the run, or is left out."""
+
 TOPIC_MODES: Final = (Mode.APPEND, Mode.UPSERT)
 """The modes of a pipeline into a topic: what is in a topic is never replaced as a whole."""
 
@@ -52,6 +55,17 @@ class Table(Protocol):
         """The modes of the pipelines that it takes rows of."""
 
 
+class PipelineOptions(TypedDict, total=False):
+    """The options of a pipeline: see `Graph.pipeline`. `id` is by default the name of the function."""
+
+    id: str
+    mode: Mode | str
+    key: Sequence[str]
+    every: str
+    streaming: bool | str
+    malformed: str
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A function of DataFrames with its input topics, and the target that keeps its table.
@@ -62,6 +76,7 @@ class Pipeline:
     - `key`: the columns that tell rows apart; none where rows are only added.
     - `every`: seconds between the starts of two runs that follow.
     - `checkpoint`: the directory where Spark keeps the state of a stream; None for a pipeline that runs in batches.
+    - `drops_malformed`: records that do not decode are left out and counted; otherwise they fail the run.
     """
 
     id: str
@@ -73,9 +88,41 @@ class Pipeline:
     key: tuple[str, ...]
     every: int
     checkpoint: str | None = None
+    drops_malformed: bool = False
 
     def __str__(self) -> str:
         return f"pipeline {self.id!r}"
+
+
+def make_pipeline(
+    name: str,
+    owner: str,
+    inputs: tuple[Topic, ...],
+    function: Callable[..., Any],
+    target: object,
+    options: PipelineOptions,
+) -> Pipeline:
+    """Makes a pipeline of its declaration. Raises GraphError for what does not fit."""
+    what = f"pipeline {name!r}"
+    check_function(what, function, inputs)
+    mode, key = choose_mode(what, options.get("mode", Mode.COMPLETE), options.get("key", ()))
+    table = check_target(what, target, mode)
+    if elsewhere := next((topic for topic in inputs if topic.cluster), None):
+        raise GraphError(
+            f"{what}: topic {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name one of the graph's own"
+        )
+    if isinstance(table, Topic):
+        check_topic_target(what, table, inputs, key)
+    every = parse_interval(what, options.get("every", "1 minute"))
+    checkpoint = choose_checkpoint(what, options.get("streaming", False), table)
+    if (malformed := options.get("malformed", FAIL)) not in (FAIL, DROP):
+        raise GraphError(f"{what}: malformed={malformed!r} is not known: choose {FAIL!r} or {DROP!r}")
+    if malformed == DROP and checkpoint is not None:
+        raise GraphError(
+            f"{what} is a stream, which does not count what it drops: leave malformed= out, or give its topics Bytes() "
+            "and decode them in the function"
+        )
+    return Pipeline(name, owner, inputs, function, table, mode, key, every, checkpoint, malformed == DROP)
 
 
 def check_function(what: str, function: Callable[..., Any], inputs: Sequence[Topic]) -> None:

@@ -52,17 +52,7 @@ from kstreams_py.graph.declarations import (
 )
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
-from kstreams_py.graph.pipelines import (
-    Mode,
-    Pipeline,
-    Table,
-    check_function,
-    check_topic_target,
-    choose_checkpoint,
-    choose_mode,
-    parse_interval,
-)
-from kstreams_py.graph.pipelines import check_target as check_table
+from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Sink
 
@@ -263,17 +253,14 @@ class Graph:
         self,
         *topics: End,
         to: Table | End,
-        id: str | None = None,  # noqa: A002 as of processors
-        mode: Mode | str = Mode.COMPLETE,
-        key: Sequence[str] = (),
-        every: str = "1 minute",
-        streaming: bool | str = False,
+        **options: Unpack[PipelineOptions],
     ) -> Callable[[Function], Function]:
         """Declares a function of Spark DataFrames, one of each topic, that returns the rows of a table.
 
         `kstreams pipeline run` calls it, and stores its rows once, whenever its process dies.
 
-        - `to`: where the table is: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, or a topic of its own.
+        - `to`: where the table is: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, `ks.Delta(path)`, or a
+          topic of its own.
         - `id`: by default the name of the function.
         - `mode`: "complete" reads all of history and replaces the table; "append" and "upsert" read what is new since
           the last run, and add its rows, or replace those with the same key.
@@ -281,38 +268,27 @@ class Graph:
         - `every`: the time between two runs of `--follow`.
         - `streaming`: the function takes and returns streams (Structured Streaming), and the mode is Spark's output
           mode: "append", "complete", or "update" of an upsert. Give the directory of the checkpoint, on a file system
-          that all of Spark's processes share; True for one beside the files of a Parquet table.
+          that all of Spark's processes share; True for one beside the files of a Parquet or Delta table.
+        - `malformed`: "fail" (the default) at a record that does not decode; "drop" leaves such records out and counts
+          them, for which each run reads its records twice.
 
         Raises GraphError.
         """
 
         def declare(function: Function) -> Function:
-            name = name_processor(function, {} if id is None else {"id": id}, "pipeline")
-            what = f"pipeline {name!r}"
+            named = Options(id=options["id"]) if "id" in options else Options()
+            what = f"pipeline {(name := name_processor(function, named, 'pipeline'))!r}"
             if name in self._names():
                 raise GraphError(f"{what} is declared twice: give one of the two another id=")
             reads = self._resolve(what, topics)
             check_ends(what, reads, None, 1)
-            check_function(what, function, reads)
-            chosen, columns = choose_mode(what, mode, key)
-            topic = (
-                self._resolve(what, (to,))[0]
-                if isinstance(to, Topic) or (isinstance(to, str) and to in self.topics)
-                else None
-            )
-            target = check_table(what, topic or to, chosen)
-            if elsewhere := next((topic for topic in reads if topic.cluster), None):
-                raise GraphError(
-                    f"{what}: topic {elsewhere.name!r} is on cluster {elsewhere.cluster!r}: name one of the graph's own"
-                )
-            if isinstance(target, Topic):
-                check_topic_target(what, target, reads, columns)
-            if taken := next((other for other in self.pipelines if other.target == target), None):
-                raise GraphError(f"{what} writes to {target}, as {taken} does: give each a target of its own")
-            interval = parse_interval(what, every)
-            owner = f"{self.name}.{name}"
-            checkpoint = choose_checkpoint(what, streaming, target)
-            self.pipelines += (Pipeline(name, owner, reads, function, target, chosen, columns, interval, checkpoint),)
+            target: object = to
+            if isinstance(to, Topic) or (isinstance(to, str) and to in self.topics):
+                (target,) = self._resolve(what, (to,))
+            made = make_pipeline(name, f"{self.name}.{name}", reads, function, target, options)
+            if taken := next((other for other in self.pipelines if other.target == made.target), None):
+                raise GraphError(f"{what} writes to {made.target}, as {taken} does: give each a target of its own")
+            self.pipelines += (made,)
             return function
 
         return declare

@@ -6,9 +6,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kstreams_py.formats.registry import Registry
+from kstreams_py.graph.pipelines import DROP
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
-from kstreams_py.spark.views import DROP, view, view_errors
+from kstreams_py.spark.views import view, view_errors
 
 with suppress(ImportError):  # whoever has a session has PySpark
     from pyspark.errors import PySparkException

@@ -16,6 +16,8 @@ from kstreams_py.reports.charts import INKS, Shape, draw_columns, draw_shapes, i
 from kstreams_py.reports.page import build_page
 from kstreams_py.spark.runs import Published, Run
 
+_COLUMNS: Final = ("run", "ended", "offsets", "rows", "seconds", "lag, s", "malformed")
+
 MARGIN: Final = timedelta(seconds=30)
 """The least time beside the first and the last run in a plot."""
 
@@ -50,7 +52,7 @@ def _section(number: int, pipeline: Pipeline, published: Published | None) -> st
     runs = published.runs
     chart = draw_shapes(lambda shape: _draw(runs, f"runs{number}-{shape.name}", shape))
     rows = "\n".join(map(_row, reversed(runs)))
-    names = "".join(f'<th class="n">{name}</th>' for name in ("run", "ended", "offsets", "rows", "seconds", "lag, s"))
+    names = "".join(f'<th class="n">{name}</th>' for name in _COLUMNS)
     plan = published.last.plan
     shown = f"<details><summary>the plan of run {published.last.number}</summary><pre>{escape(plan)}</pre></details>"
     return (
@@ -63,7 +65,7 @@ def _section(number: int, pipeline: Pipeline, published: Published | None) -> st
 def _row(run: Run) -> str:
     cells = (
         f"{run.number:,}", _time(run.ended), f"{run.offsets:,}", f"{run.rows:,}", f"{run.seconds:,.1f}",
-        "-" if run.lag is None else f"{run.lag:,.1f}",
+        "-" if run.lag is None else f"{run.lag:,.1f}", f"{run.malformed:,}",
     )  # fmt: skip
     drawn = "".join(f'<td class="n">{cell}</td>' for cell in cells)
     return f"<tr>{drawn}</tr>"

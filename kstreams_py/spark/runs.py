@@ -23,6 +23,7 @@ class Run(NamedTuple):
     - `lag`: the longest that a new record can have waited for the run, in seconds: from the cut before until the rows
       were staged. None for a first run, and if the moment of that cut is not known.
     - `plan`: Spark's plan of the rows as text; "" in all runs but the newest.
+    - `malformed`: how many records did not decode, and were left out.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Run(NamedTuple):
     seconds: float
     lag: float | None = None
     plan: str = ""
+    malformed: int = 0
 
 
 class Published(NamedTuple):

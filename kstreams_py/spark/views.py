@@ -9,6 +9,7 @@ from typing import Final
 from kstreams_py.errors import InputLost, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.pipelines import DROP, FAIL
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.settings import Settings
@@ -26,9 +27,6 @@ with suppress(ImportError):  # `require_pyspark` raises the error with the remed
 
 META: Final = ("key", "partition", "offset", "timestamp", "headers", "delivery_hash")
 """Columns in addition to the value's; `delivery_hash` is the header `ks-hash`, null without one."""
-
-FAIL, DROP = "fail", "drop"
-"""What becomes of a record that does not decode: the query fails, or it is a row of view_errors() alone."""
 
 
 def view(

@@ -253,6 +253,27 @@ def test_function_that_does_not_fit_is_named_and_the_last_table_stays(
     assert shop.rows("other") == [("pen",)]
 
 
+@pytest.mark.parametrize("mode", ["complete", "append"])
+def test_record_that_does_not_decode_fails_the_run_or_is_left_out_and_counted(
+    shop: Shop, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.write("orders:pen")
+    shop.cluster.write(f"{shop.name}.orders", [b"\xff", b"ink"])
+    declare(shop, lambda df: df.select("value"), mode=mode)
+    with pytest.raises(PipelineFailed, match=r"orders\[0\] offset 2: its value is not text in UTF-8"):
+        shop.run("other")
+    declare(shop, lambda df: df.select("value"), mode=mode, malformed="drop")
+    first = shop.run("other")
+    shop.write("orders:cup")
+    second = shop.run("other")
+    assert first is not None
+    assert second is not None
+    assert (first.rows, first.malformed, second.malformed) == (2, 1, 1 if mode == "complete" else 0)
+    assert values(shop.rows("other")) == ["cup", "ink", "pen"]
+    name = f"{shop.name}.orders"
+    assert f"1 records of {name} do not decode, and are left out; {name}[0] offset 2: its value is not" in caplog.text
+
+
 def test_target_of_another_pipeline_or_of_nobody_is_refused(shop: Shop) -> None:
     shop.write("orders:pen")
     shop.run("added")

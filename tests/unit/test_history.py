@@ -27,7 +27,7 @@ def published(*runs: Run) -> Published:
 RUNS = (
     Run(1, "{}", 12_000, 3, MAY, 4.25),
     Run(2, "{}", 12_010, 4, MAY + 60, 1.0, 61.5),
-    Run(3, "{}", 12_020, 4, MAY + 3660, 1.5, 3601.25, "Scan <a>"),
+    Run(3, "{}", 12_020, 4, MAY + 3660, 1.5, 3601.25, "Scan <a>", 5),
 )
 
 
@@ -42,10 +42,10 @@ def test_page_has_a_table_and_plots_of_the_runs_of_each_pipeline_and_the_newest_
     page = history_page("shop", [(totals, published(*RUNS)), (new, None)], MAY + 3700)
     rows = re.findall(r"<tr>(.*?)</tr>", page)
     assert [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows] == [
-        ["run", "ended", "offsets", "rows", "seconds", "lag, s"],
-        ["3", "2026-05-01 13:01:00", "12,020", "4", "1.5", "3,601.2"],
-        ["2", "2026-05-01 12:01:00", "12,010", "4", "1.0", "61.5"],
-        ["1", "2026-05-01 12:00:00", "12,000", "3", "4.2", "-"],
+        ["run", "ended", "offsets", "rows", "seconds", "lag, s", "malformed"],
+        ["3", "2026-05-01 13:01:00", "12,020", "4", "1.5", "3,601.2", "5"],
+        ["2", "2026-05-01 12:01:00", "12,010", "4", "1.0", "61.5", "0"],
+        ["1", "2026-05-01 12:00:00", "12,000", "3", "4.2", "-", "0"],
     ]
     assert "<summary>the plan of run 3</summary><pre>Scan &lt;a&gt;</pre>" in page
     for shape in ("wide", "narrow"):

@@ -74,6 +74,14 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
             "the key of a record in 'returns' is one column, and key= has item, day: return a column",
         ),
         (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "there is no topic 'totals': declare it before"),
+        (one, ("orders",), {"malformed": "skip"}, "malformed='skip' is not known: choose 'fail' or 'drop'"),
+        (one, ("orders",), {"malformed": "drop", "streaming": True}, "is a stream, which does not count what it drops"),
+        (
+            one,
+            ("orders",),
+            {"to": ks.PostgreSQL("postgresql://db/shop", table="totals"), "streaming": True},
+            "totals has no place for the checkpoint of a stream: give its directory, streaming='checkpoints/...'",
+        ),
         (one, ("orders",), {"id": "a.b"}, "pipeline 'a.b': this name is not usable"),
     ],
 )
