@@ -15,6 +15,7 @@ with suppress(ImportError):  # whoever has a session has PySpark
     from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as sf
+    from pyspark.storagelevel import StorageLevel
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -56,6 +57,19 @@ def quote(name: str) -> str:
 def column(name: str) -> Column:
     """The column of this name, whatever characters it has."""
     return sf.col(quote(name))
+
+
+def compute(rows: Rows) -> Rows:
+    """The rows as they are computed once, on the disks of Spark's processes.
+
+    Rows that are lost with one of them fail the next job: to compute them again may give others in other partitions.
+    """
+    return rows.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
+
+
+def evaluate(rows: Rows) -> None:
+    """Computes rows for what else that does, such as to move the watermark of a stream."""
+    rows.write.format("noop").mode("overwrite").save()
 
 
 def schema_of(columns: Mapping[str, str]) -> str:

@@ -11,12 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NoReturn
 
-from kstreams_py.embedded.downloads import Artifact
 from kstreams_py.embedded.jars import (
     SCALA_VERSION,
     cache_directory,
     cached,
     delta_artifacts,
+    has_delta,
     pyspark_jars,
     spark_artifacts,
 )
@@ -32,6 +32,7 @@ else:
 
 JARS: Final = "spark.jars"
 PACKAGES: Final = "spark.jars.packages"
+_IVY: Final = {"spark.jars.ivy": str(cache_directory() / "ivy")}
 _SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
 _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
 
@@ -66,7 +67,7 @@ def session(
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, has lost its time zone
         "spark.sql.shuffle.partitions": "4",
         "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
-        **_packages(cached(spark_artifacts()) if jars is None else jars, spark_artifacts()),
+        **_packages(jars),
     }
     if not _has_master(conf):
         here = "127.0.0.1"
@@ -122,19 +123,23 @@ def coordinates(*, delta: bool = False) -> str:
 
 def delta_conf() -> dict[str, str]:
     """Spark's configuration for Delta Lake: for `session`. Raises MissingSoftware without delta-spark."""
-    return {
+    conf = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "4",  # 50, the default, are for logs of millions of files
-        **_packages(cached(delta_artifacts()), delta_artifacts()),
     }
+    return conf if cached(delta_artifacts()) else {**conf, PACKAGES: ",".join(map(str, delta_artifacts())), **_IVY}
 
 
-def _packages(jars: Sequence[Path], artifacts: Sequence[Artifact]) -> dict[str, str]:
-    """Spark's configuration for jars; without any, Spark fetches the artifacts."""
-    if jars:
-        return {JARS: ",".join(map(str, jars))}
-    return {PACKAGES: ",".join(map(str, artifacts)), "spark.jars.ivy": str(cache_directory() / "ivy")}
+def _packages(jars: Sequence[Path] | None) -> dict[str, str]:
+    """Spark's configuration for its jars; those that are neither given nor cached are fetched by Spark.
+
+    Delta Lake's are always there if they are cached: the Java process of a later session is that of the first one.
+    """
+    jars = cached(spark_artifacts()) if jars is None else jars
+    of_delta = cached(delta_artifacts()) if has_delta() else []
+    conf = {JARS: ",".join(map(str, [*jars, *of_delta]))} if jars or of_delta else {}
+    return conf if jars else {**conf, PACKAGES: coordinates(), **_IVY}
 
 
 def _has_master(conf: Mapping[str, str]) -> bool:

@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple
 from kstreams_py.errors import SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
-from kstreams_py.spark.frames import call, columns_of, explain, read_text, reported, start_query
+from kstreams_py.spark.frames import call, columns_of, evaluate, explain, read_text, reported, start_query
 from kstreams_py.spark.runs import Published, Run, check_columns, check_owner
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.views import stream
@@ -34,11 +35,13 @@ class Place(NamedTuple):
     - `stream`: Spark's id of the query, which its checkpoint has.
     - `batch`: its number, from 0.
     - `entry`: the checkpoint's entry of the batch, which has its offsets.
+    - `topics`: the broker's ids of the inputs, by name.
     """
 
     stream: str
     batch: int
     entry: str
+    topics: dict[str, str]
 
     def encode(self) -> str:
         """The place as text: JSON."""
@@ -48,7 +51,7 @@ class Place(NamedTuple):
     def decode(cls, text: str) -> Place | None:
         """The place of such a text; None for the cut of a run that was no batch of a stream."""
         content = json.loads(text)
-        return cls(content["stream"], content["batch"], content["entry"]) if "stream" in content else None
+        return cls(**content) if "stream" in content else None
 
     @property
     def planned(self) -> float:
@@ -148,12 +151,13 @@ class Streaming:
     def _publish(self, rows: Any, batch: int) -> None:
         pipeline = self._pipeline
         entry = read_text(rows, f"{self._checkpoint}/offsets/{batch}")
-        place = Place(str(self._query.id), batch, entry)
+        place = Place(str(self._query.id), batch, entry, self._topic_ids())
         with closing(open_target(pipeline, self._settings, lambda: rows.sparkSession)) as target, reported(pipeline):
             previous = target.read()
             check_owner(pipeline, previous)
             last = self._check_place(place, previous)
             if last == place:
+                evaluate(rows)  # the watermark of the batch comes from its rows
                 return
             columns = columns_of(rows)
 
@@ -170,6 +174,15 @@ class Streaming:
             self._seconds = run.seconds
             self._stored(run)
 
+    def _topic_ids(self) -> dict[str, str]:
+        """The ids of the inputs; Spark compares only offsets, which a topic that was created again has, too."""
+        cluster = KafkaCluster(self._settings)
+        try:
+            found = cluster.topics([topic.name for topic in self._pipeline.inputs])
+        finally:
+            cluster.close()
+        return {name: each.topic_id for name, each in sorted(found.items())}
+
     def _check_place(self, place: Place, previous: Published | None) -> Place | None:
         """The last batch that the target has; this one, or the one before. Raises SettingsError for another."""
         last = None if previous is None else Place.decode(previous.last.cut)
@@ -177,6 +190,11 @@ class Streaming:
         if previous is not None and last is None:
             raise SettingsError(
                 f"{self._pipeline}: {self._pipeline.target} was made by runs that are no stream: {remedy}"
+            )
+        known = {} if last is None else last.topics
+        if changed := [name for name, topic_id in known.items() if place.topics.get(name) != topic_id]:
+            raise SettingsError(
+                f"{self._pipeline}: topic {changed[0]!r} was deleted and created again since the last batch: {remedy}"
             )
         following = 0 if last is None else last.batch + 1
         is_same = last is None or last.stream == place.stream

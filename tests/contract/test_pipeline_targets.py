@@ -250,9 +250,13 @@ def test_parquet_files_of_many_runs_stay_few_and_those_that_were_merged_stay_for
 ) -> None:
     case, read = Case(spark, ParquetRig(tmp_path), Mode.APPEND), []
     target: Parquet = case.pipeline.target  # type: ignore[assignment]
-    for number in range(20):
-        case.publish(case.amounts([("pen", number)]).coalesce(1), case.read())
-        read += target.files()
+    spark.conf.set("spark.sql.files.maxRecordsPerFile", "5")  # the files that are merged have more
+    try:
+        for number in range(20):
+            case.publish(case.amounts([("pen", number)]).coalesce(1), case.read())
+            read += target.files()
+    finally:
+        spark.conf.unset("spark.sql.files.maxRecordsPerFile")
     assert (sorted(case.rig.rows()), len(target.files())) == ([("pen", number) for number in range(20)], 1 + 4)
     assert [path for path in read if not path.exists()] == []
 

@@ -212,3 +212,20 @@ def test_table_that_others_have_changed_is_refused_until_it_is_reset_and_optimiz
         target.reset()
     shop.run("added")
     assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
+
+
+def test_table_that_no_pipeline_has_made_is_refused_and_not_deleted_and_an_empty_log_is_none(shop: Shop) -> None:
+    path = shop.directory / "added"
+    shop.spark.range(3).write.format("delta").save(str(path))
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    shop.write("pen")
+    with pytest.raises(SettingsError, match=r"version 0 of .*added, a WRITE, is not of pipeline 'added': name another"):
+        shop.run("added")
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+        with pytest.raises(SettingsError, match="added is a table that no pipeline has made: name another one"):
+            target.reset()
+        assert shop.spark.read.format("delta").load(str(path)).count() == 3
+    latest = shop.directory / "latest" / "_delta_log"
+    latest.mkdir(parents=True)
+    shop.run("latest")
+    assert shop.rows("latest") == [("pen", 0)]

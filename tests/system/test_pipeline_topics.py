@@ -20,10 +20,13 @@ from kstreams_py.errors import PipelineFailed, RecordTooLarge, RowRefused, Setti
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.partitioner import partition_of
+from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.records import HASH_HEADER
 from kstreams_py.spark import runner, session
-from kstreams_py.spark.runs import Run
+from kstreams_py.spark.runs import Published, Run, decode_published
+from kstreams_py.spark.targets.kafka import encode_runs
 from kstreams_py.spark.targets.opening import open_target
 from tests.system.harness import Cluster
 from tests.system.shop import run_and_die
@@ -269,3 +272,52 @@ def test_topic_of_another_pipeline_is_refused_and_reset_lets_its_own_begin_again
     shop.write("ink")
     shop.run("added")
     assert [key for key, _ in shop.records("added")] == ["ink", "pen"]
+
+
+def test_reset_that_was_interrupted_holds_runs_off_until_it_is_continued(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.write("pen")
+    shop.run("added")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+        patch.setattr(KafkaCluster, "truncate", die)
+        with pytest.raises(KeyboardInterrupt):
+            target.reset()
+    with pytest.raises(SettingsError, match=r"a reset of topic .*added was interrupted: run `kstreams pipeline reset`"):
+        shop.run("added")
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+        target.reset()
+    assert shop.records("added") == []
+    shop.run("added")
+    assert [key for key, _ in shop.records("added")] == ["pen"]
+
+
+def test_run_that_fails_while_it_writes_holds_up_no_reader(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.write("pen")
+    write = KafkaProducer.write
+
+    def fail(self: KafkaProducer, outputs: list[Any]) -> None:
+        write(self, outputs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaProducer, "write", fail)
+        with pytest.raises(KeyboardInterrupt):
+            shop.run("added")
+    shop.cluster.await_markers(f"{shop.name}.added")
+    assert shop.records("added") == []
+    shop.run("added")
+    assert [key for key, _ in shop.records("added")] == ["pen"]
+
+
+def test_record_of_the_runs_has_as_many_as_a_record_takes() -> None:
+    run = Run(1, "x" * 300_000, 1, 1, 1.0, 1.0)
+    kept = Published("shop.totals", {}, tuple(run._replace(number=number) for number in range(1, 6)))
+    assert [each.number for each in decode_published(json.loads(encode_runs(kept))).runs] == [4, 5]
+    huge = kept._replace(runs=(run._replace(cut="x" * 2_000_000),))
+    assert len(decode_published(json.loads(encode_runs(huge))).runs) == 1

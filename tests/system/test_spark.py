@@ -20,7 +20,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from kstreams_py.embedded.jars import spark_jars
+from kstreams_py.embedded.jars import delta_jars, spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.avro import Avro
@@ -863,7 +863,7 @@ def test_options_lines_are_python_code_that_sets_them() -> None:
 
 
 def test_session_uses_the_jars_that_setup_downloads(spark: SparkSession) -> None:
-    assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, spark_jars()))
+    assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, [*spark_jars(), *delta_jars()]))
 
 
 def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:

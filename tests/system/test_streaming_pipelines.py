@@ -198,6 +198,16 @@ def test_driver_killed_around_the_step_that_stores_a_batch_gives_each_record_its
         assert {row[1] for row in shop.rows("latest")} == {1}
 
 
+def test_batch_that_is_run_again_moves_the_watermark(shop: Shop) -> None:
+    """What closes a window is in the rows of a batch that the table has already."""
+    shop.write("pen@2026-05-01 12:00:10")
+    shop.run("windows")
+    shop.write("pen@2026-05-01 12:03:00")
+    shop.run_and_die("windows", "after-publish")
+    shop.run("windows")
+    assert shop.rows("windows") == [("pen", "12:00", 1)]
+
+
 def test_mutation_that_trusts_the_checkpoint_alone_doubles_a_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.write("pen")
     shop.run_and_die("added", "after-publish")
@@ -260,6 +270,20 @@ def test_entry_of_the_checkpoint_that_was_lost_with_the_disk_is_noticed(shop: Sh
     with pytest.raises(SettingsError, match="is at batch 0 of stream"):
         shop.run("added")
     assert [row[0] for row in shop.rows("added")] == ["pen"]
+
+
+def test_topic_that_was_created_again_is_noticed_though_it_has_as_many_records(shop: Shop) -> None:
+    topic = f"{shop.name}.orders"
+    shop.cluster.write(topic, [b"pen"])
+    shop.run("added")
+    shop.cluster.delete(topic)
+    shop.cluster.create(topic)
+    shop.cluster.write(topic, [b"cup", b"ink"])
+    with pytest.raises(
+        SettingsError, match=r"orders' was deleted and created again since the last batch: restore both"
+    ):
+        shop.run("added")
+    assert shop.rows("added") == [("pen", 0)]
 
 
 def test_table_of_runs_without_a_stream_is_refused_and_so_is_a_cut(shop: Shop) -> None:

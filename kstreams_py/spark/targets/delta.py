@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Delta
-from kstreams_py.spark.frames import check_key, quote
+from kstreams_py.spark.frames import check_key, compute, quote
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a session has PySpark
     from pyspark.errors import PySparkException
-    from pyspark.storagelevel import StorageLevel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -53,27 +52,24 @@ class DeltaLakeTable:
         if others:
             raise SettingsError(
                 f"version {others[0].version} of {self._path}, a {others[0].operation}, is not of {self._pipeline}: "
-                "restore the version before, name another table, or begin again with `kstreams pipeline reset`"
+                "name another table, or begin again with `kstreams pipeline reset`"
             )
         return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
         """Counts the rows, then commits them with what `finish` makes of their number."""
-        rows.persist(StorageLevel.DISK_ONLY)  # it is read twice: counted, then written
-        try:
-            count = rows.count()
-            if self._pipeline.mode is not Mode.APPEND:
-                check_key(str(self._pipeline), rows, self._pipeline.key)
-            published = finish(count)
-            if self.read() != previous:
-                raise self._overtaken()
-            spark = rows.sparkSession
-            with self._reported(), _committing(spark, published):
-                self._write(spark, rows, is_new=previous is None)
-            if self.read() != published:
-                raise self._overtaken()
-        finally:
-            rows.unpersist()
+        made = compute(rows)
+        count = made.count()
+        if self._pipeline.mode is not Mode.APPEND:
+            check_key(str(self._pipeline), made, self._pipeline.key)
+        published = finish(count)
+        if self.read() != previous:
+            raise self._overtaken()
+        spark = rows.sparkSession
+        with self._reported(), _committing(spark, published):
+            self._write(spark, made, is_new=previous is None)
+        if self.read() != published:
+            raise self._overtaken()
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
@@ -89,7 +85,8 @@ class DeltaLakeTable:
             raise SettingsError(f"{self._path} is a table that no pipeline has made: name another one")
         check_owner(self._pipeline, published)
         files, path = self._files(self._session(), "")
-        files.delete(path, True)
+        if files.exists(path) and not files.delete(path, True):
+            raise SinkUnavailable(f"{self._path} was not deleted as a whole: delete it by hand")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -100,24 +97,33 @@ class DeltaLakeTable:
         path = gateway.org.apache.hadoop.fs.Path(f"{self._path}/{name}")
         return path.getFileSystem(context.hadoopConfiguration()), path
 
-    def _exists(self, spark: SparkSession, name: str) -> bool:
-        files, path = self._files(spark, name)
-        return bool(files.exists(path))
+    def _has_log(self, spark: SparkSession) -> bool:
+        """Whether there is a table; isDeltaTable() denies one whose log could not be read the last time.
+
+        A first run that died before its commit has left an empty log.
+        """
+        files, log = self._files(spark, "_delta_log")
+        if not files.exists(log):
+            return False
+        commits = files.globStatus(self._files(spark, "_delta_log/*.json")[1])
+        return len(commits) > 0 or not files.getFileStatus(log).isDirectory()
 
     def _find(self) -> tuple[Published | None, list[Row]]:
         """The newest commit of a pipeline, and the commits of others since."""
         spark = self._session()
         others: list[Row] = []
         with self._reported():
-            if not self._exists(spark, "_delta_log"):
-                return None, []  # isDeltaTable() calls a table missing whose log could not be read the last time
+            if not self._has_log(spark):
+                return None, []
             history = self._tables.forPath(spark, self._path).history()
-            for commit in history.select("version", "operation", "userMetadata").toLocalIterator():
-                with suppress(ValueError):
-                    return decode_published(json.loads(commit.userMetadata or "")), others
-                if commit.operation not in _HARMLESS:
-                    others.append(commit)
-        return None, others
+            commits = history.select("version", "operation", "userMetadata").collect()
+        for commit in commits:
+            if commit.operation in _HARMLESS:  # one that follows a run by itself has the metadata of the run
+                continue
+            with suppress(ValueError):
+                return decode_published(json.loads(commit.userMetadata or "")), others
+            others.append(commit)
+        return None, others or commits[:1]
 
     def _write(self, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
         mode, key = self._pipeline.mode, self._pipeline.key
@@ -164,9 +170,9 @@ def _committing(spark: SparkSession, published: Published) -> Iterator[None]:
         f"{_CONF}write.txnAppId": published.owner,
         f"{_CONF}write.txnVersion": str(published.last.number),
     }
-    for name, value in conf.items():
-        spark.conf.set(name, value)
     try:
+        for name, value in conf.items():
+            spark.conf.set(name, value)
         yield
     finally:
         for name in conf:

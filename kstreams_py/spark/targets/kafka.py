@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import (
     ClientError,
@@ -35,14 +35,13 @@ from kstreams_py.kafka.sizes import batch_bytes
 from kstreams_py.records import HASH_HEADER, Message, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark.encoding import KEY, Encoder
-from kstreams_py.spark.frames import check_key
+from kstreams_py.spark.frames import check_key, compute
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 from kstreams_py.spark.views import view
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
     from pyspark.sql import Window
     from pyspark.sql import functions as sf
-    from pyspark.storagelevel import StorageLevel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,6 +50,12 @@ TRANSACTION_MS: Final = 60_000
 """The least limit of the transaction of a run; the rows are made before it begins."""
 
 POLL_SECONDS: Final = 0.05
+
+RUNS_BYTES: Final = 900_000
+"""The most that the record of the runs has: clients and brokers take 1 MB by default."""
+
+_RESET: Final = "reset_by"
+"""In the record of the runs while a reset is under way: the pipeline that is reset."""
 
 _CHUNK: Final = 5_000
 """Records that are queued at once."""
@@ -86,19 +91,16 @@ class KafkaTable:
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
         """Makes the records, then writes them and what `finish` makes of their number in one transaction."""
-        rows.persist(StorageLevel.DISK_ONLY)  # nothing is computed while a transaction is open
-        try:
-            records = Encoder(str(self._pipeline), self._topic, self._registry, self._key).encode(rows)
-            count = rows.count()
-            if self._pipeline.mode is Mode.UPSERT:
-                check_key(str(self._pipeline), rows, self._pipeline.key)
-            published = finish(count)
-            with self._reported(), self._producer() as producer:
-                if self._read_runs() != previous:
-                    raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
-                self._transact(producer, self._outputs(records, published), published)
-        finally:
-            rows.unpersist()
+        made = compute(rows)  # not while a transaction is open
+        records = Encoder(str(self._pipeline), self._topic, self._registry, self._key).encode(made)
+        count = made.count()
+        if self._pipeline.mode is Mode.UPSERT:
+            check_key(str(self._pipeline), made, self._pipeline.key)
+        published = finish(count)
+        with self._reported(), self._producer() as producer:
+            if self._read_runs() != previous:
+                raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
+            self._transact(producer, self._outputs(records, published), encode_runs(published))
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
@@ -112,14 +114,22 @@ class KafkaTable:
         return found.withColumn("ks_age", newest).where("ks_age = 1").drop("ks_age")
 
     def reset(self) -> None:
-        """Deletes the records, and the runs."""
+        """Deletes the records, then the runs. A reset that was interrupted is continued by the next one."""
         with self._reported(), self._producer() as producer:
-            published = self._read_runs()
-            if published is None:
+            content = self._read_content()
+            if content is None:
                 return
-            check_owner(self._pipeline, published)
-            for tp, end in self._cluster.ends(self._partitions()).items():
-                self._cluster.truncate(tp, end)
+            if _RESET not in content:
+                check_owner(self._pipeline, self._decode(content))
+            elif content[_RESET] != self._pipeline.owner:
+                raise SettingsError(f"{self._pipeline}: topic {self._topic} is reset by pipeline {content[_RESET]!r}")
+            # no run may continue from runs whose records are gone
+            self._transact(producer, iter(()), json.dumps({_RESET: self._pipeline.owner}).encode())
+            partitions = self._partitions()
+            starts = self._cluster.starts(partitions)
+            for tp, end in self._cluster.ends(partitions).items():
+                if starts[tp] < end:
+                    self._cluster.truncate(tp, end)
             self._transact(producer, iter(()), None)
 
     def close(self) -> None:
@@ -135,14 +145,30 @@ class KafkaTable:
         return [TopicPartition(self._topic.name, number) for number in range(found[self._topic.name].partitions)]
 
     def _read_runs(self) -> Published | None:
+        content = self._read_content()
+        if content is not None and _RESET in content:
+            raise SettingsError(
+                f"{self._pipeline}: a reset of topic {self._topic} was interrupted: run `kstreams pipeline reset` again"
+            )
+        return None if content is None else self._decode(content)
+
+    def _read_content(self) -> dict[str, Any] | None:
+        """The newest record of the runs; None without one, and for a tombstone."""
         topic = self._runs.topic
         newest = self._newest(self._runs) if self._cluster.topics([topic]) else None
-        if newest is None or (content := newest.value()) is None:
+        if newest is None or (value := newest.value()) is None:
             return None
         try:
-            return decode_published(json.loads(content))
+            content: dict[str, Any] = json.loads(value)
         except ValueError as error:
             raise SinkUnavailable(f"topic {topic}: {error}: restore its newest record") from error
+        return content
+
+    def _decode(self, content: dict[str, Any]) -> Published:
+        try:
+            return decode_published(content)
+        except ValueError as error:
+            raise SinkUnavailable(f"topic {self._runs.topic}: {error}: restore its newest record") from error
 
     def _newest(self, partition: TopicPartition) -> Message | None:
         """The newest committed record; asks again for a while, as a topic that was just created has no leader yet."""
@@ -169,13 +195,19 @@ class KafkaTable:
         finally:
             producer.drop()
 
-    def _transact(self, producer: Producer, outputs: Iterator[Output], published: Published | None) -> None:
-        """Writes outputs and the runs in one transaction. Raises a ClientError; then nothing can be seen of it."""
+    def _transact(self, producer: Producer, outputs: Iterator[Output], content: bytes | None) -> None:
+        """Writes outputs and the record of the runs in one transaction. Raises a ClientError; what is not committed
+        then cannot be seen.
+        """
         producer.begin_transaction()
-        while chunk := list(itertools.islice(outputs, _CHUNK)):
-            producer.write(chunk)
-        content = None if published is None else json.dumps(published.as_content()).encode()
-        producer.write([(self._runs.topic, content, self._topic.name.encode(), 0, None, None, 0, None)])
+        try:
+            while chunk := list(itertools.islice(outputs, _CHUNK)):
+                producer.write(chunk)
+            producer.write([(self._runs.topic, content, self._topic.name.encode(), 0, None, None, 0, None)])
+        except BaseException:
+            with suppress(ClientError):  # readers would wait for its time-out
+                producer.abort_transaction()
+            raise
         producer.commit_transaction()
         self._await_markers()
 
@@ -212,3 +244,12 @@ class KafkaTable:
             ) from None
         except ClientError as error:
             raise SinkUnavailable(f"{self._pipeline}: topic {self._topic}: {error}: run it again") from error
+
+
+def encode_runs(published: Published) -> bytes:
+    """The record of the runs: as many of the newest ones as a record takes."""
+    while True:
+        content = json.dumps(published.as_content()).encode()
+        if len(content) <= RUNS_BYTES or len(published.runs) == 1:
+            return content
+        published = published._replace(runs=published.runs[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,21 +67,19 @@ class ParquetTable:
             staged = self._stage(rows)
             count = sum(file.rows for file in staged)
             if key and mode is not Mode.APPEND and count:
-                check_key(str(self._pipeline), spark.read.parquet(*self._paths(staged)), key)
+                check_key(str(self._pipeline), self._read_files(spark, staged), key)
             files = tuple(staged)
             if mode is Mode.APPEND and before is not None:
                 files = (*before.files, *staged)
             elif mode is Mode.UPSERT and before is not None and before.files and staged:
-                new = spark.read.parquet(*self._paths(staged))
-                kept = spark.read.parquet(*self._paths(before.files)).join(
-                    new.select(*map(column, key)), list(key), "left_anti"
-                )
+                new = self._read_files(spark, staged)
+                kept = self._read_files(spark, before.files).join(new.select(*map(column, key)), list(key), "left_anti")
                 files = tuple(self._stage(kept.select(*map(column, new.columns)).union(new)))
             elif mode is Mode.UPSERT and before is not None and not staged:
                 files = before.files
             published = finish(count)
             if mode is Mode.APPEND:
-                files = self._merge(spark, files, published.columns)
+                files = self._merge(spark, files)
             self._replace(previous, published, files)
         return published
 
@@ -91,7 +89,9 @@ class ParquetTable:
             manifest = self._directory.read()
         if manifest is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
-        return self._read_files(spark, manifest.files, manifest.columns)
+        if not manifest.files:
+            return spark.createDataFrame([], schema_of(manifest.columns))
+        return self._read_files(spark, manifest.files)
 
     def reset(self) -> None:
         """Publishes no rows; the old files stay for an hour. Removes the checkpoint of a stream."""
@@ -100,25 +100,32 @@ class ParquetTable:
             if manifest is not None:
                 check_owner(self._pipeline, self._published(manifest))
                 self._directory.retract(manifest)
-            shutil.rmtree(self._directory.path / CHECKPOINT, ignore_errors=True)
+            self._remove_checkpoint()
+
+    def _remove_checkpoint(self) -> None:
+        """Removes it as a whole: Spark would take what is left of one, such as the state of other batches."""
+        with suppress(FileNotFoundError):
+            removed = self._directory.data / f"checkpoint-{uuid.uuid4().hex}"
+            (self._directory.path / CHECKPOINT).rename(removed)
+            shutil.rmtree(removed)
 
     def close(self) -> None:
         """Ends the threads that sync files."""
         self._directory.close()
 
-    def _merge(
-        self, spark: SparkSession, files: tuple[DataFile, ...], columns: Mapping[str, str]
-    ) -> tuple[DataFile, ...]:
+    def _merge(self, spark: SparkSession, files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
         """The files, with one in place of several of a size: the next run opens all of them."""
         while merged := choose_merged(files):
-            made = self._stage(self._read_files(spark, merged, columns).coalesce(1))
+            made = self._stage(self._read_files(spark, merged).coalesce(1), is_one=True)
+            if sum(file.rows for file in made) != sum(file.rows for file in merged):
+                raise SinkUnavailable(f"{self._directory}: files that were merged have other rows: run it again")
             files = (*(file for file in files if file not in merged), *made)
         return files
 
-    def _read_files(self, spark: SparkSession, files: Sequence[DataFile], columns: Mapping[str, str]) -> DataFrame:
-        if not files:
-            return spark.createDataFrame([], schema_of(columns))
-        return spark.read.schema(schema_of(columns)).parquet(*self._paths(files))
+    def _read_files(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+        """The rows of files; none of them is passed over, whatever the session's settings are."""
+        strict = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+        return spark.read.options(**strict).parquet(*self._paths(files))
 
     def _replace(self, previous: Published | None, published: Published, files: tuple[DataFile, ...]) -> None:
         with self._directory.locked():
@@ -152,10 +159,14 @@ class ParquetTable:
                 f"{path} has {foreign[0]!r}, which no pipeline has written: name another directory, or move it away"
             )
 
-    def _stage(self, rows: DataFrame) -> Sequence[DataFile]:
-        """Files of the rows, under names that no manifest has; none without rows."""
+    def _stage(self, rows: DataFrame, *, is_one: bool = False) -> Sequence[DataFile]:
+        """Files of the rows, under names that no manifest has; none without rows.
+
+        - `is_one`: a partition is one file, however many rows it has.
+        """
         directory = self._directory.data / f"run-{uuid.uuid4().hex}"
-        rows.write.parquet(str(directory))
+        writer = rows.write.option("maxRecordsPerFile", 0) if is_one else rows.write
+        writer.parquet(str(directory))
         found = sorted(directory.glob("part-*.parquet"))
         files = [DataFile(f"{directory.name}/{path.name}", self._count(path)) for path in found]
         return [file for file in files if file.rows]

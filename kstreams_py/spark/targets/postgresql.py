@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import PostgreSQL
-from kstreams_py.spark.frames import column, schema_of
+from kstreams_py.spark.frames import column, compute, schema_of
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
@@ -42,6 +42,9 @@ _TYPES: Final = {
 
 _RUNS: Final = "kstreams_pipelines"
 """The table of what is published, in the schema of the pipeline's table."""
+
+LOCK_SECONDS: Final = 60
+"""How long a run waits for another one that publishes."""
 
 _LINES: Final = 2_000
 """Rows that are passed on at once."""
@@ -74,6 +77,7 @@ class PostgreSQLTable:
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
         """Copies the rows into a temporary table, then moves them and stores the run, all in one transaction."""
         types = self._sql_types(rows)
+        rows = compute(rows)  # not while a transaction is open
         names = ", ".join(map(_quote, types))
         with self._connected() as connection:
             columns = ", ".join(f"{_quote(name)} {kind}" for name, kind in types.items())
@@ -134,6 +138,7 @@ class PostgreSQLTable:
                 found.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 found.execute("SET LOCAL synchronous_commit = on")
                 found.execute("SET LOCAL TimeZone = 'UTC'")
+                found.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")  # a frozen run holds its locks
                 yield found
         except self._psycopg.errors.IntegrityError as error:
             raise RowRefused(f"{self._pipeline}: {self._target} does not take its rows: {_line(error)}", 0) from error
@@ -146,7 +151,7 @@ class PostgreSQLTable:
 
     def _lock(self, connection: psycopg.Connection[Any]) -> None:
         """Makes the table of what is published, and holds off other runs until the transaction ends."""
-        connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.pipelines'))")
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"kstreams_py {self._runs}",))
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {self._runs} (table_name text PRIMARY KEY, content text NOT NULL)"
         )
