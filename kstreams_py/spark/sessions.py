@@ -72,6 +72,9 @@ def session(
     if not _has_master(conf):
         here = "127.0.0.1"
         ours |= {"spark.master": "local[2]", "spark.driver.host": here, "spark.driver.bindAddress": here}
+    if (ours | conf).get("spark.master", "").startswith("local"):
+        # Spark would run Python functions by the python3 of PATH, which may not have what this one has
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name in (JARS, PACKAGES):
         if name in conf and name in ours:
             conf[name] += "," + ours[name]

@@ -41,7 +41,8 @@ def test_bench_measures_kstreams_py_beside_a_plain_loop(broker: Any, tmp_path: P
     assert (tmp_path / "results.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
 
 
-@pytest.mark.timeout(600)  # two starts of Spark, and of a pipeline that follows, beside other tests
+@pytest.mark.long
+@pytest.mark.timeout(600)  # four starts of Spark, and of a pipeline that follows
 def test_bench_of_spark_measures_views_cuts_and_pipelines() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.spark", "--quick", "--records", "2000"],

@@ -230,6 +230,7 @@ class Site:
         """Ends the workers once they have processed all."""
         self.recorder.await_done(f"{self.graph.name}.split", self.topics[0])
         for worker in self.workers.values():
+            wait_until(lambda: ": holds " in worker.text, "the worker handles SIGTERM")  # noqa: B023
             worker.send(signal.SIGTERM)
         assert [worker.wait() for worker in self.workers.values()] == [0] * len(SLOTS)
 

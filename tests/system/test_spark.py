@@ -866,6 +866,11 @@ def test_session_uses_the_jars_that_setup_downloads(spark: SparkSession) -> None
     assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, [*spark_jars(), *delta_jars()]))
 
 
+def test_python_functions_run_by_the_python_of_the_driver(spark: SparkSession) -> None:
+    path = sf.udf(lambda _: sys.executable)
+    assert spark.range(1).select(path("id")).collect()[0][0] == sys.executable
+
+
 def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert (spark.sparkContext.master, spark.conf.get("spark.sql.session.timeZone")) == ("local[2]", "UTC")
