@@ -205,7 +205,9 @@ def test_table_that_others_have_changed_is_refused_until_it_is_reset_and_optimiz
     shop.write("ink")
     shop.run("added")
     DeltaTable.forPath(shop.spark, path).delete(sf.col("value") == "pen")
-    with pytest.raises(SettingsError, match=r"version \d+ of .*added, a DELETE, is not of pipeline 'added': restore"):
+    with pytest.raises(
+        SettingsError, match=r"version \d+ of .*added, a DELETE, is not of pipeline 'added': name another"
+    ):
         shop.run("added")
     (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
     with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:

@@ -175,7 +175,7 @@ def test_mutation_that_keeps_the_cut_outside_the_target_doubles_rows(
 
         stored: Published | None = None
 
-        def __init__(self, pipeline: Pipeline) -> None:
+        def __init__(self, pipeline: Pipeline, *_: object) -> None:
             self.target = ParquetTable(pipeline, cast(ks.Parquet, pipeline.target))
 
         def read(self) -> Published | None:
