@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,9 @@ _HARMLESS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES
 
 _UNUSUAL: Final = re.compile(r"[ ,;{}()\n\t=]")
 """In the names of columns that Delta takes with column mapping only, which older readers do not have."""
+
+_NEWEST: Final = 10
+"""The commits that are looked at first: a run is mostly the newest one."""
 
 _CONF: Final = "spark.databricks.delta."
 
@@ -111,19 +114,19 @@ class DeltaLakeTable:
     def _find(self) -> tuple[Published | None, list[Row]]:
         """The newest commit of a pipeline, and the commits of others since."""
         spark = self._session()
-        others: list[Row] = []
         with self._reported():
             if not self._has_log(spark):
                 return None, []
-            history = self._tables.forPath(spark, self._path).history()
-            commits = history.select("version", "operation", "userMetadata").collect()
-        for commit in commits:
-            if commit.operation in _HARMLESS:  # one that follows a run by itself has the metadata of the run
-                continue
-            with suppress(ValueError):
-                return decode_published(json.loads(commit.userMetadata or "")), others
-            others.append(commit)
-        return None, others or commits[:1]
+            table = self._tables.forPath(spark, self._path)
+            for limit in (_NEWEST, None):  # each commit has all the runs of its time
+                history = table.history() if limit is None else table.history(limit)
+                commits = history.select("version", "operation", "userMetadata").collect()
+                published, others = _newest(commits)
+                if published is not None or len(commits) != limit:
+                    break
+        if published is None:
+            others = others or commits[:1]  # a log without a run is nobody's of ours, whatever is in it
+        return published, others
 
     def _write(self, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
         mode, key = self._pipeline.mode, self._pipeline.key
@@ -160,6 +163,18 @@ class DeltaLakeTable:
                 line = text.strip().partition("\n")[0]
                 raise SinkUnavailable(f"{self._pipeline}: {self._path}: {line}") from error
             raise
+
+
+def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
+    """The newest commit of a pipeline, and the commits of others since; without one, all that may change rows."""
+    others: list[Row] = []
+    for commit in commits:
+        if commit.operation in _HARMLESS:  # one that follows a run by itself has the metadata of the run
+            continue
+        with suppress(ValueError):
+            return decode_published(json.loads(commit.userMetadata or "")), others
+        others.append(commit)
+    return None, others
 
 
 @contextmanager
