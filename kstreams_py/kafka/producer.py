@@ -40,8 +40,8 @@ FLUSH_SECONDS: Final = 0.001
 PATIENCE_KEPT: Final = 0.9
 """The share of KafkaConsumer.patience that is left after a quick answer."""
 
-CALL_GRACE_SECONDS: Final = 1.0
-"""Seconds by which a call may exceed its limit."""
+CALL_GRACE_SECONDS: Final = 3.0
+"""Seconds by which a call may exceed its limit; librdkafka notices the limit of added offsets after 0.5 to 1 s."""
 
 FAILURES_KEPT: Final = 100
 """Failed deliveries that are kept of a transaction; it is aborted whatever the others are."""
