@@ -239,7 +239,7 @@ def test_following_stores_batches_until_it_is_stopped(shop: Shop, tmp_path: Path
 def test_checkpoint_that_was_deleted_is_refused_until_both_begin_again(shop: Shop) -> None:
     shop.write("pen")
     shop.run("added")
-    shutil.rmtree(cast(ks.Parquet, shop.graph.pipelines[0].target).checkpoint)
+    shutil.rmtree(cast(ks.Parquet, shop.graph.pipelines[0].target).checkpoint.removeprefix("file://"))
     shop.write("ink")
     with pytest.raises(SettingsError, match=r"is at batch 0 of stream .*added has batch 0 of stream .*: restore"):
         shop.run("added")
