@@ -186,8 +186,8 @@ def test_pipelines_into_topics_are_writers_by_the_numbers_of_their_runs() -> Non
     graph.pipeline("out", to=ks.Parquet("tables/copy"), id="copy")(lambda out: out)
     found = choose_writers(graph, ["out", "totals"])
     assert [(each.id, each.inputs, each.outputs) for each in found] == [
-        ("count", ("__ks.totals.runs",), {"totals"}),
-        ("second", ("mid",), {"out", "dead"}),
+        ("count", ("__ks.totals.runs",), frozenset({"totals"})),
+        ("second", ("mid",), frozenset({"out", "dead"})),
     ]
 
 
