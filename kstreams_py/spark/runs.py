@@ -71,8 +71,8 @@ class Published(NamedTuple):
 
 
 def _shape(plan: str) -> str:
-    """A plan without its numbers: the offsets of each run, and Spark's ids."""
-    return re.sub(r"\d+", "#", plan)
+    """A plan without its numbers: the offsets of each run, Spark's ids, and Java's names of objects."""
+    return re.sub(r"@[0-9a-f]+|\d+", "#", plan)
 
 
 def decode_published(content: Mapping[str, Any]) -> Published:
