@@ -325,4 +325,5 @@ def _cells(run: Run) -> Sequence[str]:
 def _text(pipeline: Pipeline, run: Run | None) -> str:
     if run is None:
         return f"{pipeline.id}: nothing new"
-    return f"{pipeline.id}: run {run.number}: {run.rows:,} rows of {run.offsets:,} offsets in {run.seconds:.1f} s"
+    read = f"{run.offsets:,} offsets" if run.records is None else f"{run.records:,} records"
+    return f"{pipeline.id}: run {run.number}: {run.rows:,} rows of {read} in {run.seconds:.1f} s"

@@ -253,7 +253,7 @@ def test_following_stores_batches_until_it_is_stopped(shop: Shop, tmp_path: Path
     shop.write("pen")
     arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "--follow")
     with command(tmp_path, *arguments, environment=environment) as running:
-        running.await_text("added: run 1: 1 rows of 2 offsets")
+        running.await_text("added: run 1: 1 rows of 1 records")
         shop.write("ink", "cup")
         running.await_text(r"added: run \d+: 2 rows")
         running.send(signal.SIGTERM)
