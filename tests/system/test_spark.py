@@ -15,7 +15,6 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -592,7 +591,11 @@ def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of
 
 @pytest.mark.parametrize(
     ("schema", "values"),
-    [(["null", "string"], ["UA", None]), ({"type": "array", "items": "string"}, [["a", "b"], []]), ("long", [700, 8])],
+    [
+        (["null", "string"], ["UA", None]),
+        ({"type": "array", "items": "string"}, [["a", "b"], []]),
+        ({"type": "long"}, [700, 8]),
+    ],
     ids=str,
 )
 def test_decoding_key_and_value_that_are_no_records_are_told_from_errors(
@@ -629,7 +632,7 @@ def test_decoding_key_and_value_that_are_no_records_are_told_from_errors(
         (3, f"its value does not decode as {topic.value!r}: read the topic as Bytes() to see it"),
         (4, f"its key does not decode as {key!r}: read the topic as Bytes() to see it"),
     ]
-    with pytest.raises(Py4JJavaError, match=rf"topic {topic_name}\[0\] offset 3: its value does not decode as Avro"):
+    with pytest.raises(PySparkException, match=rf"topic {topic_name}\[0\] offset 3: its value does not decode as Avro"):
         view(spark, topic, registry=registry, settings=settings).where("offset = 3").collect()
 
 
