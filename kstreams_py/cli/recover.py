@@ -82,9 +82,9 @@ def audit(
 ) -> None:
     """Compare outputs with inputs by delivery hash; exit status 1 for what a processor's guarantee does not allow.
 
-    Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, and with
-    --every inputs without output. Reads the topics whole; workers may run, a replay of dead letters may not. Needs READ
-    on the groups and the topics.
+    Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, journals that
+    a start refuses, and with --every inputs without output. Reads the topics whole; workers may run, a replay of dead
+    letters may not. Needs READ on the groups, the topics and __ks.*.
     """
     selection = Scope(processor or (), parse_since(since, time.time()), every)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):

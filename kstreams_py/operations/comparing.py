@@ -1,4 +1,4 @@
-"""Reads the inputs, outputs, dead letters and positions of a graph, and audits its processors; changes nothing."""
+"""Reads what a graph has read, written, journaled and committed, and audits its processors; changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kstreams_py.errors import Retriable
+from kstreams_py.errors import RecoveryUndecidable, Retriable
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import hash_prefix, joined_hash
@@ -166,27 +166,54 @@ class _Run:
 
     def _delivered_of(self, subject: _Subject) -> Positions:
         """Where the tasks of a processor go on; what is delivered to another cluster may be ahead of its group."""
-        processor, found = subject.processor, self._committed_of(subject.processor)
-        journal = open_journal(self._graph, processor, self._environment, self._topics, "")
-        if not isinstance(journal, DeliveryJournal) or journal.delivered is None:
+        found = self._committed_of(subject.processor)
+        journal = open_journal(self._graph, subject.processor, self._environment, self._topics, "")
+        if not isinstance(journal, DeliveryJournal):
             return found
-        if journal.topic not in self._cluster.topics([journal.topic]):
+        existing = self._cluster.topics([journal.topic])
+        if journal.topic not in existing:
             return found
-        for number in {tp.partition for tp in found}:
+        numbers = {tp.partition for tp in found} & {*range(existing[journal.topic].partitions)}
+        ahead: Positions = {}
+        try:
+            self._attempts.call(lambda: self._look(subject, journal, numbers, found, ahead))
+        except Retriable as error:  # a worker that is busy has a transaction open most of the time
+            beside = journal.delivered is not None
+            what = "the journal, and outputs before their positions, are" if beside else "the journal is"
+            subject.report.notes.append(f"{what} not judged: {error}")
+            if beside:
+                ahead |= {tp: sys.maxsize for tp in found if tp.partition in numbers}
+        return {tp: max(offset, ahead.get(tp, 0)) for tp, offset in found.items()}
+
+    def _look(
+        self, subject: _Subject, journal: DeliveryJournal, numbers: set[int], found: Positions, ahead: Positions
+    ) -> None:
+        """Decides by a journal as a start would, and counts what it refuses.
+
+        - `numbers`: the tasks; those that are decided are removed.
+        - `found`: their committed offsets, which are read again: a worker may have delivered since.
+        - `ahead`: gets the offsets at which they go on.
+
+        Raises Retriable if some cannot be decided while their transactions are open.
+        """
+        found |= self._committed_of(subject.processor)
+        waits: Retriable | None = None
+        for number in sorted(numbers):
             at = {tp.topic: offset for tp, offset in found.items() if tp.partition == number}
             try:
-                ahead = self._look(journal, number, at)
-            except Retriable as error:  # a worker that is busy has a transaction open most of the time
-                subject.report.notes.append(f"outputs before their positions are not judged: {error}")
-                return dict.fromkeys(found, sys.maxsize)
-            found |= {tp: max(found[tp], ahead.get(tp.topic, 0)) for tp in found if tp.partition == number}
-        return found
-
-    def _look(self, journal: DeliveryJournal, number: int, at: Mapping[str, int]) -> Mapping[str, int]:
-        """The offsets at which a recovery would go on. Raises Retriable if a transaction stays open on the journal."""
-        found: dict[str, int] = {}
-        self._attempts.call(lambda: found.update(journal.look(number, at).offsets))
-        return found
+                offsets = journal.look(number, at).offsets
+            except Retriable as error:
+                waits = error
+                continue
+            except RecoveryUndecidable as error:
+                tp = TopicPartition(journal.topic, number)
+                place = Place(*tp, self._cluster.ends([tp])[tp])
+                self._show(subject, [subject.audit.count(Kind.UNDECIDABLE, place, f"ends the next start: {error}")])
+            else:
+                ahead |= {TopicPartition(topic, number): offset for topic, offset in offsets.items()}
+            numbers.discard(number)
+        if waits is not None:
+            raise waits
 
     def _read_inputs(self) -> None:
         partitions = sorted({tp for each in self._subjects for tp in each.partitions})

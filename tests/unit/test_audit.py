@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.cli import options, recover
-from kstreams_py.errors import UserMistake
+from kstreams_py.errors import RecoveryUndecidable, UserMistake
 from kstreams_py.kafka.contracts import TRANSACTIONAL
 from kstreams_py.operations.audit_report import Report, as_fields, describe
 from kstreams_py.operations.comparing import Selection, audit
@@ -269,7 +269,81 @@ def test_positions_that_the_journal_of_a_busy_worker_does_not_tell_are_not_judge
     producer.flush()
 
     assert site.audit(processors=["far"]) == [
-        f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: a transaction is open on journal {JOURNAL}"
+        (
+            f"{ALL_CLEAN[5]}\n  the journal, and outputs before their positions, are not judged: a transaction is open "
+            f"on journal {JOURNAL}"
+        )
+    ]
+
+
+def journaled(partitions: int = 1) -> Site:
+    """A graph that has copied `in`, two records of each partition, by a journal."""
+    graph = ks.Graph("g")
+    graph.map(graph.topic("in"), to=graph.topic("out"), id="copy", persistence="journal")(fail_if_bad)
+    site = Site(graph, partitions)
+    for number in range(partitions):
+        site.send("in", b"1", b"2", partition=number)
+    site.driver.run()
+    site.driver.crash()
+    site.driver.advance(60.0)
+    return site
+
+
+def test_a_journal_that_a_start_refuses_is_found_and_the_rest_is_audited() -> None:
+    site = journaled(partitions=2)
+    site.cluster.append("__ks.g.copy.journal", b"foreign", partition=1)
+    end = site.cluster.ends([TopicPartition("__ks.g.copy.journal", 1)])
+    site.copy_output("out", 1)
+
+    (report,) = site.reports()
+    site.driver.restart()
+    with pytest.raises(RecoveryUndecidable) as raised:
+        site.driver.run()
+    ((journal, offset),) = end.items()
+    assert describe(report) == (
+        "copy: 4 inputs, 5 outputs, 0 dead letters: 1 duplicate, 1 undecidable\n"
+        "  duplicate: out[0]@3 is one more output of in[1]@0\n"
+        f"  undecidable: {journal}@{offset} ends the next start: {raised.value}"
+    )
+    assert not report.is_clean
+
+
+def test_a_journal_that_contradicts_what_is_on_another_cluster_is_found() -> None:
+    site = Site(declare_all())
+    sent(site)
+    site.driver.run()
+    site.driver.crash()
+    site.driver.advance(60.0)
+    journal = TopicPartition("__ks.g.far.journal", 0)
+    end = site.cluster.ends([journal])[journal]
+    site.cluster.truncate(journal, end)
+
+    reason = (
+        f"far: partition 0: journal {journal}: all its records before offset {end} were deleted, and whether the last "
+        "delivery was committed is not known without the newest ones: decide where it goes on, and set it (`kstreams "
+        "recover reset`), then start again"
+    )
+    assert site.audit(processors=["far"]) == [
+        (
+            "far: 6 inputs, 5 outputs, 1 dead letters: 1 undecidable\n"
+            f"  undecidable: {journal}@{end} ends the next start: {reason}"
+        )
+    ]
+
+
+def test_a_journal_of_a_busy_worker_is_not_judged() -> None:
+    site = journaled(partitions=2)
+    producer = site.cluster.producer(TRANSACTIONAL, "worker")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([("__ks.g.copy.journal", b"", None, 1, None, None, 0, None)])
+    producer.flush()
+
+    assert site.audit() == [
+        (
+            "copy: 4 inputs, 4 outputs, 0 dead letters: clean\n"
+            "  the journal is not judged: a transaction is open on journal __ks.g.copy.journal[1]"
+        )
     ]
 
 
