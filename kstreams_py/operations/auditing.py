@@ -106,6 +106,7 @@ class JoinedSteps(Steps):
     - `offsets`: for each of them the offsets of its records, committed ones, ascending.
     - `positions`: committed offsets of all of them at one moment: the records before and after them were joined, or
       will be, one by one.
+    - `limits`: steps that read a record at such an offset or later are not judged.
     - `digest`: returns the delivery hash of a step that reads records at these offsets.
     """
 
@@ -114,12 +115,13 @@ class JoinedSteps(Steps):
         partitions: Sequence[TopicPartition],
         offsets: Sequence[array[int]],
         positions: Positions,
+        limits: Positions,
         digest: Callable[[Sequence[int]], bytes],
     ) -> None:
         at = [bisect_left(column, positions[tp]) for tp, column in zip(partitions, offsets, strict=True)]
         behind, ahead = min(at), min(len(column) - before for column, before in zip(offsets, at, strict=True))
-        super().__init__(behind + ahead, _INPUT)
         rows = [column[before - behind : before + ahead] for column, before in zip(offsets, at, strict=True)]
+        super().__init__(min(bisect_left(row, limits[tp]) for tp, row in zip(partitions, rows, strict=True)), _INPUT)
         hashes = array("Q", (int.from_bytes(digest(row)[:8], "big") for row in zip(*rows, strict=True)))
         self._partition, self._offsets = partitions[0], rows[0]
         self._steps = array("Q", sorted(range(len(hashes)), key=hashes.__getitem__))
@@ -130,7 +132,10 @@ class JoinedSteps(Steps):
     def find(self, digest: bytes) -> int | None:
         wanted = int.from_bytes(digest[:8], "big")
         at = bisect_left(self._hashes, wanted)
-        return self._steps[at] if at < len(self._hashes) and self._hashes[at] == wanted else None
+        if at == len(self._hashes) or self._hashes[at] != wanted:
+            return None
+        step = self._steps[at]
+        return step if step < len(self.flags) else -1
 
     def place(self, step: int) -> Place:
         return Place(*self._partition, self._offsets[step])
@@ -166,11 +171,14 @@ class Audit:
     def take_letter(self, place: Place, digest: bytes, *, replayed: bool) -> Iterator[Found]:
         """Takes a dead letter of this processor, and yields what is wrong with it."""
         self.letters += 1
-        if (known := self._find(digest)) is None:
+        known = self._find(digest)
+        if known is None or known[1] < 0:
             self.unjudged += 1
             return
         task, step = known
-        if task.flags[step] & _FAILED:
+        if not task.flags[step] & _INPUT:
+            yield self.count(Kind.FOREIGN, place, f"names {task.place(step)}, where no committed record is")
+        elif task.flags[step] & _FAILED:
             yield self.count(Kind.DUPLICATE, place, f"is a second dead letter of {task.place(step)}")
         task.flags[step] |= _ANSWERED | _FAILED | (_REPLAYED if replayed else 0)
 
@@ -244,11 +252,11 @@ class Audit:
         return there, without
 
     def _find(self, digest: bytes) -> tuple[Steps, int] | None:
-        """The task and the number of a step that is judged."""
+        """The task and the number of a step, as of Steps.find."""
         single = self._by_prefix.get(digest[:8])
         for task in (single,) if single is not None else self._joined:
             step = task.find(digest)
-            if step is not None and step >= 0:
+            if step is not None:
                 return task, step
         return None
 

@@ -39,12 +39,13 @@ class Selection:
     """What is audited.
 
     - `processors`: their ids; all if it is empty.
-    - `since`: only inputs from then on, in milliseconds since 1970; None for all.
+    - `since`, `until`: only inputs from then on, and before then, in milliseconds since 1970; None for all.
     - `every`: each input must have an output or a dead letter.
     """
 
     processors: Collection[str] = ()
     since: int | None = None
+    until: int | None = None
     every: bool = False
 
 
@@ -63,6 +64,13 @@ def audit(graph: Graph, environment: Environment, selection: Selection, shown: i
 
 def why_skipped(processor: Processor) -> str:
     """Why a processor cannot be audited; "" if it can."""
+    has_more = processor.errors is not None or processor.journal is not None
+    # dead letters are committed before the offsets that its target has, and may be there twice after a crash
+    return "" if has_more and not processor.stores_offsets else _why_unjudged(processor)
+
+
+def _why_unjudged(processor: Processor) -> str:
+    """Why the outputs of a processor cannot be judged; "" if they can."""
     if processor.target is not None:
         return f"its rows are in {processor.target}, which has their delivery hashes or offsets"
     if not processor.outputs:
@@ -75,6 +83,7 @@ def why_skipped(processor: Processor) -> str:
 class _Subject:
     """A processor that is audited, with its inputs as they are read.
 
+    - `outputs`: the topics in which its outputs are judged.
     - `before`: its positions before anything else is read.
     """
 
@@ -83,19 +92,27 @@ class _Subject:
     ) -> None:
         self.processor, self.before, self.report = processor, before, report
         self.partitions = partitions_of(processor, topics)
+        reason = _why_unjudged(processor)
+        self.outputs = () if reason else processor.outputs
+        if reason:
+            report.notes.append(f"only dead letters and positions are judged: {reason}")
         self._group = group
         self._ids = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
         self._single: dict[TopicPartition, SingleSteps] = {}
         self._joined: dict[TopicPartition, array[int]] = {}
+        self._limits: Positions = {}
         self.audit = Audit((), processor.guarantee, many=False)
 
-    def take(self, tp: TopicPartition, first: int, end: int) -> Callable[[int], None]:
-        """What takes the offsets of the committed records of a partition, from `first` on and before `end`."""
+    def take(self, tp: TopicPartition, first: int, limit: int) -> Callable[[int], None]:
+        """What takes the offsets of the committed records of a partition, of which those before `limit` are judged.
+
+        Those from `first` on; of a join all of these, as it is known at its positions which ones are joined.
+        """
         if self.processor.joins:
-            self._joined[tp] = array("Q")
+            self._joined[tp], self._limits[tp] = array("Q"), limit
             return self._joined[tp].append
         prefix = hash_prefix(self._group, tp.topic, self._ids[tp.topic], tp.partition)
-        self._single[tp] = SingleSteps(prefix, tp, first, end)
+        self._single[tp] = SingleSteps(prefix, tp, first, limit)
         return self._single[tp].take_input
 
     def begin(self, *, has_all: bool) -> None:
@@ -110,7 +127,7 @@ class _Subject:
         self.audit = Audit(
             tasks, self.processor.guarantee, many=self.processor.generator, recognizes_all=recognizes_all
         )
-        if not recognizes_all:
+        if self.outputs and not recognizes_all:
             self.report.notes.append("foreign outputs are not judged: the first pairs of the join are not known")
 
     def _join(self, number: int) -> JoinedSteps:
@@ -121,7 +138,7 @@ class _Subject:
             return joined_hash(self._group, ((tp.topic, self._ids[tp.topic], number, at) for tp, at in read))
 
         at = {tp: self.before.get(tp, 0) for tp in places}
-        return JoinedSteps(places, [self._joined[tp] for tp in places], at, digest)
+        return JoinedSteps(places, [self._joined[tp] for tp in places], at, self._limits, digest)
 
 
 class _Run:
@@ -144,9 +161,9 @@ class _Run:
             for each, report in zip(writers, self.reports, strict=True)
             if not report.skipped
         ]
-        self._unhashed = {topic.name for each in writers if why_skipped(each) for topic in each.outputs}
+        self._unhashed = {topic.name for each in writers if _why_unjudged(each) for topic in each.outputs}
         self._written = {
-            topic.name: [each for each in self._subjects if topic in each.processor.outputs]
+            topic.name: [each for each in self._subjects if topic in each.outputs]
             for topic in graph.topics.values()
             if topic in written
         }
@@ -218,11 +235,14 @@ class _Run:
     def _read_inputs(self) -> None:
         partitions = sorted({tp for each in self._subjects for tp in each.partitions})
         starts, ends = self._cluster.starts(partitions), self._cluster.ends(partitions)
-        since = self._selection.since
+        since, until = self._selection.since, self._selection.until
         firsts = starts if since is None else self._cluster.starts(partitions, since)
+        limits = ends if until is None else self._cluster.starts(partitions, until)
         for tp in partitions:
-            takers = [each.take(tp, firsts[tp], ends[tp]) for each in self._subjects if tp in each.partitions]
-            for m in self._pages[""].between(tp, firsts[tp], ends[tp]):
+            readers, limit = [each for each in self._subjects if tp in each.partitions], min(limits[tp], ends[tp])
+            takers = [each.take(tp, firsts[tp], limit) for each in readers]
+            last = ends[tp] if any(each.processor.joins for each in readers) else limit
+            for m in self._pages[""].between(tp, firsts[tp], last):
                 offset = m.offset()
                 for take in takers:
                     take(offset)
@@ -271,13 +291,14 @@ class _Run:
 
     def _compare(self, subject: _Subject) -> None:
         audit, report = subject.audit, subject.report
-        every = self._selection.every
+        every = self._selection.every and bool(subject.outputs)
         if every and (deleted := self._deleted(subject.processor)):
             report.notes.append(f"lost outputs are not judged: records of {', '.join(deleted)} may be deleted")
             every = False
         after = self._delivered_of(subject)
         self._show(subject, audit.compare(subject.before, after, every=every))
-        report.inputs, report.unanswered = audit.count_inputs(subject.before)
+        report.inputs, unanswered = audit.count_inputs(subject.before)
+        report.unanswered = unanswered if subject.outputs else 0
         report.outputs, report.letters, report.unjudged = audit.outputs, audit.letters, audit.unjudged
         report.counts = audit.counts
 
