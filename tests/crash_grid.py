@@ -194,6 +194,10 @@ UNDECIDED: Final = {"CP02": "CP01", "CP07": "CP06", "CP14": "CP13", "CP16": "CP1
 """The points at which a request is on its way, each with the one whose branch is taken if the request is lost."""
 
 
+OPEN: Final = ("CP01", "CP06", "CP13", "CP14", "CP15", "CP18")
+"""Points at which a transaction of the worker that dies is open over its journal, offsets or outputs."""
+
+
 def exists(cell: str, case: Case, attempt: int) -> bool:
     """Whether the nth attempt of a case has this point."""
     return cell not in ABSENT or (attempt == 1 and case.journal is not None)

@@ -21,7 +21,7 @@ from kstreams_py.processing.journal.records import Place, RecordType
 from kstreams_py.processing.journal.recovery import Found
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions, TopicPartition
-from tests.crash_grid import ABSENT, Case, branch_after, cases, cells, recover_twice
+from tests.crash_grid import ABSENT, OPEN, Case, branch_after, cases, cells, recover_twice
 from tests.simulation.grid import FROZEN_SECONDS, TRANSACTION_SECONDS, Grid, Process, Strike
 
 SNAPSHOT, CHOICE = 0, 1
@@ -75,9 +75,6 @@ def strike_at(cell: str, points: Sequence[str]) -> Strike | None:
     }[cell]
     return (points[found[0]], points[: found[0] + 1].count(points[found[0]]), fault) if found else None
 
-
-OPEN = ("CP01", "CP06", "CP13", "CP14", "CP15", "CP18")
-"""Points at which a transaction of the worker that dies is open over its journal, offsets or outputs."""
 
 NEWEST = {
     "1b": RecordType.SNAPSHOT,
