@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -143,6 +144,44 @@ def test_inputs_below_the_position_without_output_and_outputs_from_it_on_are_fou
     assert judge.compare(4) == [f"lost: in[0]@1 {lost}", f"lost: in[0]@3 {lost}", early]
     assert judge.audit.counts == {Kind.LOST: 2, Kind.OFFSETS_INCONSISTENT: 2}
     assert judge.audit.count_inputs({IN: 4}) == (3, 2)
+
+
+def peak_of(take: Callable[[int], Audit], steps: int) -> int:
+    """The most bytes that an audit of so many steps takes, each with an output."""
+    tracemalloc.start()
+    try:
+        audit = take(steps)
+        audit.begin_topic()
+        audit.begin_partition()
+        for step in range(steps):
+            name = PREFIX + pack_offset(step) if audit._by_prefix else digest((step, step))
+            assert audit.take_output(Place(*OUT, step), name) == ()
+        positions = dict.fromkeys((IN, LEFT, RIGHT), steps)
+        assert list(audit.compare(positions, positions, every=True)) == []
+        assert audit.count_inputs(positions) == (steps, 0)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("take", "limit"),
+    [
+        (lambda count: Judge(end=count, inputs=range(count)).audit, 4),
+        (
+            lambda count: Audit(
+                [joined(range(count), range(count), (count, count), (count, count))],
+                Guarantee.EXACTLY_ONCE,
+                many=False,
+            ),
+            100,
+        ),
+    ],
+    ids=["single", "join"],
+)
+def test_memory_of_an_audit_is_some_bytes_for_a_step(take: Callable[[int], Audit], limit: int) -> None:
+    few, many = (peak_of(take, steps) for steps in (2_000, 10_000))
+    assert (many - few) / 8_000 < limit
 
 
 def test_what_is_delivered_while_the_outputs_are_read_is_no_anomaly() -> None:
