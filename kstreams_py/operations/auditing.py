@@ -9,8 +9,8 @@ for each step of a join. Memory depends on the number of inputs, not on their si
 never judged in parts, as a copy may be anywhere behind its original.
 
 What remains: where a step may write several records to one topic, a copy that directly follows the outputs of its step,
-or is in another partition, counts as one of them. Where the pairs of a join were changed by a reset, or its first
-inputs are deleted, outputs of the earlier pairs are not recognized: they are counted as not judged.
+or is in another partition, counts as one of them. Where the pairs of a join were changed by a reset, its first
+inputs are deleted, or inputs are compacted, outputs of other pairs are not recognized: they are counted as not judged.
 """
 
 from __future__ import annotations
@@ -77,11 +77,14 @@ class SingleSteps(Steps):
     """The steps that read one record, of one partition: by offset from `start` on, and before `end`.
 
     - `prefix`: the first 8 bytes of their delivery hashes.
+    - `is_compacted`: a record may be deleted after its step; steps without their record are not judged.
     """
 
-    def __init__(self, prefix: bytes, partition: TopicPartition, start: int, end: int) -> None:
+    def __init__(
+        self, prefix: bytes, partition: TopicPartition, start: int, end: int, *, is_compacted: bool = False
+    ) -> None:
         super().__init__(max(0, end - start))
-        self.prefix, self.partition, self._start = prefix, partition, start
+        self.prefix, self.partition, self._start, self._is_compacted = prefix, partition, start, is_compacted
 
     def take_input(self, offset: int) -> None:
         """Takes a committed record of the input; one outside the range is ignored."""
@@ -92,7 +95,9 @@ class SingleSteps(Steps):
         if digest[:8] != self.prefix:
             return None
         step = int.from_bytes(digest[8:], "big") - self._start
-        return step if 0 <= step < len(self.flags) else -1
+        if not 0 <= step < len(self.flags) or (self._is_compacted and not self.flags[step] & _INPUT):
+            return -1
+        return step
 
     def place(self, step: int) -> Place:
         return Place(*self.partition, self._start + step)

@@ -80,6 +80,11 @@ def _why_unjudged(processor: Processor) -> str:
     return ""
 
 
+def _is_compacted(topic: TopicInfo) -> bool:
+    """Whether records of a topic are deleted that are not its oldest."""
+    return "compact" in topic.settings.get("cleanup.policy", "")
+
+
 class _Subject:
     """A processor that is audited, with its inputs as they are read.
 
@@ -98,6 +103,7 @@ class _Subject:
             report.notes.append(f"only dead letters and positions are judged: {reason}")
         self._group = group
         self._ids = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
+        self._compacted = {topic.name for topic in processor.inputs if _is_compacted(topics[topic.name])}
         self._single: dict[TopicPartition, SingleSteps] = {}
         self._joined: dict[TopicPartition, array[int]] = {}
         self._limits: Positions = {}
@@ -112,7 +118,7 @@ class _Subject:
             self._joined[tp], self._limits[tp] = array("Q"), limit
             return self._joined[tp].append
         prefix = hash_prefix(self._group, tp.topic, self._ids[tp.topic], tp.partition)
-        self._single[tp] = SingleSteps(prefix, tp, first, limit)
+        self._single[tp] = SingleSteps(prefix, tp, first, limit, is_compacted=tp.topic in self._compacted)
         return self._single[tp].take_input
 
     def begin(self, *, has_all: bool) -> None:
@@ -121,14 +127,14 @@ class _Subject:
         recognizes_all = True
         if self.processor.joins:
             joined = [self._join(number) for number in sorted({tp.partition for tp in self.partitions})]
-            recognizes_all = has_all and all(each.is_complete for each in joined)
+            recognizes_all = has_all and not self._compacted and all(each.is_complete for each in joined)
             tasks += joined
             self._joined.clear()
         self.audit = Audit(
             tasks, self.processor.guarantee, many=self.processor.generator, recognizes_all=recognizes_all
         )
         if self.outputs and not recognizes_all:
-            self.report.notes.append("foreign outputs are not judged: the first pairs of the join are not known")
+            self.report.notes.append("foreign outputs are not judged: not all pairs of the join are known")
 
     def _join(self, number: int) -> JoinedSteps:
         places = [TopicPartition(topic.name, number) for topic in self.processor.inputs]
@@ -303,15 +309,15 @@ class _Run:
         report.counts = audit.counts
 
     def _deleted(self, processor: Processor) -> list[str]:
-        """The topics that a processor writes where records are deleted, by compaction or retention."""
+        """The topics where records are deleted that a processor writes, or joins: their pairs are then not known."""
         names = [topic.name for topic in processor.outputs] + ([processor.errors] if processor.errors else [])
+        pairs = [topic.name for topic in processor.inputs if _is_compacted(self._topics[topic.name])]
         partitions = [TopicPartition(name, n) for name in names for n in range(self._topics[name].partitions)]
         starts = ask_clusters(self._graph, self._cluster, partitions, lambda cluster, each: cluster.starts(each))
-        return [
+        return (pairs if processor.joins else []) + [
             name
             for name in names
-            if "compact" in self._topics[name].settings.get("cleanup.policy", "")
-            or any(start for tp, start in starts.items() if tp.topic == name)
+            if _is_compacted(self._topics[name]) or any(start for tp, start in starts.items() if tp.topic == name)
         ]
 
     def _show(self, subject: _Subject, found: Iterable[Found]) -> None:
