@@ -47,7 +47,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import kstreams_py as ks
-from kstreams_py.records import Step
+from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.records import Positions, Step, TopicPartition
 
 KINDS: Final = ("map", "join", "fork", "join-fork", "alts", "alts-fork", "sink", "alts-sink")
 """The kinds of processors; the sink joins two inputs."""
@@ -170,8 +172,30 @@ def branch_after(cell: str, case: Case, attempt: int) -> str:
     return "1b" if cell in ("CP02", "CP03", "CP06") else again
 
 
+Recover = Callable[[DeliveryJournal, Positions], tuple[Positions, dict[int, Choices]]]
+
+
+def recover_twice(recover: Recover) -> Recover:
+    """A recovery that is run twice, as by a process that dies in it: both are equal, and append nothing."""
+
+    def recover_and_compare(journal: DeliveryJournal, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        journals = sorted({TopicPartition(journal.topic, tp.partition) for tp in positions})
+        ends = journal._cluster.ends(journals, committed=False)
+        first = recover(journal, positions), dict(journal.snapshots), dict(journal.choices)
+        second = recover(journal, positions), dict(journal.snapshots), dict(journal.choices)
+        assert second == first
+        assert journal._cluster.ends(journals, committed=False) == ends, "a recovery appends nothing"
+        return second[0]
+
+    return recover_and_compare
+
+
 UNDECIDED: Final = {"CP02": "CP01", "CP07": "CP06", "CP14": "CP13", "CP16": "CP15", "CP19": "CP18"}
 """The points at which a request is on its way, each with the one whose branch is taken if the request is lost."""
+
+
+OPEN: Final = ("CP01", "CP06", "CP13", "CP14", "CP15", "CP18")
+"""Points at which a transaction of the worker that dies is open over its journal, offsets or outputs."""
 
 
 def exists(cell: str, case: Case, attempt: int) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Final
+from typing import Final, cast
 
 import kstreams_py as ks
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.groups import GroupInfo
+from kstreams_py.operations.standing import read_status
+from kstreams_py.operations.task_status import TaskStatus
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.topics import create_own_topics, find_topics
@@ -40,6 +44,13 @@ class Watched:
         return data
 
 
+class _NoMembers:
+    """Describes groups in place of a GroupAdmin."""
+
+    def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
+        return {group: GroupInfo("Empty", ()) for group in groups}
+
+
 @dataclass
 class Process:
     """What a process did: the points that it passed, and the branch by which it recovered."""
@@ -57,8 +68,11 @@ is "unanswered"; a process that is "replaced" goes on once its replacement has d
 loses its membership, and goes on once another slot has delivered all.
 """
 
+TRANSACTION_SECONDS: Final = 60.0
+"""How long a transaction may be open."""
+
 FROZEN_SECONDS: Final = 3.0
-"""Longer than the session of a member, shorter than a transaction may be open."""
+"""Longer than the session of a member, shorter than TRANSACTION_SECONDS."""
 
 
 class Grid:
@@ -67,7 +81,7 @@ class Grid:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock, session_timeout=2.0, transaction_timeout=60.0)
+        self.cluster = MemoryCluster(self.clock, session_timeout=2.0, transaction_timeout=TRANSACTION_SECONDS)
         self.hashes: list[bytes] = []
         """The delivery hash of each call."""
         self.process = Process()
@@ -191,6 +205,14 @@ class Grid:
                 self.took_over_in = self.clock() - before
                 return None
         raise Crash
+
+    def read_status(self) -> TaskStatus:
+        """What `kstreams recover status` says of the task between two processes."""
+        environment = Environment(
+            self.cluster, MemoryRegistry(), Settings(), clock=self.clock, sleep=self.clock.advance
+        )
+        (found,) = read_status(self.graph, environment, cast(GroupAdmin, _NoMembers()))
+        return found
 
     # What is there.
 

@@ -12,16 +12,17 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import Replaced
+from kstreams_py.operations.standing import FIRST
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal import recovery
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.journaled import Journaled
-from kstreams_py.processing.journal.records import Place
+from kstreams_py.processing.journal.records import Place, RecordType
 from kstreams_py.processing.journal.recovery import Found
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions, TopicPartition
-from tests.crash_grid import ABSENT, Case, branch_after, cases, cells
-from tests.simulation.grid import FROZEN_SECONDS, Grid, Strike
+from tests.crash_grid import ABSENT, OPEN, Case, branch_after, cases, cells, recover_twice
+from tests.simulation.grid import FROZEN_SECONDS, TRANSACTION_SECONDS, Grid, Process, Strike
 
 SNAPSHOT, CHOICE = 0, 1
 """Transactions of the journal before the function."""
@@ -75,27 +76,55 @@ def strike_at(cell: str, points: Sequence[str]) -> Strike | None:
     return (points[found[0]], points[: found[0] + 1].count(points[found[0]]), fault) if found else None
 
 
-def die_and_recover(case: Case, cell: str, attempt: int) -> None:
-    """Lets the nth attempt die at a cell, those before in the function; then compares all that is there."""
-    grid, calm = Grid(case), Grid(case)
+NEWEST = {
+    "1b": RecordType.SNAPSHOT,
+    "1c": RecordType.CHOICES,
+    "1d": RecordType.OUTPUT,
+    "1e": RecordType.ERROR,
+    "1f": RecordType.NIL,
+}
+"""The newest record of the journal, by the branch of a recovery."""
+
+
+def run_attempts(case: Case, attempt: int, strike: Strike | None = None) -> tuple[Grid, Process]:
+    """Runs the nth attempt; those before die in the function. Returns what it did."""
+    grid = Grid(case)
     for _ in range(attempt - 1):
         grid.run(IN_FUNCTION)
-        calm.run(IN_FUNCTION)
-    undisturbed = calm.run()
+    return grid, grid.run(strike)
+
+
+@pytest.fixture(autouse=True)
+def _recovers_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeliveryJournal, "recover", recover_twice(DeliveryJournal.recover))
+
+
+def die_and_recover(case: Case, cell: str, attempt: int) -> None:
+    """Lets the nth attempt die at a cell, those before in the function; then compares all that is there."""
+    _, undisturbed = run_attempts(case, attempt)
     assert undisturbed.error is None
     strike = strike_at(cell, undisturbed.points)
     if strike is None:
         assert cell in ABSENT, f"{cell} is not reached"
         assert attempt > 1 or case.journal is None, f"{cell} is not reached"
         return
-    struck, sets = grid.run(strike), 1
+    (grid, struck), sets = run_attempts(case, attempt, strike), 1
     if case.is_alts:
         grid.feed(("a",))  # an input that is fetched first is ready now: what was chosen is read all the same
         sets = 2
-    called, last = len(grid.hashes), grid.run()
+    called, status, last = len(grid.hashes), grid.read_status(), grid.run()
     assert (last.error, grid.is_delivered) == (None, True)
     starts = STARTS if case.journal else STARTS[:1]
     assert max(map(last.points.index, starts)) < last.points.index("committed"), "fenced before anything is read"
+    if case.journal is not None:
+        assert status.tail is not None
+        assert status.tail.type == NEWEST.get(last.branch[:2])
+        assert status.branch == ("" if cell in OPEN else last.branch), "the status is that of the next start"
+        assert status.next.startswith(FIRST) == (cell in OPEN)
+        if cell in OPEN:
+            timed_out, _ = run_attempts(case, attempt, strike)
+            timed_out.clock.advance(TRANSACTION_SECONDS)
+            assert timed_out.read_status().branch == last.branch, "the end of a transaction decides as the start does"
     assert grid.outputs() == {name: sets if name in case.written else 0 for name in ("x", "y", "dead")}
     assert len(grid.digests()) == (sets if case.written else 0)
     assert len(dict.fromkeys(grid.hashes)) == sets, "each set has one delivery hash"

@@ -31,10 +31,11 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.records import Step, TopicPartition
-from tests.crash_grid import Case, declare, give
+from tests.crash_grid import Case, declare, give, recover_twice
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ class Process:
             self.watch(KafkaConsumer, method)
         for method in ("ends", "read"):
             self.watch(KafkaCluster, method)
+        if run.strike is None:
+            DeliveryJournal.recover = recover_twice(DeliveryJournal.recover)  # type: ignore[method-assign, assignment]
         logger = logging.getLogger("kstreams_py.processing.journal.deliveries")
         logger.addFilter(self._note_branch)
         graph, cluster = declare(run.case, run.name, self._work, self, f"{run.name}."), KafkaCluster(settings)

@@ -24,12 +24,18 @@ from typing import Any, Final
 import confluent_kafka as ck
 
 import kstreams_py as ks
+from kstreams_py import Settings
+from kstreams_py.cli.options import open_environment
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.operations.standing import FIRST, read_status
+from kstreams_py.operations.task_status import TaskStatus
+from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.records import HASH_HEADER
-from tests.crash_grid import UNDECIDED, Case, branch_after, cases, exists
+from tests.crash_grid import OPEN, UNDECIDED, Case, branch_after, cases, declare, exists
 from tests.crash_grid import cells as points_of
 from tests.system.grid_process import Run, Strike
-from tests.system.harness import Cluster
+from tests.system.harness import Cluster, wait_until
 from tests.waiting import WAIT
 
 AT_ONCE: Final = 6
@@ -225,9 +231,16 @@ class Lane:
     """The topics of one case, and what they must have."""
 
     def __init__(
-        self, case: Case, name: str, cluster: Cluster, processes: Processes, settings: dict[str, Any], directory: Path
+        self,
+        case: Case,
+        name: str,
+        cluster: Cluster,
+        processes: Processes,
+        settings: dict[str, Any],
+        directory: Path,
+        environment: Environment,
     ) -> None:
-        self.case, self.name = case, name
+        self.case, self.name, self._environment = case, name, environment
         self._cluster, self._processes, self._settings, self._directory = cluster, processes, settings, directory
         self._producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "linger.ms": 0})
         self._ends = dict.fromkeys(case.inputs, 0)
@@ -310,13 +323,33 @@ class Lane:
             self.feed(f"{cell.point} {cell.attempt} {len(self._sets)}", ("a",))
         if cell.start:
             self.kill(STARTS[cell.start])
-        last = self.deliver()
-        if self.case.journal is None or cell.point in ("CP29", "CP30"):
+        is_open = bool(cell.start) or cell.point in (*OPEN, *UNDECIDED)
+        status, last = self._read_status(is_open=is_open), self.deliver()
+        assert not status.is_refused, status
+        if self.case.journal is None:
+            return
+        assert status.branch == last.branch or (is_open and status.next.startswith(FIRST)), (status, last.branch)
+        if cell.point in ("CP29", "CP30"):
             return
         points = (cell.point, UNDECIDED.get(cell.point, cell.point))
         assert last.branch in {branch_after(point, self.case, cell.attempt) for point in points}, last.branch
         if self.case.is_alts and calls and last.branch.endswith(("1c", "3b")):
             assert last.calls[0] == calls[0], "an alts makes its choice again"
+
+    def _read_status(self, *, is_open: bool) -> TaskStatus:
+        """What `kstreams recover status` says of the task.
+
+        Awaits the end of transactions that are being committed, unless one may be open for long (`is_open`).
+        """
+        graph = declare(self.case, self.name, lambda *_: None, ks.Bytes(), f"{self.name}.")
+        found: list[TaskStatus] = []
+
+        def read() -> bool:
+            found[:] = read_status(graph, self._environment, GroupAdmin(self._environment.settings))
+            return is_open or not found[0].next.startswith(FIRST)
+
+        wait_until(read, f"the status of {self.name} is decided")
+        return found[0]
 
     def verify(self) -> None:
         """Compares all topics of the lane, and the committed offsets."""
@@ -349,9 +382,13 @@ def run_cells(
     for cell in cells:
         by_case.setdefault(cell.case, []).append(cell)
 
-    with processes() as parent, ThreadPoolExecutor(at_once) as pool:
+    with (
+        processes() as parent,
+        ThreadPoolExecutor(at_once) as pool,
+        open_environment(Settings.load(**settings)) as environment,
+    ):
         lanes = {
-            Lane(case, f"{name}-{number}", cluster, parent, settings, directory): of_case
+            Lane(case, f"{name}-{number}", cluster, parent, settings, directory, environment): of_case
             for number, (case, of_case) in enumerate(by_case.items())
         }
         cluster.create(*(topic for lane in lanes for topic in lane.topics()))
