@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -19,14 +15,12 @@ from kstreams_py.formats.registries import open_registry
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.running.progress import LockedConsole
 from kstreams_py.sinks import Parquet
+from tests.system.shop import run_and_die
 
 pytestmark = pytest.mark.long
 
-ROOT: Final = Path(__file__).parents[2]
 RECORDS: Final = 12_000
 KILLS: Final = 8
-LIMIT: Final = 240.0
-"""Seconds for a driver, beside the workers."""
 SECONDS: Final = 60.0
 """How long departures are written: drivers take about as long to die."""
 
@@ -34,17 +28,12 @@ POINTS: Final = ("after-read", "after-publish", "staged", "before-publish", "aft
 """The points of a run, in an order that lets the third and later drivers find a table."""
 
 
-def run_and_die(point: str, servers: str, environment: Mapping[str, str]) -> None:
-    """Runs the pipeline in a process that is killed at the point."""
-    command = [sys.executable, "-m", "tests.system.pipeline_driver", flights_graph.__file__, "delays", point, servers]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert done.returncode == -9, f"{point}: {done.stderr}"
-
-
 @pytest.mark.timeout(900)
-def test_pipeline_whose_drivers_and_workers_are_killed_ends_with_the_table_of_the_file(tmp_path: Path) -> None:
+def test_pipeline_whose_drivers_and_workers_are_killed_ends_with_the_table_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pipelines.py"
+    file.write_text("from kstreams_py.demo.flights_graph import graph\n", encoding="utf-8")
     rows = data_files.read(RECORDS)
     with flights._cluster(tmp_path) as (settings, cluster):
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
@@ -52,13 +41,14 @@ def test_pipeline_whose_drivers_and_workers_are_killed_ends_with_the_table_of_th
         topics = check_topics(flights_graph.graph, cluster)
         loader = Loader(cluster, registry, flights_graph.graph, rows, SECONDS)
         stage = flights.Stage(settings, cluster, tmp_path, Screen(LockedConsole(stderr=False)))
-        environment = flights._environment(settings, tmp_path)
+        for name, value in flights._environment(settings, tmp_path).items():
+            monkeypatch.setenv(name, value)  # of the drivers
 
         def die_at_each_point() -> list[int]:
             """The number of published files after each death."""
             files = []
             for point in POINTS:
-                run_and_die(point, settings.bootstrap_servers, environment)
+                run_and_die(file, settings.bootstrap_servers, "delays", point)
                 files.append(len(Parquet(tmp_path / "delays").files()))
             return files
 
