@@ -5,8 +5,8 @@ Against a broker of this run, with Spark in two local threads; medians of the ro
 - read: a query over all records of a view of 100-byte values, beside the same query over Spark's Kafka reader with the
   same options. It counts the records and their bytes.
 - avro: the same for Avro values, beside `from_avro`. It adds up every field.
-- cut: of 10 topics of 8 partitions, while a processor is played that makes 1,000 transactions a minute, each with a
-  record of every topic.
+- cut: of 10 topics of 8 partitions, while the two slots of a processor are played that makes 1,000 transactions a
+  minute, each with a record of every topic.
 - increment: a run of a pipeline that appends to Parquet files, with 1 % new records, beside its first run.
 - follow: from a commit to the row in a published Parquet file, by `kstreams pipeline run --follow` every second, at 20
   transactions a second.
@@ -51,7 +51,7 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.spark import cut, options, session, view
 from kstreams_py.spark.runner import run_once
 
-TOPICS, CUT_PARTITIONS, UPSTREAM_A_MINUTE = 10, 8, 1_000
+TOPICS, CUT_PARTITIONS, UPSTREAM_A_MINUTE, UPSTREAM_SLOTS = 10, 8, 1_000, 2
 
 NEW_RECORDS: Final = 1_000
 """Records of each of the runs over which memory is measured."""
@@ -214,6 +214,7 @@ def measure_cuts(bench: Bench) -> Iterator[Figure]:
             found.append(time.perf_counter() - start)
         rate = (committed() - before) / (time.monotonic() - began) * 60
     detail = f"{len(found)} cuts beside {rate:,.0f} transactions a minute"
+    yield Figure("transactions beside cuts", rate, " a minute", 0.95 * UPSTREAM_A_MINUTE, "", is_least=True)
     yield Figure("cut, median", median(found), " s", 1, detail)
     yield Figure("cut, longest", max(found), " s", 1, detail)
 
@@ -221,32 +222,36 @@ def measure_cuts(bench: Bench) -> Iterator[Figure]:
 @contextmanager
 def upstream(cluster: Cluster, group: str, given: str, outputs: list[str]) -> Iterator[Callable[[], int]]:
     """Plays a processor that makes transactions, in a thread; yields what returns their number, once there is one."""
-    producer, is_ended, numbers = transactional(cluster, group), threading.Event(), [0]
+    is_ended, numbers = threading.Event(), [0] * UPSTREAM_SLOTS
     consumer = ck.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
     metadata = consumer.consumer_group_metadata()
 
-    def write() -> None:
+    def write(slot: int, producer: Any) -> None:
         began = time.monotonic()
-        while not is_ended.wait(began + numbers[0] * 60 / UPSTREAM_A_MINUTE - time.monotonic()):
-            offset, partition = divmod(numbers[0], CUT_PARTITIONS)
+        while not is_ended.wait(began + numbers[slot] * 60 * UPSTREAM_SLOTS / UPSTREAM_A_MINUTE - time.monotonic()):
+            offset, number = divmod(numbers[slot], CUT_PARTITIONS // UPSTREAM_SLOTS)
+            partition = number * UPSTREAM_SLOTS + slot
             producer.begin_transaction()
             for topic in outputs:
                 producer.produce(topic, b"x" * 100, partition=partition)
             producer.send_offsets_to_transaction([ck.TopicPartition(given, partition, offset + 1)], metadata, SECONDS)
             producer.commit_transaction(SECONDS)
-            numbers[0] += 1
+            numbers[slot] += 1
 
-    thread = threading.Thread(target=write)
-    thread.start()
+    producers = [transactional(cluster, f"{group}.{slot}") for slot in range(UPSTREAM_SLOTS)]
+    threads = [threading.Thread(target=write, args=each) for each in enumerate(producers)]
+    for thread in threads:
+        thread.start()
     try:
-        while thread.is_alive() and not numbers[0]:
+        while all(thread.is_alive() for thread in threads) and not all(numbers):
             time.sleep(0.02)
-        yield lambda: numbers[0]
-        if not thread.is_alive():
+        yield lambda: sum(numbers)
+        if not all(thread.is_alive() for thread in threads):
             raise GaveUp("the transactions upstream have ended by themselves")
     finally:
         is_ended.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
         consumer.close()
 
 

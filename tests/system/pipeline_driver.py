@@ -39,7 +39,7 @@ AROUND: Final[dict[str, tuple[Any, str, bool]]] = {
     "after-commit": (PostgreSQLTable, "publish", True),
     "before-delta": (DeltaLakeTable, "_write", False),
     "after-delta": (DeltaLakeTable, "_write", True),
-    "written": (KafkaProducer, "commit_transaction", False),
+    "written": (KafkaProducer, "_await_acknowledgements", True),
     "after-commit-of-topic": (KafkaProducer, "commit_transaction", True),
 }
 """By the name of a point: the function that the process is killed before, or after."""

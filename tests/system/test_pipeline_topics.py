@@ -17,7 +17,15 @@ from pyspark.sql import functions as sf
 import kstreams_py as ks
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import PipelineFailed, RecordTooLarge, RowRefused, SettingsError, StaleWriter, TopicError
+from kstreams_py.errors import (
+    OutcomeUnknown,
+    PipelineFailed,
+    RecordTooLarge,
+    RowRefused,
+    SettingsError,
+    StaleWriter,
+    TopicError,
+)
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
@@ -160,6 +168,33 @@ def test_driver_killed_before_or_after_its_commit_writes_each_row_once(shop: Sho
     written = Counter(dict(message.headers())[HASH_HEADER] for message in read)
     # the rows of the run that was aborted have the hashes of the one that made them again
     assert sorted(written.values()) == ([1, 1, 1, 2, 2] if point == "written" else [1] * 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "takes_place"),
+    [("send_offsets", False), ("commit_transaction", False), ("commit_transaction", True)],
+)
+def test_request_whose_outcome_is_unknown_is_made_again_and_each_row_is_written_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, call: str, takes_place: bool
+) -> None:
+    request, failures = getattr(KafkaProducer, call), ["first"]
+
+    def lose(*arguments: Any) -> None:
+        if takes_place or not failures:
+            request(*arguments)
+        if failures:
+            failures.clear()
+            raise OutcomeUnknown("the client did not return")
+
+    shop.write("pen")
+    shop.run("added")
+    shop.write("ink", "cup")
+    monkeypatch.setattr(KafkaProducer, call, lose)
+    second = shop.run("added")
+    assert second is not None
+    assert (failures, second.number, second.rows) == ([], 2, 2)
+    assert [key for key, _ in shop.records("added")] == ["cup", "ink", "pen"]
+    assert shop.run("added") is None
 
 
 def test_run_that_another_one_has_overtaken_writes_nothing(shop: Shop) -> None:

@@ -23,6 +23,7 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import (
     GraphError,
     InputLost,
+    MissingSoftware,
     PipelineFailed,
     RowRefused,
     SettingsError,
@@ -339,6 +340,13 @@ def test_compacted_topic_is_warned_of_at_the_first_run(shop: Shop, caplog: pytes
     told = [message for message in caplog.messages if "is compacted" in message]
     made = "its table is made of what compaction has left when a run reads it"
     assert told == [f"pipeline 'other': topic '{name}' is compacted: {made}"]
+
+
+def test_delta_without_its_settings_in_the_session_is_named(shop: Shop) -> None:
+    shop.write("orders:pen")
+    declare(shop, lambda df: df.select("value"), to=ks.Delta(f"{shop.directory}/delta"))
+    with pytest.raises(MissingSoftware, match=r"has no Delta Lake: make it with spark\.session\(\*\*spark\.delta_conf"):
+        shop.run("other")
 
 
 def test_rows_that_do_not_arrive_in_the_directory_fail_the_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

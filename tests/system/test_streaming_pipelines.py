@@ -12,13 +12,14 @@ from typing import Any, Final, cast
 import psycopg
 import pyarrow.parquet
 import pytest
+from confluent_kafka.admin import NewPartitions
 from pyspark.sql import SparkSession
 
 import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import GraphError, PipelineFailed, SettingsError
+from kstreams_py.errors import GraphError, InputLost, PipelineFailed, SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.spark import driver, runner, session
 from kstreams_py.spark.cuts import Cut
@@ -28,6 +29,7 @@ from kstreams_py.spark.targets.opening import open_target
 from tests.system.command import command
 from tests.system.harness import Cluster
 from tests.system.shop import run_and_die
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
 
@@ -70,6 +72,19 @@ def totals(orders):
 @graph.pipeline(orders, to=copies, mode="append", id="copied", streaming={directory!r} + "/copied")
 def copy(orders):
     return orders.select("value")
+"""
+
+
+TWO: Final = """
+import kstreams_py as ks
+
+graph = ks.Graph("two")
+orders, copies = (graph.topic(name, value=ks.String()) for name in ({orders!r}, {copies!r}))
+
+
+@graph.pipeline(orders, copies, to=ks.Parquet({directory!r} + "/both"), mode="append", streaming=True)
+def both(orders, copies):
+    return orders.select("value").union(copies.select("value"))
 """
 
 
@@ -313,6 +328,72 @@ def test_topic_that_was_created_again_is_noticed_though_it_has_as_many_records(s
     ):
         shop.run("added")
     assert shop.rows("added") == [("pen", 0)]
+
+
+def test_records_that_were_deleted_before_a_stream_has_read_them_stop_it(shop: Shop) -> None:
+    topic = f"{shop.name}.orders"
+    shop.write("pen")
+    shop.run("added")
+    shop.cluster.write(topic, [b"ink", b"cup"])  # no transaction, whose marker may come after the deletion
+    shop.cluster.delete_records(topic)
+    shop.write("nib")
+    with pytest.raises(InputLost, match="pipeline 'added': records were deleted while it read them: run it again with"):
+        shop.run("added")
+    assert shop.rows("added") == [("pen", 0)]
+    shop.reset("added")
+    shop.run("added")
+    assert shop.rows("added") == [("nib", 4)]
+
+
+def test_partitions_that_were_added_to_the_topic_of_a_stream_are_read_from_their_start(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"{shop.name}.orders"
+    shop.write("pen")
+    shop.run("added")
+    shop.cluster.admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
+    wait_until(lambda: shop.cluster.partitions(topic) == [0, 1], "the partition is known")
+    shop.cluster.write(topic, [b"ink", b"\xff", b"cup"], partition=1)
+    (second,) = shop.run("added")
+    assert second is not None
+    assert (second.records, second.malformed, second.rows) == (3, 1, 2)
+    assert shop.rows("added") == [("cup", 2), ("ink", 0), ("pen", 0)]
+    assert f"{topic}[1] offset 1: its value is not text in UTF-8" in caplog.text
+
+
+@pytest.mark.parametrize("transactions", ["a5", "a5 c3", "c3 a5", "c2 a3 c2", "c1 c1 a1 c2"])
+def test_batches_have_the_committed_records_wherever_aborted_ones_and_markers_lie(
+    shop: Shop, transactions: str
+) -> None:
+    written = ["first"]
+    shop.write("first")
+    shop.run("added")
+    for number, word in enumerate(transactions.split()):
+        values = [f"{number}.{each}" for each in range(int(word[1:]))]
+        shop.write(*values, commit=word[0] == "c")
+        written += values if word[0] == "c" else []
+    shop.run("added")
+    assert sorted(row[0] for row in shop.rows("added")) == sorted(written)
+    shop.write("last")
+    shop.run("added")
+    assert sorted(row[0] for row in shop.rows("added")) == sorted([*written, "last"])
+
+
+def test_stream_of_two_topics_goes_on_in_both_and_is_left_out_where_it_is_there(shop: Shop) -> None:
+    orders, copies = (f"{shop.name}.{each}" for each in ("orders", "copies"))
+    shop.file.write_text(TWO.format(orders=orders, copies=copies, directory=str(shop.directory)), encoding="utf-8")
+    shop.graph = load(f"{shop.file}:graph")
+    shop.cluster.write(orders, [b"pen"])
+    shop.cluster.write(copies, [b"ink", b"cup"])
+    (first,) = shop.run("both")
+    assert first is not None
+    assert (first.offsets, first.records, first.rows) == (3, 3, 3)
+    shop.cluster.write(copies, [b"nib"])
+    shop.run_and_die("both", "after-publish")
+    shop.cluster.write(orders, [b"cap"])
+    shop.run("both")
+    assert [row[0] for row in shop.rows("both")] == ["cap", "cup", "ink", "nib", "pen"]
+    assert shop.run("both") == [None]
 
 
 def test_table_of_runs_without_a_stream_is_refused_and_so_is_a_cut(shop: Shop) -> None:

@@ -281,6 +281,36 @@ def test_progress_bar_of_spark_is_shown_in_a_terminal_and_in_a_notebook_and_not_
     assert chosen["spark.ui.showConsoleProgress"] == "true"
 
 
+@pytest.mark.parametrize(
+    ("table", "package", "message"),
+    [
+        (
+            ks.Parquet("tables/a"),
+            "pyarrow",
+            "a table of Parquet files needs pyarrow: pip install 'kstreams_py[parquet]'",
+        ),
+        (
+            ks.PostgreSQL("postgresql://db/shop", table="totals"),
+            "psycopg",
+            "a table in PostgreSQL needs psycopg: pip install 'kstreams_py[postgresql]'",
+        ),
+        (
+            ks.Delta("tables/a"),
+            "delta.tables",
+            "a table of Delta Lake needs delta-spark: pip install 'kstreams_py[delta]'",
+        ),
+    ],
+    ids=["Parquet", "PostgreSQL", "Delta"],
+)
+def test_target_without_its_package_names_it(
+    monkeypatch: pytest.MonkeyPatch, table: Any, package: str, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingSoftware) as caught:
+        open_target(declared(to=table), ks.Settings(), lambda: None)
+    assert str(caught.value) == message
+
+
 def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
     pipeline = declared(to=ks.PostgreSQL("postgresql://me:secret@db:x:y/shop?nothing=1", table="totals"))
     with pytest.raises(SettingsError, match="is no URL of PostgreSQL: correct it") as caught:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kstreams_py.errors import (
+    Abortable,
     ClientError,
     Fenced,
+    OutcomeUnknown,
     Refused,
     Retriable,
     SettingsError,
@@ -47,6 +50,9 @@ with suppress(ImportError):  # whoever has a DataFrame has PySpark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TRANSACTION_MS: Final = 60_000
 """The least limit of the transaction of a run; the rows are made before it begins."""
@@ -99,12 +105,19 @@ class KafkaTable:
         if self._pipeline.mode is Mode.UPSERT:
             check_key(str(self._pipeline), made, self._pipeline.key)
         published = finish(count)
-        with self._reported(), self._producer() as producer:
-            if self._read_runs() != previous:
+
+        def write(producer: Producer) -> Published:
+            found = self._read_runs()
+            if found is not None and found.last == published.last:  # by an attempt whose answer was lost
+                return published
+            if found != previous:
                 raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
             outputs = self._outputs(records, previous, published.last.number)
             self._transact(producer, outputs, encode_runs(published), published.last.number + 1)
-        return published
+            return published
+
+        with self._reported():
+            return self._attempt(write)
 
     def table(self, spark: SparkSession) -> DataFrame:
         """The committed records; of an upsert the newest of each key."""
@@ -118,7 +131,8 @@ class KafkaTable:
 
     def reset(self) -> None:
         """Deletes the records, then the runs. A reset that was interrupted is continued by the next one."""
-        with self._reported(), self._producer() as producer:
+
+        def delete(producer: Producer) -> None:
             content = self._read_content()
             if content is None:
                 return
@@ -134,6 +148,9 @@ class KafkaTable:
                 if starts[tp] < end:
                     self._cluster.truncate(tp, end)
             self._transact(producer, iter(()), None, 0)
+
+        with self._reported():
+            self._attempt(delete)
 
     def close(self) -> None:
         """Ends the clients."""
@@ -186,6 +203,21 @@ class KafkaTable:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(POLL_SECONDS)
+
+    def _attempt(self, step: Callable[[Producer], T]) -> T:
+        """Makes a step with a producer, and again with a new one for a while, if the outcome of a request is unknown.
+
+        The new one ends the transaction of the one before; the step looks at what is there.
+        """
+        deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
+        while True:
+            try:
+                with self._producer() as producer:
+                    return step(producer)
+            except (OutcomeUnknown, Retriable, Abortable) as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.warning("%s: topic %s: %s; trying again", self._pipeline, self._topic, error)
 
     @contextmanager
     def _producer(self) -> Iterator[Producer]:
