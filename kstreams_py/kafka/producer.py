@@ -43,6 +43,9 @@ PATIENCE_KEPT: Final = 0.9
 CALL_GRACE_SECONDS: Final = 3.0
 """Seconds by which a call may exceed its limit; librdkafka notices the limit of added offsets after 0.5 to 1 s."""
 
+REFUSED_SECONDS: Final = 1.0
+"""Seconds that the report of a record is waited for after a call that a missing right has failed."""
+
 FAILURES_KEPT: Final = 100
 """Failed deliveries that are kept of a transaction; it is aborted whatever the others are."""
 
@@ -373,8 +376,12 @@ class KafkaProducer:
             doing = name_object(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
             leaf = classify(error, doing)
             if not isinstance(leaf, Fenced):
+                # a record that was refused fails each later call, with that error but not its topic
+                until = time.monotonic() + (REFUSED_SECONDS if isinstance(leaf, NotAuthorized) else 0)
                 with suppress(NotAuthorized):  # a client that has failed for good reports its error again
                     self._poll(0)  # serves the reports of deliveries that failed
+                    while len(self._producer) and not self._failed and time.monotonic() < until:
+                        self._poll(0.02)
                 cause = self._take_failure()
                 leaf = leaf if cause is None or isinstance(cause, Abortable) else cause
             raise leaf from None
