@@ -106,12 +106,16 @@ class KafkaTable:
             check_key(str(self._pipeline), made, self._pipeline.key)
         published = finish(count)
 
+        has_tried = False
+
         def write(producer: Producer) -> Published:
+            nonlocal has_tried
             found = self._read_runs()
-            if found is not None and found.last == published.last:  # by an attempt whose answer was lost
+            if has_tried and found is not None and found.last == published.last:  # an answer was lost
                 return published
             if found != previous:
                 raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
+            has_tried = True
             outputs = self._outputs(records, previous, published.last.number)
             self._transact(producer, outputs, encode_runs(published), published.last.number + 1)
             return published
