@@ -112,7 +112,7 @@ def status(
         bool, typer.Option("--detail", help="also the cut of each run, and plans where they change")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="write a page with plots of lag and duration, and the newest plans")
+        Path | None, typer.Option("--html", help="write a page with plots of lag and duration, the cuts and the plans")
     ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,

@@ -161,6 +161,11 @@ class TopicInfo:
     replication: int
     settings: Mapping[str, str]
 
+    @property
+    def is_compacted(self) -> bool:
+        """Records of it are deleted that are not its oldest."""
+        return "compact" in self.settings.get("cleanup.policy", "")
+
 
 class Partitions(Protocol):
     """Reads partitions without a group."""

@@ -80,11 +80,6 @@ def _why_unjudged(processor: Processor) -> str:
     return ""
 
 
-def _is_compacted(topic: TopicInfo) -> bool:
-    """Whether records of a topic are deleted that are not its oldest."""
-    return "compact" in topic.settings.get("cleanup.policy", "")
-
-
 class _Subject:
     """A processor that is audited, with its inputs as they are read.
 
@@ -103,7 +98,7 @@ class _Subject:
             report.notes.append(f"only dead letters and positions are judged: {reason}")
         self._group = group
         self._ids = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
-        self._compacted = {topic.name for topic in processor.inputs if _is_compacted(topics[topic.name])}
+        self._compacted = {topic.name for topic in processor.inputs if topics[topic.name].is_compacted}
         self._single: dict[TopicPartition, SingleSteps] = {}
         self._joined: dict[TopicPartition, array[int]] = {}
         self._limits: Positions = {}
@@ -311,13 +306,13 @@ class _Run:
     def _deleted(self, processor: Processor) -> list[str]:
         """The topics where records are deleted that a processor writes, or joins: their pairs are then not known."""
         names = [topic.name for topic in processor.outputs] + ([processor.errors] if processor.errors else [])
-        pairs = [topic.name for topic in processor.inputs if _is_compacted(self._topics[topic.name])]
+        pairs = [topic.name for topic in processor.inputs if self._topics[topic.name].is_compacted]
         partitions = [TopicPartition(name, n) for name in names for n in range(self._topics[name].partitions)]
         starts = ask_clusters(self._graph, self._cluster, partitions, lambda cluster, each: cluster.starts(each))
         return (pairs if processor.joins else []) + [
             name
             for name in names
-            if _is_compacted(self._topics[name]) or any(start for tp, start in starts.items() if tp.topic == name)
+            if self._topics[name].is_compacted or any(start for tp, start in starts.items() if tp.topic == name)
         ]
 
     def _show(self, subject: _Subject, found: Iterable[Found]) -> None:

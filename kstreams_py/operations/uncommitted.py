@@ -25,7 +25,7 @@ class Uncommitted:
 
     def __init__(self, cluster: Cluster, topic: TopicInfo) -> None:
         self._cluster = cluster
-        self._of_unseen = Fate.UNKNOWN if "compact" in topic.settings.get("cleanup.policy", "") else Fate.ABORTED
+        self._of_unseen = Fate.UNKNOWN if topic.is_compacted else Fate.ABORTED
         self._fates: dict[tuple[TopicPartition, int], Fate] = {}
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:

@@ -121,7 +121,7 @@ class Inputs:
         finally:
             cluster.close()
         for name, topic in sorted(found.items()):
-            if "compact" in topic.settings.get("cleanup.policy", ""):
+            if topic.is_compacted:
                 logger.warning(
                     "%s: topic %r is compacted: its table is made of what compaction has left when a run reads it",
                     self._pipeline, name,
@@ -138,8 +138,7 @@ class Inputs:
         return observe
 
 
-def total(counts: Counts) -> Count | None:
-    """The counts of all topics; None without any."""
-    if not counts:
-        return None
-    return Count(sum(each.records for each in counts.values()), sum(each.malformed for each in counts.values()))
+def total(counts: Counts) -> tuple[int | None, int]:
+    """The records of all topics, None if Spark did not tell any, and how many of them do not decode."""
+    records = sum(each.records for each in counts.values()) if counts else None
+    return records, sum(each.malformed for each in counts.values())

@@ -64,12 +64,9 @@ class Place(NamedTuple):
 
 def describe_cut(text: str) -> list[str]:
     """A line for each topic of what a run has stored: the offset before which it has read each partition."""
-    content = json.loads(text)
-    if "stream" in content:
-        place = Place(**content)
+    if (place := Place.decode(text)) is not None:
         ends = {name: list(place.ends(name).values()) for name in place.topics}
     else:
-        ends = {
-            name: [span["end"] for span in topic["partitions"]] for name, topic in content.get("topics", {}).items()
-        }
+        topics = json.loads(text).get("topics", {})
+        ends = {name: [span["end"] for span in topic["partitions"]] for name, topic in topics.items()}
     return [f"{name}: {', '.join(map(str, offsets))}" for name, offsets in sorted(ends.items())]

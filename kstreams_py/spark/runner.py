@@ -97,7 +97,7 @@ def run_once(
             seconds = time.monotonic() - began
             counts = count_inputs()
             inputs.warn_of_malformed(session, counts, lambda _: (after, new))
-            records, malformed = total(counts) or (None, 0)
+            records, malformed = total(counts)
             run = Run(number, new.encode(), offsets, count, ended, seconds, lag, plan, malformed, records)
             return Published.after(previous, pipeline.owner, columns, run)
 

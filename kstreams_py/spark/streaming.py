@@ -131,9 +131,7 @@ class Streaming:
                 seconds = ended - place.planned
                 lag = None if self._every is None else seconds + max(self._every, self._seconds)
                 offsets, (records, malformed) = place.count_offsets(last), self._count(rows, place, last)
-                run = Run(
-                    batch + 1, place.encode(), offsets, count, ended, seconds, lag, plan, malformed, records
-                )  # fmt: skip
+                run = Run(batch + 1, place.encode(), offsets, count, ended, seconds, lag, plan, malformed, records)
                 return Published.after(previous, pipeline.owner, columns, run)
 
             run = target.publish(rows, previous, finish).last
@@ -148,7 +146,7 @@ class Streaming:
             return None if last is None else last.starts(topic.name, place), place.ends(topic.name)
 
         self._inputs.warn_of_malformed(rows.sparkSession, counts, bounds)
-        return total(counts) or (None, 0)
+        return total(counts)
 
     def _topic_ids(self) -> dict[str, str]:
         """The ids of the inputs; Spark compares only offsets, which a topic that was created again has, too."""

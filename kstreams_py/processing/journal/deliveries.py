@@ -81,7 +81,7 @@ class DeliveryJournal:
         self._outputs = cluster.named(processor.cluster)
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
         """The broker's id of each input."""
-        self._compacted = {name for name, info in topics.items() if "compact" in info.settings["cleanup.policy"]}
+        self._compacted = {name for name, info in topics.items() if info.is_compacted}
         self._delivered: dict[int, int] = {}
         """Deliveries that were not deleted, by partition number; what a recovery finds is estimated by its offsets."""
 
