@@ -65,6 +65,20 @@ def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
             time.sleep(0.02)
 
 
+def metadata(client: Any, *topic: str) -> Any:
+    """The cluster metadata that a client has; asks again when it times out.
+
+    A request that is on its way to a broker that dies is sent again to that broker until it times out (librdkafka).
+    """
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            return client.list_topics(*topic, timeout=5)
+        except ck.KafkaException as error:
+            if error.args[0].code() != ck.KafkaError._TIMED_OUT or time.monotonic() > deadline:
+                raise
+
+
 class Cluster:
     """A broker seen through plain clients, without the framework."""
 
@@ -77,12 +91,12 @@ class Cluster:
         for future in self.admin.create_topics(new).values():
             future.result()
         # the controller has answered; the brokers learn of the topics later
-        wait_until(lambda: {*names} <= {*self.admin.list_topics(timeout=10).topics}, "the topics are known")
+        wait_until(lambda: {*names} <= {*metadata(self.admin).topics}, "the topics are known")
 
     def delete(self, *names: str) -> None:
         for future in self.admin.delete_topics(list(names)).values():
             future.result()
-        wait_until(lambda: not {*names} & {*self.admin.list_topics(timeout=10).topics}, "the topics are deleted")
+        wait_until(lambda: not {*names} & {*metadata(self.admin).topics}, "the topics are deleted")
 
     def write(
         self,
@@ -141,7 +155,7 @@ class Cluster:
         found: list[int] = []
 
         def known() -> bool:
-            found[:] = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+            found[:] = metadata(self.admin, topic).topics[topic].partitions
             return bool(found)
 
         wait_until(known, f"{topic} is known", 10)

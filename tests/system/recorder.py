@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import Anomaly, Expected, History, check, explain
-from tests.system.harness import Cluster, first_offset, wait_until
+from tests.system.harness import Cluster, first_offset, metadata, wait_until
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Recorder:
             if others := [error for error in errors if error.code() not in LEADER_CHANGES]:
                 raise ck.KafkaException(others[0])
             if errors:
-                consumer.list_topics(topic, 10)  # otherwise the client goes on asking the old leader
+                metadata(consumer, topic)  # otherwise the client goes on asking the old leader
             return not errors
 
         wait_until(is_answered, f"the ends of {topic}")
@@ -155,7 +155,7 @@ class Recorder:
         """Returns once every replica of every topic is in sync and each partition has a leader."""
 
         def full() -> bool:
-            topics = self.admin.list_topics(timeout=10).topics.values()
+            topics = metadata(self.admin).topics.values()
             return all(len(p.isrs) == len(p.replicas) and p.leader >= 0 for t in topics for p in t.partitions.values())
 
         wait_until(full, "every replica is in sync")

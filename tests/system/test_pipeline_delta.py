@@ -64,7 +64,10 @@ def spark() -> Iterator[SparkSession]:
     conf = {"spark.log.level": "ERROR", **delta_conf()}
     made = session("test_delta", jars=spark_jars(), java=find_java(for_spark=True), **conf)
     yield made
+    system = made.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
     made.stop()
+    for name in conf:  # the first session's settings are those of the JVM, and later sessions of the process have them
+        system.clearProperty(name)
 
 
 class Shop:

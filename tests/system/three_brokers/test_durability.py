@@ -20,7 +20,7 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing import Expected
-from tests.system.harness import running, wait_until
+from tests.system.harness import metadata, running, wait_until
 from tests.system.recorder import Recorder
 from tests.system.three_brokers.brokers import BROKERS, stop
 
@@ -69,7 +69,7 @@ def without(brokers: EmbeddedKafka, broker: int, recorder: Recorder) -> Iterator
 
 def leaders(recorder: Recorder, topic: str) -> dict[int, int]:
     """The leader of each partition, or -1."""
-    return {p.id: p.leader for p in recorder.admin.list_topics(topic, timeout=10).topics[topic].partitions.values()}
+    return {p.id: p.leader for p in metadata(recorder.admin, topic).topics[topic].partitions.values()}
 
 
 def await_other_leaders(recorder: Recorder, topic: str, broker: int) -> None:
@@ -78,7 +78,7 @@ def await_other_leaders(recorder: Recorder, topic: str, broker: int) -> None:
 
 def in_sync(recorder: Recorder, topic: str) -> list[int]:
     """The in-sync replicas of partition 0."""
-    return sorted(recorder.admin.list_topics(topic, timeout=10).topics[topic].partitions[0].isrs)
+    return sorted(metadata(recorder.admin, topic).topics[topic].partitions[0].isrs)
 
 
 def coordinator(recorder: Recorder, group: str) -> int | None:
