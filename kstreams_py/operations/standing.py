@@ -11,6 +11,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.groups import GroupInfo
+from kstreams_py.kafka.transactions import find_command, place_options
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.positions import partitions_of
 from kstreams_py.operations.task_status import TaskStatus, plan_of
@@ -49,6 +50,7 @@ class _Tasks:
         group: GroupInfo,
     ) -> None:
         self._cluster = environment.cluster
+        self._find = find_command(place_options(environment.settings.bootstrap_servers))
         self._committed = CommittedReader(graph, environment)
         self._processor = processor
         self._name, self._group = f"{graph.name}.{processor.id}", group
@@ -74,7 +76,7 @@ class _Tasks:
             refused = False
             try:
                 if any(tp in pending.partitions for tp in mine):
-                    plan = FIRST + pending.describe(time.time())
+                    plan = FIRST + pending.describe(time.time(), self._find)
                 else:
                     plan = self._plan(number, mine, at, starts)
             except Retriable as error:

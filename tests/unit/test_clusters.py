@@ -13,6 +13,7 @@ from kstreams_py.errors import BrokerUnavailable, GraphError, RecoveryUndecidabl
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.operations.hanging import topics_of
 from kstreams_py.processing.choices import Start
+from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
@@ -26,7 +27,8 @@ from kstreams_py.processing.journal.records import (
 )
 from kstreams_py.processing.topics import check_topics, create_topics, find_topics
 from kstreams_py.records import TopicPartition
-from kstreams_py.testing import MemoryCluster, TestDriver
+from kstreams_py.settings import Settings
+from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
 
 # The declaration.
 
@@ -221,7 +223,8 @@ class Bench:
         topics = check_topics(graph, self.cluster)
         (processor,) = graph.processors
         beside = graph.delivered(processor)
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p", "g.p.0", beside)
+        environment = Environment(self.cluster, MemoryRegistry(), Settings(), self.cluster.clock)
+        self.journal = DeliveryJournal(JOURNAL, processor, environment, topics, "g.p", "g.p.0", beside)
         self.topic_id = topics["in"].topic_id
         self.snapshot = Snapshot("g.p", 0, (Start("in", topics["in"].topic_id, 3),))
         place = Place("out", 0, 0, HASH)
@@ -273,7 +276,10 @@ def test_transaction_of_this_worker_that_is_open_is_waited_for(bench: Bench) -> 
     bench.begin("g.p.0", bench.attempt)
     with pytest.raises(Retriable) as raised:
         bench.journal.recover({IN: 3})
-    assert str(raised.value) == f"a transaction is open on {DELIVERED}[0]"
+    assert str(raised.value) == (
+        f"p: a transaction hides {DELIVERED}[0] from offset 0 on: `kstreams transactions find-hanging --topic "
+        f"{DELIVERED} --cluster west` shows whether it hangs"
+    )
 
 
 def test_transaction_of_another_worker_is_aborted_by_the_one_that_has_its_task(bench: Bench) -> None:

@@ -9,8 +9,10 @@ from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, Fatal, RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import TRANSACTIONAL, Cluster, TopicInfo
+from kstreams_py.kafka.contracts import TRANSACTIONAL, TopicInfo
 from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.hidden import Hidden
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
     UNREADABLE,
@@ -46,7 +48,7 @@ class DeliveryJournal:
         self,
         topic: str,
         processor: Processor,
-        cluster: Cluster,
+        environment: Environment,
         topics: Mapping[str, TopicInfo],
         group: str,
         writer: str,
@@ -55,7 +57,6 @@ class DeliveryJournal:
         """Makes no request.
 
         - `topic`: the journal.
-        - `cluster`: has the journal.
         - `topics`: the processor's inputs and outputs.
         - `group`: has the committed offsets.
         - `writer`: the transactional id of this worker's outputs.
@@ -74,8 +75,9 @@ class DeliveryJournal:
         self._written = {topic.name for topic in processor.outputs} | (
             {processor.errors} if processor.errors else set()
         )
-        self._cluster = cluster
-        self._outputs = cluster.named(processor.cluster)
+        self._cluster = environment.cluster
+        self._outputs = environment.cluster.named(processor.cluster)
+        self._hidden = Hidden(processor.id, environment)
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if "compact" in info.settings["cleanup.policy"]}
@@ -84,14 +86,16 @@ class DeliveryJournal:
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
 
-        Raises Retriable while an open transaction hides records that decide, or a cluster does not answer;
-        RecoveryUndecidable if the records contradict each other.
+        Raises Retriable while an open transaction hides records that decide, or a cluster does not answer; Unavailable
+        once one has hidden them for too long (`hidden.py`); RecoveryUndecidable if the records contradict each other.
         """
         self.forget()
         try:
-            return self._recover(positions)
+            recovered = self._recover(positions)
         except BrokerUnavailable as error:  # both clusters have answered this process when it started
             raise Retriable(str(error)) from None
+        self._hidden.clear()
+        return recovered
 
     def _recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         committed: dict[int, dict[str, int]] = {}
@@ -171,8 +175,9 @@ class DeliveryJournal:
         """The first and the end offsets of journals. Raises Retriable if a transaction is open on one."""
         starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
         written = self._cluster.ends(journals, committed=False)
-        if hidden := [tp for tp in journals if ends[tp] < written[tp]]:
-            raise Retriable(f"a transaction is open on journal {', '.join(map(str, sorted(hidden)))}")
+        for tp in sorted(journals):
+            if ends[tp] < written[tp]:
+                self._hidden.wait(self._cluster, tp, ends[tp], f"journal {tp} from offset {ends[tp]} on")
         return starts, ends
 
     def _has_changed(self, journal: TopicPartition, end: int, committed: Mapping[str, int]) -> bool:
@@ -214,8 +219,8 @@ class DeliveryJournal:
             return None
         if fences and attempt.writer != self.writer:
             self._fence(attempt.writer)
-        if self._outputs.ends([place])[place] < self._outputs.ends([place], committed=False)[place]:
-            raise Retriable(f"a transaction is open on {place}")
+        if (end := self._outputs.ends([place])[place]) < self._outputs.ends([place], committed=False)[place]:
+            self._hidden.wait(self._outputs, place, end, f"{place} from offset {end} on", self._place)
         return self._is_newest(attempt, place, unit)
 
     def _is_newest(self, attempt: Attempt | None, place: TopicPartition, unit: Unit | None) -> bool:
@@ -269,7 +274,7 @@ class DeliveryJournal:
         if place.offset >= end:
             # an aborted record before the end has been read past; one behind it may yet be committed
             if self._outputs.ends([tp], committed=False)[tp] > place.offset:
-                raise Retriable(f"a transaction hides {place}, which an attempt of {self._processor} may have written")
+                self._hidden.wait(self._outputs, tp, place.offset, f"{place}, where it may have written", self._place)
             return Found.OTHER
         messages = self._outputs.read(tp, place.offset, 1)
         if not messages or messages[0].offset() != place.offset:
