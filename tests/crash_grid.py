@@ -108,7 +108,8 @@ def declare(
     inputs = [graph.topic(prefix + topic, value=serde) for topic in case.inputs]
     outputs = [graph.topic(prefix + topic, cluster=case.cluster) for topic in case.outputs]
     options: Any = {"id": "p", "persistence": case.journal or "transaction"}
-    options |= {"errors": f"{prefix}dead"} if case.errors else {}
+    if case.errors:
+        options["errors"] = graph.topic(f"{prefix}dead", value=ks.dead_letters(), cluster=case.cluster)
 
     def returned(values: tuple[bytes, ...], step: Step) -> Any:
         value = work(values, step)
@@ -140,7 +141,8 @@ def cases(journal: ks.Journal | None, cluster: str = "") -> Iterator[Case]:
     for kind in KINDS:
         for does in ("output", "none", "raise"):
             for errors in (True, False):
-                if not ("sink" in kind and (does == "output" or cluster)):  # what a sink returns is ignored
+                # what a sink returns is ignored, and only its dead letters are on another cluster
+                if not ("sink" in kind and (does == "output" or (cluster and not errors))):
                     yield Case(kind, does, errors, journal, cluster)
 
 

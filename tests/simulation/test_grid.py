@@ -112,7 +112,7 @@ def die_and_recover(case: Case, cell: str, attempt: int) -> None:
 
 @pytest.mark.parametrize(
     ("journal", "cluster", "count"),
-    [(ks.Journal(1), "", 622), (None, "", 622), (ks.Journal(1), "other", 534)],
+    [(ks.Journal(1), "", 622), (None, "", 622), (ks.Journal(1), "other", 594)],
     ids=["journal", "transaction", "two clusters"],
 )
 @pytest.mark.parametrize("attempt", [1, 2, 3])

@@ -60,6 +60,52 @@ def test_topic_of_dead_letters_that_is_declared_later_stays_on_its_cluster(graph
     assert graph.topic("dead", partitions=3).cluster == "west"
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["declared", "of another processor"])
+def test_sink_whose_dead_letters_are_elsewhere_has_a_journal(graph: ks.Graph, shared: bool) -> None:
+    """They are all that it writes."""
+    if shared:
+        declare(graph, errors="dead")
+    else:
+        graph.topic("in")
+        graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink("in", id="store", errors="dead")(print)
+    processor = graph.processors[-1]
+    assert (processor.journal, processor.cluster, graph.delivered(processor)) == (
+        ks.Journal(), "west", "__ks.g.store.delivered",
+    )  # fmt: skip
+
+
+def test_sink_whose_dead_letters_are_elsewhere_makes_each_once(graph: ks.Graph) -> None:
+    def refuse(value: bytes) -> None:
+        raise ValueError(value)
+
+    graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink(graph.topic("in"), id="store", errors="dead")(refuse)
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        driver.send("in", b"two")
+        driver.crash("commit_transaction", cluster="west")
+        driver.restart()
+        driver.run()
+        assert [letter["inputs"][0]["value"] for letter in driver.values("dead")] == [b"one", b"two"]
+
+
+def stores_rows(graph: ks.Graph) -> None:
+    graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink(
+        graph.topic("in"),
+        to=ks.PostgreSQL("postgresql://u:p@db:5432/d", table="t", columns=("a",)),
+        id="p",
+        errors="dead",
+    )(lambda value: value)
+
+
+def keeps_no_journal(graph: ks.Graph) -> None:
+    graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink(graph.topic("in"), id="p", errors="dead", persistence="transaction")(print)
+
+
 def reads_there(graph: ks.Graph) -> None:
     declare(graph)
     graph.map("out", to=graph.topic("more"), id="q")(lambda value: value)
@@ -118,6 +164,17 @@ def moves_dead_letters(graph: ks.Graph) -> None:
             ("processor 'p' writes to cluster 'west' and its dead letters, 'dead', to the graph's own cluster, and no "
             "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
             "of its outputs"),
+        ),
+        (
+            stores_rows,
+            ("processor 'p' writes to the graph's own cluster and its dead letters, 'dead', to cluster 'west', and no "
+            "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
+            "of its outputs"),
+        ),
+        (
+            keeps_no_journal,
+            ("processor 'p' writes to 'dead' on cluster 'west', and no transaction spans two clusters: leave "
+            "persistence out, or give it 'journal'"),
         ),
         (
             moves_dead_letters,
