@@ -52,10 +52,16 @@ class Process:
 Strike = tuple[str, int, str]
 """The name of a point, which of these it is, counted from 1, and how the process dies there.
 
-"dies" before the request, "dies after" it, "dies late" if the request arrives after its death; the answer is lost if it
-is "unanswered"; a process that is "replaced" goes on once its replacement has delivered all. One that is "frozen"
-loses its membership, and goes on once another slot has delivered all.
+"dies" before the request, "dies after" it, "dies late" if the request arrives after its death; "raises", "raises after"
+and "raises late" are an exception there that nobody handles. The answer is lost if it is "unanswered"; a process that
+is "replaced" goes on once its replacement has delivered all. One that is "frozen" loses its membership, and goes on
+once another slot has delivered all.
 """
+
+
+class Unhandled(BaseException):
+    """Raised where a process ends by an exception."""
+
 
 FROZEN_SECONDS: Final = 3.0
 """Longer than the session of a member, shorter than a transaction may be open."""
@@ -71,6 +77,8 @@ class Grid:
         self.hashes: list[bytes] = []
         """The delivery hash of each call."""
         self.process = Process()
+        self.replacement: Process | None = None
+        """What has taken the place of a process that was frozen."""
         self.took_over_in = 0.0
         """Seconds in which another slot has delivered all in place of a frozen one."""
         self._strike: Strike | None = None
@@ -130,6 +138,9 @@ class Grid:
                 worker.close()
             except Crash:
                 pass
+            except Unhandled:
+                if worker is not None:
+                    worker.close()
             except KStreamsError as error:
                 done.error = error
         assert self._strike is None, f"{strike} is not reached: {done.points}"
@@ -175,22 +186,34 @@ class Grid:
             return None
         (*_, fault), self._strike = self._strike, None
         match fault:
-            case "dies after":
-                return Fault(Crash())
-            case "dies late":
-                return Fault(Crash(), applied=False, late=0.01)
+            case "raises":
+                raise Unhandled
+            case "dies after" | "raises after":
+                return Fault(Crash() if fault == "dies after" else Unhandled())
+            case "dies late" | "raises late":
+                return Fault(Crash() if fault == "dies late" else Unhandled(), applied=False, late=0.01)
             case "unanswered":
                 return Fault(OutcomeUnknown("simulated"))
             case "replaced":
-                self.run()
+                self.replacement = self.run()
                 return None
             case "frozen":
                 self.clock.advance(FROZEN_SECONDS)
                 before = self.clock()
-                self.run(slot=1)
+                self.replacement = self.run(slot=1)
                 self.took_over_in = self.clock() - before
                 return None
         raise Crash
+
+    def make_again(self, topics: Sequence[str]) -> None:
+        """Deletes topics and creates them again, with records of somebody else where those before were."""
+        for name in topics:
+            tp = TopicPartition(name, 0)
+            self.before[name] = self.other._broker.partition(tp).end
+            self.other._broker.delete_topic(name)
+            self.other.create_topics([(name, 1, -1, {})])
+            for _ in range(self.before[name]):
+                self.other.append(name, b"foreign", None, [(HASH_HEADER, b"foreign")])
 
     # What is there.
 

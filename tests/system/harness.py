@@ -210,13 +210,6 @@ class Cluster:
 
         wait_until(are_set, f"{group} at {offsets}", 20)
 
-    def alter(self, topic: str, setting: str, value: str) -> None:
-        """Sets a setting of a topic."""
-        entry = ck.admin.ConfigEntry(setting, value, incremental_operation=ck.admin.AlterConfigOpType.SET)
-        resource = ck.admin.ConfigResource(ck.admin.ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-        for future in self.admin.incremental_alter_configs([resource]).values():
-            future.result()
-
     def delete_records(self, topic: str, partition: int = 0, before: int = ck.OFFSET_END) -> None:
         """Deletes the records of a partition that are before an offset; all by default."""
         (future,) = self.admin.delete_records([ck.TopicPartition(topic, partition, before)]).values()

@@ -17,7 +17,6 @@ import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.records import Place, Unit, newest_unit, type_of
-from tests.system.hanging import Work, leave_output_hanging
 from tests.system.harness import Cluster, running, wait_until
 from tests.system.recorder import Record
 from tests.system.test_faults import MakeApp, app_factory
@@ -296,36 +295,6 @@ def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: 
             wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "both have partitions")
         app.drain(*workers)
         reader.finish()
-    app.verify()
-
-
-def test_outputs_that_a_foreign_transaction_hides_end_the_worker_until_the_named_command_has_ended_it(
-    new_app: MakeApp, cluster: Cluster, name: str, servers: str
-) -> None:
-    """Its end is not known to be a failure, nor is it waited for without end."""
-    app = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000)
-    foreign = Work(cluster, f"{name}.foreign")
-    foreign.target = app.target
-    leave_output_hanging(servers, foreign, b"foreign")
-    app.write(5, 0)
-    killed = app.start(0)
-    app.recorder.await_done(app.group, app.source)
-    app.send(killed, signal.SIGKILL)
-    killed.wait()
-    app.write(5, 0)
-    waiting = app.start(0)
-    assert waiting.wait() == 3, waiting.text
-    hides = f"copy: a transaction hides {app.target}[0]@"
-    assert f"`kstreams transactions find-hanging --topic {app.target} --bootstrap-servers {servers}`" in waiting.text
-    (error,) = (line for line in waiting.text.splitlines() if hides in line and "for more than 32 s" in line)
-    (command,) = re.findall("`kstreams (transactions abort .*)`", error)
-    assert command == (
-        f"transactions abort --topic {app.target} --partition 0 --start-offset 0 --bootstrap-servers {servers}"
-    )
-    app.operate(*command.split(), "--yes")
-    worker = app.start(0)
-    app.drain(worker)
-    assert "copy: partition 0: recovery 1d, 2, 3a" in worker.text
     app.verify()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
@@ -16,7 +15,6 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from tests.system.command import Finished, kstreams
-from tests.system.hanging import Work, leave_output_hanging
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.recorder import Recorder
 
@@ -253,34 +251,6 @@ def test_other_cluster_that_is_away_for_longer_than_each_timeout_is_waited_for(
         elsewhere.restart(0)
         app.write(*digits(60, 100))
         app.drain(worker)
-    finally:
-        app.kill()
-
-
-def test_what_is_wrong_on_the_other_cluster_is_found_and_ended_by_the_printed_command(
-    tmp_path: Path, name: str, settings: MakeSettings, elsewhere: EmbeddedKafka
-) -> None:
-    app = App(tmp_path, name, settings(clusters={"other": {"bootstrap_servers": elsewhere.bootstrap_servers}}), "")
-    try:
-        app.write(*digits(0, 10))
-        app.drain(app.start(0))
-        delivered = f"__ks.{name}.copy.delivered"
-        foreign = Work(app.other, f"{name}.foreign")
-        foreign.target = app.target
-        leave_output_hanging(elsewhere.bootstrap_servers, foreign, b"foreign")
-        app.other.alter(delivered, "cleanup.policy", "compact,delete")
-
-        rows = [json.loads(line) for line in app.operate("doctor", app.file, "--json").out.splitlines()]
-        found = {row["kind"]: row for row in rows if row["subject"].startswith("cluster 'other': ")}
-        assert found["delivered_settings"]["subject"] == f"cluster 'other': {delivered}"
-        assert found["hanging_transaction"]["remedy"].startswith("kstreams transactions find-hanging --cluster other, ")
-        hanging = app.operate("transactions", "find-hanging", "--graph", app.file, "--json")
-        (row,) = (json.loads(line) for line in hanging.out.splitlines())
-        assert (hanging.status, row["topic"], row["transactional_id"]) == (1, app.target, foreign.id)
-        assert row["command"].endswith(" --cluster other")
-        assert app.operate(*row["command"].split()[1:], "--yes").status == 0
-        everywhere = app.operate("transactions", "find-hanging", "--graph", app.file)
-        assert (everywhere.status, everywhere.out) == (0, "no transaction hangs\n")
     finally:
         app.kill()
 

@@ -279,7 +279,7 @@ class DeliveryJournal:
         messages = self._outputs.read(tp, place.offset, 1)
         if not messages or messages[0].offset() != place.offset:
             return Found.DELETED if place.topic in self._compacted else Found.OTHER
-        return Found.SAME if dict(messages[0].headers() or ()).get(HASH_HEADER) == place.delivery_hash else Found.OTHER
+        return Found.SAME if _is_of(place.delivery_hash, messages[0]) else Found.OTHER
 
     def _truncate(self, journals: Sequence[TopicPartition]) -> None:
         """Deletes the records below the newest snapshots."""
@@ -288,3 +288,8 @@ class DeliveryJournal:
             tail = self._tail(journal, starts[journal], ends[journal])
             if tail and type_of(tail[0]) == RecordType.SNAPSHOT:
                 self._cluster.truncate(journal, tail[0].offset())
+
+
+def _is_of(delivery_hash: bytes, message: Message) -> bool:
+    """Whether a record is an output of the delivery with this hash."""
+    return dict(message.headers() or ()).get(HASH_HEADER) == delivery_hash
