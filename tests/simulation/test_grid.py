@@ -251,7 +251,7 @@ def test_recovery_that_dies_at_any_point_is_made_again(place: str, count: int) -
 
 @pytest.mark.parametrize("kind", ["map", "fork", "alts"])
 def test_record_of_somebody_else_at_the_place_of_an_output_is_not_taken_for_it(kind: str) -> None:
-    """The topic was created again: its offsets begin anew, and those of the attempt have other records."""
+    """The topic was created again: the offsets of its new records begin at 0, and reach those of the attempt."""
     for does in ("output", "raise"):
         die_and_recover(Case(kind, does, errors=True, journal=JOURNAL), Cell("CP15", made_again=True))
 

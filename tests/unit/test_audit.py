@@ -268,8 +268,10 @@ def test_positions_that_the_journal_of_a_busy_worker_does_not_tell_are_not_judge
     producer.write([("__ks.g.far.journal", b"", None, 0, None, None, 0, None)])
     producer.flush()
 
+    find = "kstreams transactions find-hanging --topic __ks.g.far.journal --bootstrap-servers 127.0.0.1:9092"
     assert site.audit(processors=["far"]) == [
-        f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: a transaction is open on journal {JOURNAL}"
+        f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: far: a transaction hides journal {JOURNAL} "
+        f"from offset 4 on: `{find}` shows whether it hangs"
     ]
 
 

@@ -119,10 +119,11 @@ class DeliveryJournal:
         return moved, choices
 
     def look(self, number: int, committed: Mapping[str, int]) -> Recovery:
-        """Decides where a task goes on, and fences nobody. Raises as `recover`.
+        """Decides where a task goes on, and fences nobody. Raises as `recover`, but never Unavailable.
 
         - `committed`: the committed offset of each of its inputs.
         """
+        self._hidden.clear()
         journal = TopicPartition(self.topic, number)
         starts, ends = self._bounds([journal])
         return self._decide(journal, starts[journal], ends[journal], committed, fences=False)
