@@ -269,10 +269,8 @@ def test_positions_that_the_journal_of_a_busy_worker_does_not_tell_are_not_judge
     producer.flush()
 
     find = "kstreams transactions find-hanging --topic __ks.g.far.journal --bootstrap-servers 127.0.0.1:9092"
-    assert site.audit(processors=["far"]) == [
-        f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: far: a transaction hides journal {JOURNAL} "
-        f"from offset 4 on: `{find}` shows whether it hangs"
-    ]
+    why = f"far: a transaction hides journal {JOURNAL} from offset 4 on: `{find}` shows whether it hangs"
+    assert site.audit(processors=["far"]) == [f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: {why}"]
 
 
 def test_outputs_of_a_processor_that_is_not_asked_for_are_not_foreign() -> None:

@@ -483,6 +483,23 @@ def test_transaction_that_hides_an_output_for_longer_than_one_may_be_open_ends_t
     assert bench.journal.snapshots == {}
 
 
+def test_transaction_that_ends_before_it_is_listed_ends_no_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.begin(output("x", 1))
+    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    with pytest.raises(Retriable):
+        bench.journal.recover(READS)
+    monkeypatch.setattr(bench.cluster, "open_transactions", lambda _: ())
+    bench.clock.advance(40)
+    with pytest.raises(Retriable) as raised:
+        bench.journal.recover(READS)
+    assert str(raised.value) == f"{HIDES} x[1]@0, where it may have written, which has ended just now"
+    producer.commit_transaction()
+    bench.journal.recover(MOVES)
+    assert bench.journal.snapshots == {}
+
+
 def test_transaction_that_hides_an_output_and_cannot_be_listed_is_found_by_a_command(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

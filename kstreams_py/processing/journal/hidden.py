@@ -48,6 +48,8 @@ class Hidden:
                 f"{hides}, for more than {self._limit:g} s, and which one is not known: {error}: end it by the command "
                 f"that `{find_command(options, [tp.topic])}` prints, then start again"
             ) from None
+        if not found:
+            raise Retriable(f"{hides}, which has ended just now")
         now = time.time()
         known = "; ".join(each.describe(now) for each in found)
         ends = [f"`{command('abort', tp, each.start)}{options}`" for each in found if each.hangs is not False]
