@@ -44,11 +44,15 @@ The grid is run in memory (tests/simulation/test_grid.py) and on a real broker (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import kstreams_py as ks
-from kstreams_py.records import Step
+from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.worker import Worker
+from kstreams_py.records import Positions, Step, TopicPartition
 
 KINDS: Final = ("map", "join", "fork", "join-fork", "alts", "alts-fork", "sink", "alts-sink")
 """The kinds of processors; the sink joins two inputs."""
@@ -204,6 +208,47 @@ def exists(point: str, case: Case, earlier: Sequence[str]) -> bool:
     return recorded < (SNAPSHOT if point in ("CP01", "CP02", "CP03") else CHOICES)
 
 
+IN_JOURNAL: Final = ("CP01", "CP06", "CP13", "CP18")
+"""Points at which a transaction of the journal is open."""
+
+
+def hides(point: str, case: Case, earlier: Sequence[str]) -> bool:
+    """Whether a process that dies at a point leaves a transaction open that hides what the next start decides by.
+
+    - `earlier`: the points at which the attempts before it died.
+    """
+    if case.journal is None:  # the offsets are sent before the outputs
+        return point in ("CP11", "CP12", "CP12b", "CP13", "CP15", "CP18")
+    looks = any(recorded_by(each, case) == ATTEMPT for each in earlier)  # for an attempt beside the outputs
+    return point in (*IN_JOURNAL, "CP14", "CP15") or (bool(case.cluster) and looks and point == "CP12")
+
+
 def is_possible(case: Case, earlier: Sequence[str]) -> bool:
     """Whether attempts of a case can die at these points, one after the other."""
     return all(point in cells(case) and exists(point, case, earlier[:number]) for number, point in enumerate(earlier))
+
+
+def recover_twice(worker: Worker, unseen: Callable[[], AbstractContextManager[None]]) -> None:
+    """Lets a worker recover twice each time, as if it died in between: both are equal, and append nothing.
+
+    - `unseen`: requests within it are no points at which a process dies.
+    """
+    if not isinstance(worker._journal, DeliveryJournal):
+        return
+    journal, recover = worker._journal, worker._journal.recover
+
+    def ends(positions: Positions) -> Positions:
+        journals = {TopicPartition(journal.topic, tp.partition) for tp in positions}
+        return journal._cluster.ends(journals, committed=False)
+
+    def recover_and_compare(positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        with unseen():
+            before = ends(positions)
+        first = recover(positions), dict(journal.snapshots), dict(journal.choices)
+        with unseen():
+            second = recover(positions), dict(journal.snapshots), dict(journal.choices)
+            assert second == first
+            assert ends(positions) == before, "a recovery appends nothing"
+        return second[0]
+
+    journal.recover = recover_and_compare  # type: ignore[method-assign]

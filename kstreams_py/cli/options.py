@@ -89,10 +89,12 @@ def is_confirmed(question: str) -> bool:
 
 
 @contextmanager
-def open_graph(target: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[tuple[Graph, Environment]]:
-    """The graph, and a real cluster to work in, closed at the end."""
+def open_graph(
+    target: str, bootstrap_servers: str | None, config: Path | None, *, needs_processors: bool = True
+) -> Iterator[tuple[Graph, Environment]]:
+    """The graph, and a real cluster to work in, closed at the end; `needs_processors` as of `Graph.validate`."""
     graph = load(target)
-    graph.validate()
+    graph.validate(needs_processors=needs_processors)
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
         yield graph, environment
 

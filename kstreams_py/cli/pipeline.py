@@ -35,6 +35,10 @@ Master = Annotated[
     str | None,
     typer.Option("--master", help="Spark's master: local[*], spark://..., k8s://..., yarn; local[2] by default"),
 ]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the image of executors; repeatable"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 
 
@@ -50,6 +54,7 @@ def run(
         Path | None, typer.Option("--cut", help="run at the cut in this file, which kstreams cut has written")
     ] = None,
     master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -69,7 +74,7 @@ def run(
     def show(pipeline: Pipeline, found: Run | None) -> None:
         print(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
-    with _opening(graph, master) as open_session:
+    with _opening(graph, master, conf) as open_session:
         if not follows:
             run_all(pipelines, graph, open_session(), settings, show, given)
             return
@@ -103,17 +108,21 @@ def status(
     target: Target,
     names: Names = None,
     as_json: AsJson = False,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="also the cut of each run, and plans where they change")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="write a page with plots of lag and duration, and the newest plans")
     ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the last runs that each target has: number, end, offsets read, rows, seconds, lag, malformed.
+    """Show the last runs that each target has: number, end, offsets, records, rows, seconds, lag, malformed.
 
     Lag is the longest that a new record can have waited: from the cut before to the publication. With --json also the
-    cut of each run, and the plan of the newest one.
+    cut of each run, and Spark's plan where it differs from that of the run after it.
     """
+    from kstreams_py.spark.places import describe_cut  # noqa: PLC0415
     from kstreams_py.spark.runner import read_published  # noqa: PLC0415
 
     if html is not None and as_json:
@@ -132,15 +141,13 @@ def status(
             continue
         print(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
         if runs:
-            head = f"  {'run':>6}  {'ended':19}  {'offsets':>12}  {'rows':>12}  {'seconds':>8}  {'lag, s':>10}"
-            print(f"{head}  {'malformed':>9}")
+            print("  " + "  ".join(f"{name:>{width}}" for name, width in _WIDTHS.items()))
         for each in runs:
-            ended = datetime.fromtimestamp(each.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
-            lag = "-" if each.lag is None else f"{each.lag:,.1f}"
             print(
-                f"  {each.number:>6}  {ended}  {each.offsets:>12,}  {each.rows:>12,}  {each.seconds:>8.1f}  {lag:>10}"
-                f"  {each.malformed:>9,}"
+                "  " + "  ".join(f"{text:>{width}}" for text, width in zip(_cells(each), _WIDTHS.values(), strict=True))
             )
+            shown = [*describe_cut(each.cut), *each.plan.splitlines()] if detail else []
+            print("".join(f"    {line}\n" for line in shown), end="")
 
 
 @app.command()
@@ -169,6 +176,7 @@ def sql(
     query: Annotated[str, typer.Argument(help="a SELECT; a pipeline's table has the name of the pipeline")],
     limit: Annotated[int, typer.Option("--limit", help="rows to print", min=1)] = 100,
     master: Master = None,
+    conf: Conf = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -178,7 +186,7 @@ def sql(
     from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
 
     graph, pipelines, settings = _chosen(target, None, bootstrap_servers, config)
-    with _opening(graph, master) as open_session:
+    with _opening(graph, master, conf) as open_session:
         session = open_session()
         for pipeline in pipelines:
             if read_published(pipeline, settings, open_session) is not None:
@@ -193,10 +201,13 @@ def submit(
     target: Target,
     names: Names = None,
     master: Master = None,
+    conf: Conf = None,
     follows: Annotated[bool, typer.Option("--follow", help="the job runs until it is stopped")] = False,
     runs: Annotated[
         bool, typer.Option("--run", help="run the line, too, with the spark-submit and the jars of the installed Spark")
     ] = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
 ) -> None:
     """Print the spark-submit line that runs pipelines, with the packages of the installed Spark.
 
@@ -205,7 +216,7 @@ def submit(
     from kstreams_py.embedded.jars import cached, delta_artifacts, spark_artifacts  # noqa: PLC0415
     from kstreams_py.spark.sessions import coordinates, exec_spark_submit  # noqa: PLC0415
 
-    graph, _, _ = _chosen(target, names, None, None)
+    graph, _, _ = _chosen(target, names, bootstrap_servers, config)
     command = find_spec("kstreams_command")
     assert command is not None
     assert command.origin is not None
@@ -213,7 +224,10 @@ def submit(
     jars = [*cached(spark_artifacts()), *(cached(delta_artifacts()) if delta else [])] if runs else []
     words = ["--jars", ",".join(map(str, jars))] if jars else ["--packages", coordinates(delta=delta)]
     words += ["--master", master] if master else []
+    words += [word for name, value in _settings_of(conf).items() for word in ("--conf", f"{name}={value}")]
     words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]
+    words += ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else []
+    words += ["--config", str(config)] if config else []
     print(shlex.join(["spark-submit", *words]))
     if runs:
         exec_spark_submit(words)
@@ -229,16 +243,18 @@ def _chosen(
 
 
 @contextmanager
-def _opening(graph: Graph, master: str | None = None) -> Iterator[Callable[[], Any]]:
+def _opening(graph: Graph, master: str | None = None, conf: Sequence[str] | None = None) -> Iterator[Callable[[], Any]]:
     """Gives what opens a session for the graph's pipelines, at the first call; ends the session."""
     from kstreams_py import spark  # noqa: PLC0415
 
+    of_spark = _settings_of(conf)
     opened: list[Any] = []
 
     def open_session() -> Any:
         if not opened:
             chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
             chosen |= spark.delta_conf() if _has_delta(graph) else {}
+            chosen |= of_spark
             opened.append(spark.session(f"kstreams pipeline {graph.name}", **chosen))
         return opened[0]
 
@@ -247,6 +263,17 @@ def _opening(graph: Graph, master: str | None = None) -> Iterator[Callable[[], A
     finally:
         for session in opened:
             session.stop()
+
+
+def _settings_of(conf: Sequence[str] | None) -> dict[str, str]:
+    """The settings of Spark that --conf names. Raises SettingsError."""
+    found = dict[str, str]()
+    for each in conf or ():
+        name, equals, value = each.partition("=")
+        if not (name.startswith("spark.") and equals):
+            raise SettingsError(f"--conf {each!r} is no setting of Spark: write it as spark.name=value")
+        found[name] = value
+    return found
 
 
 def _has_delta(graph: Graph) -> bool:
@@ -272,6 +299,7 @@ def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
         "pipeline": pipeline.id,
         "run": run.number,
         "offsets": run.offsets,
+        "records": run.records,
         "rows": run.rows,
         "ended": run.ended,
         "seconds": run.seconds,
@@ -280,7 +308,22 @@ def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
     }
 
 
+_WIDTHS = {
+    "run": 6, "ended": 19, "offsets": 12, "records": 12, "rows": 12, "seconds": 8, "lag, s": 10, "malformed": 9,
+}  # fmt: skip
+"""The columns of `status`, with their widths."""
+
+
+def _cells(run: Run) -> Sequence[str]:
+    ended = datetime.fromtimestamp(run.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    records = "-" if run.records is None else f"{run.records:,}"
+    lag = "-" if run.lag is None else f"{run.lag:,.1f}"
+    rows, malformed = f"{run.rows:,}", f"{run.malformed:,}"
+    return f"{run.number}", ended, f"{run.offsets:,}", records, rows, f"{run.seconds:.1f}", lag, malformed
+
+
 def _text(pipeline: Pipeline, run: Run | None) -> str:
     if run is None:
         return f"{pipeline.id}: nothing new"
-    return f"{pipeline.id}: run {run.number}: {run.rows:,} rows of {run.offsets:,} offsets in {run.seconds:.1f} s"
+    read = f"{run.offsets:,} offsets" if run.records is None else f"{run.records:,} records"
+    return f"{pipeline.id}: run {run.number}: {run.rows:,} rows of {read} in {run.seconds:.1f} s"

@@ -74,6 +74,9 @@ def audit(
     since: Annotated[
         str | None, typer.Option("--since", help="only inputs from then on: 30m, 1h, 2d ago, or 2026-05-01T12:00")
     ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="only inputs before then: 30m, 1h, 2d ago, or 2026-05-01T12:00")
+    ] = None,
     every: Annotated[bool, typer.Option("--every", help="each input must have an output or a dead letter")] = False,
     limit: Annotated[int, typer.Option("--limit", help="anomalies to show of each processor", min=0)] = SHOWN,
     as_json: AsJsonLines = False,
@@ -82,11 +85,15 @@ def audit(
 ) -> None:
     """Compare outputs with inputs by delivery hash; exit status 1 for what a processor's guarantee does not allow.
 
-    Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, and with
-    --every inputs without output. Reads the topics whole; workers may run, a replay of dead letters may not. Needs READ
-    on the groups and the topics.
+    Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, journals that
+    a start refuses, and with --every inputs without output. Reads the topics whole; workers may run, a replay of dead
+    letters may not. Needs READ on the groups, the topics and __ks.*.
     """
-    selection = Scope(processor or (), parse_since(since, time.time()), every)
+    now = time.time()
+    first, last = parse_since(since, now), parse_time("--until", until, now)
+    if first is not None and last is not None and last <= first:
+        raise SettingsError(f"--until {until} is not after --since {since}: there are no inputs between them")
+    selection = Scope(processor or (), first, last, every)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reports = run_audit(graph, environment, selection, limit)
     for each in reports:

@@ -25,7 +25,7 @@ def create(
 
     Workers, and a replay of dead letters, then need no right to create topics.
     """
-    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+    with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
         cluster = environment.cluster
         created = create_topics(graph, cluster, partitions or DEFAULT_PARTITIONS)
         created += create_own_topics(graph, cluster, find_topics(graph, cluster))
@@ -41,7 +41,7 @@ def create(
 @app.command()
 def check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Check that the graph's topics exist and have the settings that it needs."""
-    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+    with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
         found = check_topics(graph, environment.cluster)
     print(
         "\n".join(

@@ -28,6 +28,8 @@ class Kind(StrEnum):
     """A record comes after one that should come later."""
     OFFSETS_INCONSISTENT = "offsets inconsistent"
     """The offsets of readers and groups contradict each other."""
+    UNDECIDABLE = "undecidable"
+    """A journal contradicts outputs or offsets, or cannot be read: a start does not go on."""
 
 
 TOLERATED: Final[Mapping[Guarantee, frozenset[Kind]]] = {

@@ -76,7 +76,7 @@ class Pipeline:
     - `key`: the columns that tell rows apart; none where rows are only added.
     - `every`: seconds between the starts of two runs that follow.
     - `checkpoint`: the directory where Spark keeps the state of a stream; None for a pipeline that runs in batches.
-    - `drops_malformed`: records that do not decode are left out and counted; otherwise they fail the run.
+    - `drops_malformed`: records that do not decode are left out, counted and warned of; otherwise they fail the run.
     """
 
     id: str
@@ -88,7 +88,7 @@ class Pipeline:
     key: tuple[str, ...]
     every: int
     checkpoint: str | None = None
-    drops_malformed: bool = False
+    drops_malformed: bool = True
 
     def __str__(self) -> str:
         return f"pipeline {self.id!r}"
@@ -115,13 +115,8 @@ def make_pipeline(
         check_topic_target(what, table, inputs, key)
     every = parse_interval(what, options.get("every", "1 minute"))
     checkpoint = choose_checkpoint(what, options.get("streaming", False), table)
-    if (malformed := options.get("malformed", FAIL)) not in (FAIL, DROP):
+    if (malformed := options.get("malformed", DROP)) not in (FAIL, DROP):
         raise GraphError(f"{what}: malformed={malformed!r} is not known: choose {FAIL!r} or {DROP!r}")
-    if malformed == DROP and checkpoint is not None:
-        raise GraphError(
-            f"{what} is a stream, which does not count what it drops: leave malformed= out, or give its topics Bytes() "
-            "and decode them in the function"
-        )
     return Pipeline(name, owner, inputs, function, table, mode, key, every, checkpoint, malformed == DROP)
 
 

@@ -269,8 +269,8 @@ class Graph:
         - `streaming`: the function takes and returns streams (Structured Streaming), and the mode is Spark's output
           mode: "append", "complete", or "update" of an upsert. Give the directory of the checkpoint, on a file system
           that all of Spark's processes share; True for one beside the files of a Parquet or Delta table.
-        - `malformed`: "fail" (the default) at a record that does not decode; "drop" leaves such records out and counts
-          them, for which each run reads its records twice.
+        - `malformed`: "drop" (the default) leaves out records that do not decode, counts them in the history and warns
+          of the first; "fail" fails the run at one.
 
         Raises GraphError.
         """

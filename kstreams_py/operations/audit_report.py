@@ -16,7 +16,8 @@ class Report:
     """What an audit found of one processor.
 
     - `skipped`: why it was not audited; "" if it was.
-    - `inputs`: those before the committed positions; `unanswered`: those of them without output or dead letter.
+    - `inputs`: those before the committed positions; `unanswered`: those of them without output or dead letter, 0 where
+      no outputs are judged.
     - `unjudged`: outputs and dead letters whose inputs are deleted, not committed yet, or not asked for.
     - `counts`: anomalies by kind; `shown`: the first of them.
     - `notes`: what was not judged, and why.

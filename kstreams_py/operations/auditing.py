@@ -4,12 +4,13 @@ The delivery hash of a step that reads one record names the input's partition in
 last 8, so that it can be read backwards. That of a join cannot: its steps are listed, one record of each input after
 the other on both sides of the committed positions, and their hashes are looked up in sorted order.
 
-A byte for each step takes the place of a set of hashes, and a join needs some twenty: memory depends on the number of
-inputs, not on their sizes, nor on the findings.
+A byte for each step takes the place of a set of hashes: at its peak an audit takes 3 bytes for each offset, and some 70
+for each step of a join. Memory depends on the number of inputs, not on their sizes, nor on the findings. Steps are
+never judged in parts, as a copy may be anywhere behind its original.
 
 What remains: where a step may write several records to one topic, a copy that directly follows the outputs of its step,
-or is in another partition, counts as one of them. Where the pairs of a join were changed by a reset, or its first
-inputs are deleted, outputs of the earlier pairs are not recognized: they are counted as not judged.
+or is in another partition, counts as one of them. Where the pairs of a join were changed by a reset, its first
+inputs are deleted, or inputs are compacted, outputs of other pairs are not recognized: they are counted as not judged.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from kstreams_py.graph.anomalies import Kind
@@ -75,11 +77,14 @@ class SingleSteps(Steps):
     """The steps that read one record, of one partition: by offset from `start` on, and before `end`.
 
     - `prefix`: the first 8 bytes of their delivery hashes.
+    - `is_compacted`: a record may be deleted after its step; steps without their record are not judged.
     """
 
-    def __init__(self, prefix: bytes, partition: TopicPartition, start: int, end: int) -> None:
+    def __init__(
+        self, prefix: bytes, partition: TopicPartition, start: int, end: int, *, is_compacted: bool = False
+    ) -> None:
         super().__init__(max(0, end - start))
-        self.prefix, self.partition, self._start = prefix, partition, start
+        self.prefix, self.partition, self._start, self._is_compacted = prefix, partition, start, is_compacted
 
     def take_input(self, offset: int) -> None:
         """Takes a committed record of the input; one outside the range is ignored."""
@@ -90,7 +95,9 @@ class SingleSteps(Steps):
         if digest[:8] != self.prefix:
             return None
         step = int.from_bytes(digest[8:], "big") - self._start
-        return step if 0 <= step < len(self.flags) else -1
+        if not 0 <= step < len(self.flags) or (self._is_compacted and not self.flags[step] & _INPUT):
+            return -1
+        return step
 
     def place(self, step: int) -> Place:
         return Place(*self.partition, self._start + step)
@@ -106,6 +113,7 @@ class JoinedSteps(Steps):
     - `offsets`: for each of them the offsets of its records, committed ones, ascending.
     - `positions`: committed offsets of all of them at one moment: the records before and after them were joined, or
       will be, one by one.
+    - `limits`: steps that read a record at such an offset or later are not judged.
     - `digest`: returns the delivery hash of a step that reads records at these offsets.
     """
 
@@ -114,15 +122,21 @@ class JoinedSteps(Steps):
         partitions: Sequence[TopicPartition],
         offsets: Sequence[array[int]],
         positions: Positions,
+        limits: Positions,
         digest: Callable[[Sequence[int]], bytes],
     ) -> None:
         at = [bisect_left(column, positions[tp]) for tp, column in zip(partitions, offsets, strict=True)]
         behind, ahead = min(at), min(len(column) - before for column, before in zip(offsets, at, strict=True))
-        super().__init__(behind + ahead, _INPUT)
         rows = [column[before - behind : before + ahead] for column, before in zip(offsets, at, strict=True)]
-        hashes = array("Q", (int.from_bytes(digest(row)[:8], "big") for row in zip(*rows, strict=True)))
+        super().__init__(min(bisect_left(row, limits[tp]) for tp, row in zip(partitions, rows, strict=True)), _INPUT)
+        hashes, buckets = array("Q"), [array("Q") for _ in range(256)]
+        for step, row in enumerate(zip(*rows, strict=True)):
+            hashes.append(int.from_bytes(digest(row)[:8], "big"))
+            buckets[hashes[-1] >> 56].append(step)
         self._partition, self._offsets = partitions[0], rows[0]
-        self._steps = array("Q", sorted(range(len(hashes)), key=hashes.__getitem__))
+        # sorted in parts: numbers in lists take five times the memory that they take in arrays
+        ordered = (sorted(bucket, key=hashes.__getitem__) for bucket in buckets)
+        self._steps = array("Q", chain.from_iterable(ordered))
         self._hashes = array("Q", (hashes[step] for step in self._steps))
         self.is_complete = all(before == behind for before in at)
         """The pairs begin with the first record of each input."""
@@ -130,7 +144,10 @@ class JoinedSteps(Steps):
     def find(self, digest: bytes) -> int | None:
         wanted = int.from_bytes(digest[:8], "big")
         at = bisect_left(self._hashes, wanted)
-        return self._steps[at] if at < len(self._hashes) and self._hashes[at] == wanted else None
+        if at == len(self._hashes) or self._hashes[at] != wanted:
+            return None
+        step = self._steps[at]
+        return step if step < len(self.flags) else -1
 
     def place(self, step: int) -> Place:
         return Place(*self._partition, self._offsets[step])
@@ -166,11 +183,14 @@ class Audit:
     def take_letter(self, place: Place, digest: bytes, *, replayed: bool) -> Iterator[Found]:
         """Takes a dead letter of this processor, and yields what is wrong with it."""
         self.letters += 1
-        if (known := self._find(digest)) is None:
+        known = self._find(digest)
+        if known is None or known[1] < 0:
             self.unjudged += 1
             return
         task, step = known
-        if task.flags[step] & _FAILED:
+        if not task.flags[step] & _INPUT:
+            yield self.count(Kind.FOREIGN, place, f"names {task.place(step)}, where no committed record is")
+        elif task.flags[step] & _FAILED:
             yield self.count(Kind.DUPLICATE, place, f"is a second dead letter of {task.place(step)}")
         task.flags[step] |= _ANSWERED | _FAILED | (_REPLAYED if replayed else 0)
 
@@ -244,11 +264,11 @@ class Audit:
         return there, without
 
     def _find(self, digest: bytes) -> tuple[Steps, int] | None:
-        """The task and the number of a step that is judged."""
+        """The task and the number of a step, as of Steps.find."""
         single = self._by_prefix.get(digest[:8])
         for task in (single,) if single is not None else self._joined:
             step = task.find(digest)
-            if step is not None and step >= 0:
+            if step is not None:
                 return task, step
         return None
 

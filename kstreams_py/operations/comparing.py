@@ -1,4 +1,4 @@
-"""Reads the inputs, outputs, dead letters and positions of a graph, and audits its processors; changes nothing."""
+"""Reads what a graph has read, written, journaled and committed, and audits its processors; changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kstreams_py.errors import Retriable
+from kstreams_py.errors import RecoveryUndecidable, Retriable
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import hash_prefix, joined_hash
@@ -39,12 +39,13 @@ class Selection:
     """What is audited.
 
     - `processors`: their ids; all if it is empty.
-    - `since`: only inputs from then on, in milliseconds since 1970; None for all.
+    - `since`, `until`: only inputs from then on, and before then, in milliseconds since 1970; None for all.
     - `every`: each input must have an output or a dead letter.
     """
 
     processors: Collection[str] = ()
     since: int | None = None
+    until: int | None = None
     every: bool = False
 
 
@@ -63,6 +64,13 @@ def audit(graph: Graph, environment: Environment, selection: Selection, shown: i
 
 def why_skipped(processor: Processor) -> str:
     """Why a processor cannot be audited; "" if it can."""
+    has_more = processor.errors is not None or processor.journal is not None
+    # dead letters are committed before the offsets that its target has, and may be there twice after a crash
+    return "" if has_more and not processor.stores_offsets else _why_unjudged(processor)
+
+
+def _why_unjudged(processor: Processor) -> str:
+    """Why the outputs of a processor cannot be judged; "" if they can."""
     if processor.target is not None:
         return f"its rows are in {processor.target}, which has their delivery hashes or offsets"
     if not processor.outputs:
@@ -72,9 +80,15 @@ def why_skipped(processor: Processor) -> str:
     return ""
 
 
+def _is_compacted(topic: TopicInfo) -> bool:
+    """Whether records of a topic are deleted that are not its oldest."""
+    return "compact" in topic.settings.get("cleanup.policy", "")
+
+
 class _Subject:
     """A processor that is audited, with its inputs as they are read.
 
+    - `outputs`: the topics in which its outputs are judged.
     - `before`: its positions before anything else is read.
     """
 
@@ -83,19 +97,28 @@ class _Subject:
     ) -> None:
         self.processor, self.before, self.report = processor, before, report
         self.partitions = partitions_of(processor, topics)
+        reason = _why_unjudged(processor)
+        self.outputs = () if reason else processor.outputs
+        if reason:
+            report.notes.append(f"only dead letters and positions are judged: {reason}")
         self._group = group
         self._ids = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
+        self._compacted = {topic.name for topic in processor.inputs if _is_compacted(topics[topic.name])}
         self._single: dict[TopicPartition, SingleSteps] = {}
         self._joined: dict[TopicPartition, array[int]] = {}
+        self._limits: Positions = {}
         self.audit = Audit((), processor.guarantee, many=False)
 
-    def take(self, tp: TopicPartition, first: int, end: int) -> Callable[[int], None]:
-        """What takes the offsets of the committed records of a partition, from `first` on and before `end`."""
+    def take(self, tp: TopicPartition, first: int, limit: int) -> Callable[[int], None]:
+        """What takes the offsets of the committed records of a partition, of which those before `limit` are judged.
+
+        Those from `first` on; of a join all of these, as it is known at its positions which ones are joined.
+        """
         if self.processor.joins:
-            self._joined[tp] = array("Q")
+            self._joined[tp], self._limits[tp] = array("Q"), limit
             return self._joined[tp].append
         prefix = hash_prefix(self._group, tp.topic, self._ids[tp.topic], tp.partition)
-        self._single[tp] = SingleSteps(prefix, tp, first, end)
+        self._single[tp] = SingleSteps(prefix, tp, first, limit, is_compacted=tp.topic in self._compacted)
         return self._single[tp].take_input
 
     def begin(self, *, has_all: bool) -> None:
@@ -104,14 +127,14 @@ class _Subject:
         recognizes_all = True
         if self.processor.joins:
             joined = [self._join(number) for number in sorted({tp.partition for tp in self.partitions})]
-            recognizes_all = has_all and all(each.is_complete for each in joined)
+            recognizes_all = has_all and not self._compacted and all(each.is_complete for each in joined)
             tasks += joined
             self._joined.clear()
         self.audit = Audit(
             tasks, self.processor.guarantee, many=self.processor.generator, recognizes_all=recognizes_all
         )
-        if not recognizes_all:
-            self.report.notes.append("foreign outputs are not judged: the first pairs of the join are not known")
+        if self.outputs and not recognizes_all:
+            self.report.notes.append("foreign outputs are not judged: not all pairs of the join are known")
 
     def _join(self, number: int) -> JoinedSteps:
         places = [TopicPartition(topic.name, number) for topic in self.processor.inputs]
@@ -121,7 +144,7 @@ class _Subject:
             return joined_hash(self._group, ((tp.topic, self._ids[tp.topic], number, at) for tp, at in read))
 
         at = {tp: self.before.get(tp, 0) for tp in places}
-        return JoinedSteps(places, [self._joined[tp] for tp in places], at, digest)
+        return JoinedSteps(places, [self._joined[tp] for tp in places], at, self._limits, digest)
 
 
 class _Run:
@@ -144,9 +167,9 @@ class _Run:
             for each, report in zip(writers, self.reports, strict=True)
             if not report.skipped
         ]
-        self._unhashed = {topic.name for each in writers if why_skipped(each) for topic in each.outputs}
+        self._unhashed = {topic.name for each in writers if _why_unjudged(each) for topic in each.outputs}
         self._written = {
-            topic.name: [each for each in self._subjects if topic in each.processor.outputs]
+            topic.name: [each for each in self._subjects if topic in each.outputs]
             for topic in graph.topics.values()
             if topic in written
         }
@@ -166,36 +189,66 @@ class _Run:
 
     def _delivered_of(self, subject: _Subject) -> Positions:
         """Where the tasks of a processor go on; what is delivered to another cluster may be ahead of its group."""
-        processor, found = subject.processor, self._committed_of(subject.processor)
-        journal = open_journal(self._graph, processor, self._environment, self._topics, "")
-        if not isinstance(journal, DeliveryJournal) or journal.delivered is None:
+        found = self._committed_of(subject.processor)
+        journal = open_journal(self._graph, subject.processor, self._environment, self._topics, "")
+        if not isinstance(journal, DeliveryJournal):
             return found
-        if journal.topic not in self._cluster.topics([journal.topic]):
+        existing = self._cluster.topics([journal.topic])
+        if journal.topic not in existing:
             return found
-        for number in {tp.partition for tp in found}:
+        numbers = {tp.partition for tp in found} & {*range(existing[journal.topic].partitions)}
+        ahead: Positions = {}
+        try:
+            self._attempts.call(lambda: self._look(subject, journal, numbers, found, ahead))
+        except Retriable as error:  # a worker that is busy has a transaction open most of the time
+            beside = journal.delivered is not None
+            what = "the journal, and outputs before their positions, are" if beside else "the journal is"
+            subject.report.notes.append(f"{what} not judged: {error}")
+            if beside:
+                ahead |= {tp: sys.maxsize for tp in found if tp.partition in numbers}
+        return {tp: max(offset, ahead.get(tp, 0)) for tp, offset in found.items()}
+
+    def _look(
+        self, subject: _Subject, journal: DeliveryJournal, numbers: set[int], found: Positions, ahead: Positions
+    ) -> None:
+        """Decides by a journal as a start would, and counts what it refuses.
+
+        - `numbers`: the tasks; those that are decided are removed.
+        - `found`: their committed offsets, which are read again: a worker may have delivered since.
+        - `ahead`: gets the offsets at which they go on.
+
+        Raises Retriable if some cannot be decided while their transactions are open.
+        """
+        found |= self._committed_of(subject.processor)
+        waits: Retriable | None = None
+        for number in sorted(numbers):
             at = {tp.topic: offset for tp, offset in found.items() if tp.partition == number}
             try:
-                ahead = self._look(journal, number, at)
-            except Retriable as error:  # a worker that is busy has a transaction open most of the time
-                subject.report.notes.append(f"outputs before their positions are not judged: {error}")
-                return dict.fromkeys(found, sys.maxsize)
-            found |= {tp: max(found[tp], ahead.get(tp.topic, 0)) for tp in found if tp.partition == number}
-        return found
-
-    def _look(self, journal: DeliveryJournal, number: int, at: Mapping[str, int]) -> Mapping[str, int]:
-        """The offsets at which a recovery would go on. Raises Retriable if a transaction stays open on the journal."""
-        found: dict[str, int] = {}
-        self._attempts.call(lambda: found.update(journal.look(number, at).offsets))
-        return found
+                offsets = journal.look(number, at).offsets
+            except Retriable as error:
+                waits = error
+                continue
+            except RecoveryUndecidable as error:
+                tp = TopicPartition(journal.topic, number)
+                place = Place(*tp, self._cluster.ends([tp])[tp])
+                self._show(subject, [subject.audit.count(Kind.UNDECIDABLE, place, f"ends the next start: {error}")])
+            else:
+                ahead |= {TopicPartition(topic, number): offset for topic, offset in offsets.items()}
+            numbers.discard(number)
+        if waits is not None:
+            raise waits
 
     def _read_inputs(self) -> None:
         partitions = sorted({tp for each in self._subjects for tp in each.partitions})
         starts, ends = self._cluster.starts(partitions), self._cluster.ends(partitions)
-        since = self._selection.since
+        since, until = self._selection.since, self._selection.until
         firsts = starts if since is None else self._cluster.starts(partitions, since)
+        limits = ends if until is None else self._cluster.starts(partitions, until)
         for tp in partitions:
-            takers = [each.take(tp, firsts[tp], ends[tp]) for each in self._subjects if tp in each.partitions]
-            for m in self._pages[""].between(tp, firsts[tp], ends[tp]):
+            readers, limit = [each for each in self._subjects if tp in each.partitions], min(limits[tp], ends[tp])
+            takers = [each.take(tp, firsts[tp], limit) for each in readers]
+            last = ends[tp] if any(each.processor.joins for each in readers) else limit
+            for m in self._pages[""].between(tp, firsts[tp], last):
                 offset = m.offset()
                 for take in takers:
                     take(offset)
@@ -244,26 +297,27 @@ class _Run:
 
     def _compare(self, subject: _Subject) -> None:
         audit, report = subject.audit, subject.report
-        every = self._selection.every
+        every = self._selection.every and bool(subject.outputs)
         if every and (deleted := self._deleted(subject.processor)):
             report.notes.append(f"lost outputs are not judged: records of {', '.join(deleted)} may be deleted")
             every = False
         after = self._delivered_of(subject)
         self._show(subject, audit.compare(subject.before, after, every=every))
-        report.inputs, report.unanswered = audit.count_inputs(subject.before)
+        report.inputs, unanswered = audit.count_inputs(subject.before)
+        report.unanswered = unanswered if subject.outputs else 0
         report.outputs, report.letters, report.unjudged = audit.outputs, audit.letters, audit.unjudged
         report.counts = audit.counts
 
     def _deleted(self, processor: Processor) -> list[str]:
-        """The topics that a processor writes where records are deleted, by compaction or retention."""
+        """The topics where records are deleted that a processor writes, or joins: their pairs are then not known."""
         names = [topic.name for topic in processor.outputs] + ([processor.errors] if processor.errors else [])
+        pairs = [topic.name for topic in processor.inputs if _is_compacted(self._topics[topic.name])]
         partitions = [TopicPartition(name, n) for name in names for n in range(self._topics[name].partitions)]
         starts = ask_clusters(self._graph, self._cluster, partitions, lambda cluster, each: cluster.starts(each))
-        return [
+        return (pairs if processor.joins else []) + [
             name
             for name in names
-            if "compact" in self._topics[name].settings.get("cleanup.policy", "")
-            or any(start for tp, start in starts.items() if tp.topic == name)
+            if _is_compacted(self._topics[name]) or any(start for tp, start in starts.items() if tp.topic == name)
         ]
 
     def _show(self, subject: _Subject, found: Iterable[Found]) -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kstreams_py.processing.journal.recovery import Recovery, show
+
+
+class Tail(NamedTuple):
+    """The newest committed record of a task in its journal: its type, "" if it has none, and its offset."""
+
+    type: str
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +23,11 @@ class TaskStatus:
     - `committed`: the committed offset by input; inputs without one are left out.
     - `lag`: committed records that were not processed, by offset; None if an input has no committed offset.
     - `holder`: the member that has the task; "" if none has.
-    - `hidden`: the transactions that are open on its inputs, with what hides behind them.
+    - `hidden`: the transactions that are open on its inputs, its journal and the outputs of its processor.
     - `next`: what the next start does.
+    - `tail`: the end of its journal; None if that is empty, or there is none.
+    - `branch`: the branch that the next start takes by its journal of deliveries; "" without one, and where that is
+      refused or cannot be decided yet.
     - `is_refused`: the next start ends by an error.
     """
 
@@ -28,6 +38,8 @@ class TaskStatus:
     holder: str
     hidden: tuple[str, ...]
     next: str
+    tail: Tail | None = None
+    branch: str = ""
     is_refused: bool = False
 
 
@@ -44,7 +56,11 @@ def describe(status: TaskStatus) -> str:
     lag = "" if status.lag is None else f", lag {status.lag:,}"
     held = f"held by {status.holder}" if status.holder else "held by no member"
     head = f"{status.processor}[{status.partition}]: committed {show(status.committed)}{lag}, {held}"
-    return "\n".join([head, *(f"  {each}" for each in status.hidden), f"  next start: {status.next}"])
+    tail = status.tail
+    journal = (
+        [] if tail is None else [f"  newest record of its journal: {tail.type or 'no type'}, offset {tail.offset}"]
+    )
+    return "\n".join([head, *(f"  {each}" for each in status.hidden), *journal, f"  next start: {status.next}"])
 
 
 def as_fields(status: TaskStatus) -> dict[str, Any]:
@@ -56,6 +72,8 @@ def as_fields(status: TaskStatus) -> dict[str, Any]:
         "lag": status.lag,
         "holder": status.holder,
         "hidden": list(status.hidden),
+        "tail": None if status.tail is None else status.tail._asdict(),
+        "branch": status.branch,
         "next": status.next,
         "refused": status.is_refused,
     }

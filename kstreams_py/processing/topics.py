@@ -117,5 +117,6 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
             wanted[""][journal] = (partitions, JOURNAL_SETTINGS)
         if (delivered := graph.delivered(processor)) is not None:
             wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
-    wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
+    if graph.processors:
+        wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
     return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]

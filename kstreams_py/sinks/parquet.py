@@ -56,7 +56,7 @@ class Parquet:
       them after the point, as in Spark), date, and datetime with a time zone. None for a pipeline, whose rows have
       their own.
 
-    Raises SettingsError if the columns are not possible.
+    Raises SettingsError if the columns are not possible, and for a URL.
     """
 
     directory: Path
@@ -67,6 +67,11 @@ class Parquet:
         names, types = ((), ()) if columns is None else split_columns(columns, _TYPES)
         if None in types:
             raise SettingsError(f"a Parquet sink needs the types of its columns: columns={{{names[0]!r}: str, ...}}")
+        if "://" in str(directory):
+            raise SettingsError(
+                f"{str(directory)!r} is a URL: give Parquet the path of a directory, or use ks.Delta(...), which takes "
+                "URLs"
+            )
         vars(self).update(directory=Path(directory), columns=names, types=types)
 
     @property
@@ -80,9 +85,9 @@ class Parquet:
         return tuple(Mode)
 
     @property
-    def checkpoint(self) -> Path:
-        """Where a streaming pipeline keeps its checkpoint."""
-        return Directory(self.directory).path / CHECKPOINT
+    def checkpoint(self) -> str:
+        """Where a streaming pipeline keeps its checkpoint: a URI, as Spark may have another file system by default."""
+        return f"file://{Directory(self.directory).path / CHECKPOINT}"
 
     def __str__(self) -> str:
         return f"{self.directory}"

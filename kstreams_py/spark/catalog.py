@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from kstreams_py.errors import SchemaError, TopicError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.pipelines import DROP
 from kstreams_py.graph.topology import Graph
@@ -16,6 +18,8 @@ with suppress(ImportError):  # whoever has a session has PySpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 DATABASE: Final = "spark.sql.globalTempDatabase"
 """Spark's setting of the database whose views all sessions of an application see; fixed when it starts."""
@@ -36,13 +40,21 @@ def create_views(
     committed when it begins; records that do not decode are in ``kstreams.`flights.departed_errors```. The views are
     there until the application ends; a second call replaces them.
 
-    Raises what view() raises.
+    A topic that has no view, because it does not exist or Spark cannot decode it, is left out with a warning; so are
+    topics of other clusters. Raises SettingsError, MissingSoftware and BrokerUnavailable as view() does.
     """
     settings = settings or Settings.load()
     for topic in graph.topics.values():
-        found = view(spark, topic, registry=registry, settings=settings, malformed=DROP)
+        if topic.cluster:
+            logger.warning("no view of topic %s: it is on cluster %r: give view() its settings", topic, topic.cluster)
+            continue
+        try:
+            found = view(spark, topic, registry=registry, settings=settings, malformed=DROP)
+            failed = view_errors(spark, topic, registry=registry, settings=settings)
+        except (SchemaError, TopicError) as error:
+            logger.warning("no view of topic %s: %s", topic, error)
+            continue
         found.createOrReplaceGlobalTempView(f"`{topic.name}`")
-        failed = view_errors(spark, topic, registry=registry, settings=settings)
         failed.createOrReplaceGlobalTempView(f"`{topic.name}{ERRORS}`")
     try:
         return str(spark.conf.get(DATABASE))

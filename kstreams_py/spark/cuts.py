@@ -1,7 +1,8 @@
 """A cut: which records of several topics are inside, so that each transaction is inside on all of them or on none.
 
 A record is inside its cut if it is below `settled` of its partition, or else below `end`, where the step that made it
-is before the offset that its processor had committed. Records of no such processor are inside below `end`.
+is before the offset that its processor had committed. A pipeline that writes a topic commits the numbers of its runs as
+offsets. Records of no such writer are inside below `end`.
 docs/cuts.md tells why this tears no transaction, and why what is inside a cut is inside each later one.
 """
 
@@ -13,9 +14,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, UserMistake, did_you_mean
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.declarations import Processor, Topic
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
+from kstreams_py.graph.pipelines import runs_topic
 from kstreams_py.graph.topology import Graph
 
 FORMAT: Final = "kstreams_py cut 1"
@@ -46,7 +48,7 @@ class CutTopic:
 
 @dataclass(frozen=True, slots=True)
 class CutInput:
-    """How far a processor has committed an input: the next offset of each partition, 0 without a committed one."""
+    """How far a writer has committed an input: the next offset of each partition, 0 without a committed one."""
 
     topic: str
     topic_id: str
@@ -55,7 +57,7 @@ class CutInput:
 
 @dataclass(frozen=True, slots=True)
 class CutWriter:
-    """A processor that writes some topics of a cut, and what it has committed."""
+    """A processor, or a pipeline, that writes some topics of a cut, and what it has committed."""
 
     processor: str
     outputs: tuple[str, ...]
@@ -173,26 +175,51 @@ def choose_topics(graph: Graph, names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def written_by(processor: Processor) -> set[str]:
-    """The topics that a processor writes, with that of its dead letters."""
-    return {topic.name for topic in processor.outputs} | ({processor.errors} if processor.errors else set())
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A processor or a pipeline that commits offsets in the transactions of its records.
+
+    - `inputs`: the topics of the offsets: of a pipeline the topic of its runs, which it makes itself.
+    - `reads`: the topics of its records.
+    """
+
+    id: str
+    inputs: tuple[str, ...]
+    outputs: frozenset[str]
+    reads: frozenset[str]
+    processor: Processor | None = None
 
 
-def choose_writers(graph: Graph, names: Sequence[str]) -> list[Processor]:
-    """The processors whose records in these topics are judged by their steps; who reads an output is before who wrote.
+def _all_writers(graph: Graph) -> list[Writer]:
+    """All processors, and the pipelines into topics."""
+    found = list[Writer]()
+    for each in graph.processors:
+        written = {topic.name for topic in each.outputs} | ({each.errors} if each.errors else set())
+        inputs = tuple(topic.name for topic in each.inputs)
+        found.append(Writer(each.id, inputs, frozenset(written), frozenset(inputs), each))
+    for pipeline in graph.pipelines:
+        if isinstance(pipeline.target, Topic):
+            reads = frozenset(topic.name for topic in pipeline.inputs)
+            outputs = frozenset({pipeline.target.name})
+            found.append(Writer(pipeline.id, (runs_topic(pipeline.target),), outputs, reads))
+    return found
+
+
+def choose_writers(graph: Graph, names: Sequence[str]) -> list[Writer]:
+    """The writers whose records in these topics are judged by their steps; who reads an output is before who wrote.
 
     Processors with a weaker guarantee write without transactions: their records are inside by the ends alone.
     Raises UserMistake for a processor whose transactions cannot be told from its records.
     """
     writers = [
         each
-        for each in _readers_first(graph)
-        if each.guarantee is Guarantee.EXACTLY_ONCE and written_by(each) & set(names)
+        for each in _readers_first(_all_writers(graph))
+        if each.outputs & set(names) and (each.processor is None or each.processor.guarantee is Guarantee.EXACTLY_ONCE)
     ]
     for each in writers:
-        if why := why_uncut(each, names):
+        if each.processor is not None and (why := why_uncut(each.processor, names)):
             raise UserMistake(
-                f"processor {each.id!r} writes {', '.join(sorted(written_by(each) & set(names)))}, which cannot be "
+                f"processor {each.id!r} writes {', '.join(sorted(each.outputs & set(names)))}, which cannot be "
                 f"cut: {why}: name the other topics, or read these without a cut"
             )
     return writers
@@ -211,21 +238,20 @@ def why_uncut(processor: Processor, names: Sequence[str]) -> str:
     return ""
 
 
-def _readers_first(graph: Graph) -> list[Processor]:
-    """All processors, each after those that read what it writes; in a circle in any order."""
-    found: dict[str, Processor] = {}
+def _readers_first(writers: Sequence[Writer]) -> list[Writer]:
+    """Each writer after those that read what it writes; in a circle in any order."""
+    found: dict[str, Writer] = {}
     seen = set[str]()
 
-    def visit(processor: Processor) -> None:
-        if processor.id in seen:
+    def visit(writer: Writer) -> None:
+        if writer.id in seen:
             return
-        seen.add(processor.id)
-        written = written_by(processor)
-        for each in graph.processors:
-            if written & {topic.name for topic in each.inputs}:
+        seen.add(writer.id)
+        for each in writers:
+            if writer.outputs & each.reads:
                 visit(each)
-        found[processor.id] = processor
+        found[writer.id] = writer
 
-    for each in graph.processors:
+    for each in writers:
         visit(each)
     return list(found.values())

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError, UserMistake
-from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
@@ -30,9 +29,9 @@ from kstreams_py.spark.cuts import (
     CutTopic,
     CutWriter,
     Span,
+    Writer,
     choose_topics,
     choose_writers,
-    written_by,
 )
 
 GRACE_SECONDS: Final = 15.0
@@ -104,7 +103,9 @@ class Cutting:
         partitions = [TopicPartition(name, n) for name in self._names for n in range(topics[name].partitions)]
         starts = self._cluster.starts(partitions)
         settled = self._cluster.ends(partitions)
-        writers = [self._read_writer(each, topics, deadline) for each in self._writers]
+        writers = [
+            self._read_writer(each, topics, deadline) for each in self._writers if topics.keys() >= set(each.inputs)
+        ]
         highs = self._cluster.ends(partitions, committed=False)
         ends = {tp: max(highs[tp], settled[tp]) for tp in partitions}
         self._wait_for(ends, deadline)
@@ -124,22 +125,24 @@ class Cutting:
         )
 
     def _find_topics(self) -> dict[str, TopicInfo]:
-        """The topics of the cut, and the inputs of their writers."""
-        names = {*self._names, *(topic.name for each in self._writers for topic in each.inputs)}
-        found = self._cluster.topics(names)
-        if missing := sorted(names - found.keys()):
+        """The topics of the cut, and the inputs of their writers; without that of a pipeline that has not run yet."""
+        of_processors = {name for each in self._writers if each.processor is not None for name in each.inputs}
+        of_pipelines = {name for each in self._writers if each.processor is None for name in each.inputs}
+        needed = {*self._names, *of_processors}
+        found = self._cluster.topics(needed | of_pipelines)
+        if missing := sorted(needed - found.keys()):
             raise TopicError(f"topic {missing[0]!r} does not exist: run `kstreams topics create`, or correct its name")
         return found
 
-    def _read_writer(self, processor: Processor, topics: Mapping[str, TopicInfo], deadline: float) -> CutWriter:
-        numbers = {topic.name: range(topics[topic.name].partitions) for topic in processor.inputs}
+    def _read_writer(self, writer: Writer, topics: Mapping[str, TopicInfo], deadline: float) -> CutWriter:
+        numbers = {name: range(topics[name].partitions) for name in writer.inputs}
         partitions = [TopicPartition(name, n) for name, each in numbers.items() for n in each]
-        committed = self._read_decided(f"{self._graph.name}.{processor.id}", partitions, deadline)
+        committed = self._read_decided(f"{self._graph.name}.{writer.id}", partitions, deadline)
         inputs = (
             CutInput(name, topics[name].topic_id, tuple(committed.get(TopicPartition(name, n), 0) for n in each))
             for name, each in numbers.items()
         )
-        return CutWriter(processor.id, tuple(sorted(written_by(processor) & set(self._names))), tuple(inputs))
+        return CutWriter(writer.id, tuple(sorted(writer.outputs & set(self._names))), tuple(inputs))
 
     def _read_decided(self, group: str, partitions: Sequence[TopicPartition], deadline: float) -> Positions:
         """The committed offsets of a group, once what was pending in it at first is decided.

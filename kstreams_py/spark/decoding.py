@@ -28,6 +28,9 @@ _DECODED: Final = "ks_decoded"
 from_avro returns a record of nulls for bytes that it cannot decode; in a decoded record this field is true.
 """
 
+_WRAPPED: Final = "ks_value"
+"""The field with a value that is no record: a record of one field has the bytes of that (Avro's specification)."""
+
 
 class Decoded(NamedTuple):
     """A decoded key or value.
@@ -80,23 +83,20 @@ def decode(
         return df, Decoded(raw, (), None if fails else sf.lit(None).cast("string"))
     reader = json.loads(serde.schema)
     fields = [field["name"] for field in reader["fields"]] if _is_record(reader) else []
-    cases, why = _avro_cases(raw, topic, part, registry, fails=fails)
+    cases, why = _avro_cases(raw, topic, part, registry)
     column, error = _choose(raw, cases, why, topic, part, fails=fails)
     # Spark copies an expression into each filter on it; after explode() it is evaluated once (2 to 7 times as fast)
     name = f"ks_{part}"
+    broken = f"does not decode as {serde!r}: read the topic as Bytes() to see it"
     if error is None:
         df, found = df.withColumn(name, sf.explode(sf.array(column))), sf.col(name)
+        found = sf.when(found.isNull() | found[_DECODED], found).otherwise(_fail(topic, part, broken))
     else:
         both = sf.struct(column.alias("value"), error.alias("error"))
         df, found, error = df.withColumn(name, sf.explode(sf.array(both))), sf.col(name)["value"], sf.col(name)["error"]
-    broken = f"does not decode as {serde!r}: read the topic as Bytes() to see it"
-    if error is not None:
-        is_broken = found.isNotNull() & found[_DECODED].isNull() if fields else raw.isNotNull() & found.isNull()
-        if fields or not _is_nullable(reader):
-            error = sf.coalesce(error, sf.when(is_broken, sf.lit(f"its {part} {broken}")))
-    elif fields:
-        found = sf.when(found.isNull() | found[_DECODED], found).otherwise(_fail(topic, part, broken))
-    return df, Decoded(found.dropFields(_DECODED) if fields else found, fields, error)
+        is_broken = found.isNotNull() & found[_DECODED].isNull()
+        error = sf.coalesce(error, sf.when(is_broken, sf.lit(f"its {part} {broken}")))
+    return df, Decoded(found.dropFields(_DECODED) if fields else found[_WRAPPED], fields, error)
 
 
 def _choose(
@@ -132,28 +132,26 @@ def _is_record(schema: Any) -> bool:
     return isinstance(schema, dict) and schema["type"] == "record"
 
 
-def _is_nullable(schema: Any) -> bool:
-    return "null" in (schema if isinstance(schema, list) else [schema])
+def _wrap(schema: Any) -> Any:
+    """The schema of a record of one field, with a value of this schema."""
+    return {"type": "record", "name": "KsWrapped", "fields": [{"name": _WRAPPED, "type": schema}]}
 
 
-def _avro_cases(
-    raw: Column, topic: Topic, part: str, registry: Registry | None, *, fails: bool
-) -> tuple[list[_Case], Column]:
+def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None) -> tuple[list[_Case], Column]:
     """The cases of Avro in the wire format, each record with the schema whose id it has; why others do not decode."""
     serde: Avro = getattr(topic, part)
     reader = json.loads(serde.schema)
-    how = {"mode": "FAILFAST", "avroSchema": serde.schema}
-    if _is_record(reader):
-        marked = [*reader["fields"], {"name": _DECODED, "type": "boolean", "default": True}]
-        how = {"mode": "PERMISSIVE", "avroSchema": json.dumps({**reader, "fields": marked})}
-    elif not fails and not _is_nullable(reader):  # what does not decode is null: of one that may be, the query fails
-        how = {"mode": "PERMISSIVE", "avroSchema": serde.schema}
+    is_wrapped = not _is_record(reader)
+    shape = _wrap(reader) if is_wrapped else reader
+    marked = [*shape["fields"], {"name": _DECODED, "type": "boolean", "default": True}]
+    how = {"mode": "PERMISSIVE", "avroSchema": json.dumps({**shape, "fields": marked})}
     head, body = sf.substring(raw, 1, 5), sf.expr(f"substring({part}, 6)")
     no_wire = "is not in the Avro wire format: read the topic as Bytes() to see it"
     cases = list[_Case]()
     for schema_id, writer in _writers(serde.schema, registry, f"{topic}-{part}").items():
         problem = unreadable(reader, json.loads(writer))
-        value = None if problem else from_avro(body, writer, how)
+        written = json.dumps(_wrap(json.loads(writer))) if is_wrapped else writer
+        value = None if problem else from_avro(body, written, how)
         why = f"was written with schema {schema_id}, which {serde!r} cannot read: {problem}"
         cases.append(_Case(head == sf.lit(b"\0" + schema_id.to_bytes(4)), value, why))
     cases.append(_Case((sf.length(raw) < 5) | (sf.substring(raw, 1, 1) != sf.lit(b"\0")), None, no_wire))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
 
 _GROUPED: Final = "ks_rows"
+
+OBSERVED_SECONDS: Final = 10.0
+"""How long Spark's listener may take; other queries of the session may occupy it."""
 
 PLAN_CHARACTERS: Final = 20_000
 """The most that is kept of a plan."""
@@ -65,6 +69,35 @@ def compute(rows: Rows) -> Rows:
     Rows that are lost with one of them fail the next job: to compute them again may give others in other partitions.
     """
     return rows.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
+
+
+def observe(name: str, rows: Rows, parent: Rows) -> Observed:
+    """Begins to observe the next job that makes these rows.
+
+    - `name`, `parent`: of an `observe(name, ...)` in their plan, and the DataFrame that it was called of.
+
+    PySpark's Observation is of the first job, which may be one of the function's own.
+    """
+    spark: Any = rows.sparkSession
+    observation = spark._jvm.org.apache.spark.sql.Observation(name)  # noqa: SLF001
+    spark._jsparkSession.observationManager().register(observation, parent._jdf)  # noqa: SLF001
+    return Observed(observation)
+
+
+class Observed:
+    """What a job has counted; Spark's listener tells it some milliseconds after the job."""
+
+    def __init__(self, observation: Any) -> None:
+        self._observation = observation
+
+    def wait(self) -> Mapping[str, int] | None:
+        """Waits for the counts, by name; None if the listener does not tell them."""
+        deadline = time.monotonic() + OBSERVED_SECONDS
+        while not self._observation.future().isCompleted():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.005)
+        return dict(self._observation.getAsJava())
 
 
 def evaluate(rows: Rows) -> None:

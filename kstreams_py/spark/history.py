@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.reports.charts import INKS, Shape, draw_columns, draw_shapes, inline
 from kstreams_py.reports.page import build_page
+from kstreams_py.spark.places import describe_cut
 from kstreams_py.spark.runs import Published, Run
 
-_COLUMNS: Final = ("run", "ended", "offsets", "rows", "seconds", "lag, s", "malformed")
+_COLUMNS: Final = ("run", "ended", "offsets", "records", "rows", "seconds", "lag, s", "malformed")
 
 MARGIN: Final = timedelta(seconds=30)
 """The least time beside the first and the last run in a plot."""
@@ -53,19 +54,30 @@ def _section(number: int, pipeline: Pipeline, published: Published | None) -> st
     chart = draw_shapes(lambda shape: _draw(runs, f"runs{number}-{shape.name}", shape))
     rows = "\n".join(map(_row, reversed(runs)))
     names = "".join(f'<th class="n">{name}</th>' for name in _COLUMNS)
-    plan = published.last.plan
-    shown = f"<details><summary>the plan of run {published.last.number}</summary><pre>{escape(plan)}</pre></details>"
+    plans = "\n".join(map(_plan, reversed(runs)))
     return (
         f'{head}<figure class="chart" tabindex="0">\n{chart}\n</figure>\n'
         f'<div class="scroll"><table class="runs">\n<thead><tr>{names}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n'
-        f"</table></div>\n{shown if plan else ''}\n</section>"
+        f"</table></div>\n{_cuts(runs)}\n{plans}\n</section>"
     )
+
+
+def _plan(run: Run) -> str:
+    if not run.plan:
+        return ""
+    return f"<details><summary>the plan of run {run.number}</summary><pre>{escape(run.plan)}</pre></details>"
+
+
+def _cuts(runs: Sequence[Run]) -> str:
+    """The ends of what each run has read."""
+    lines = (f"run {run.number}\n" + "".join(f"  {line}\n" for line in describe_cut(run.cut)) for run in reversed(runs))
+    return f"<details><summary>the cut of each run</summary><pre>{escape(''.join(lines))}</pre></details>"
 
 
 def _row(run: Run) -> str:
     cells = (
-        f"{run.number:,}", _time(run.ended), f"{run.offsets:,}", f"{run.rows:,}", f"{run.seconds:,.1f}",
-        "-" if run.lag is None else f"{run.lag:,.1f}", f"{run.malformed:,}",
+        f"{run.number:,}", _time(run.ended), f"{run.offsets:,}", "-" if run.records is None else f"{run.records:,}",
+        f"{run.rows:,}", f"{run.seconds:,.1f}", "-" if run.lag is None else f"{run.lag:,.1f}", f"{run.malformed:,}",
     )  # fmt: skip
     drawn = "".join(f'<td class="n">{cell}</td>' for cell in cells)
     return f"<tr>{drawn}</tr>"

@@ -9,9 +9,10 @@ from kstreams_py.errors import SchemaError
 from kstreams_py.spark.views import META
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
-    from pyspark.sql.types import StringType, StructField, StructType
+    from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,9 +22,6 @@ SAMPLED: Final = 1_000
 
 _MALFORMED: Final = "ks_malformed"
 """A field that Spark fills with the text of a value that does not fit the schema."""
-
-_INFERRED: Final = "_corrupt_record"
-"""The field that Spark infers of text that is no JSON object."""
 
 
 def json_columns(df: DataFrame, schema: StructType | str | None = None) -> DataFrame:
@@ -66,11 +64,16 @@ def sampled_schema(df: DataFrame, records: int = SAMPLED) -> StructType:
     values = [row["value"] for row in df.where(sf.col("value").isNotNull()).select("value").limit(records).collect()]
     if not values:
         raise SchemaError("there is no record to sample: give json_columns() a schema")
-    session = df.sparkSession
-    found = session.read.json(session.sparkContext.parallelize(values, 1)).schema
-    if _INFERRED in found.names:
+    # of an array of the values Spark infers one schema of all; unlike its reader, in a session of Spark Connect, too
+    inferred = sf.schema_of_json(sf.lit(f"[{','.join(values)}]"))
+    try:
+        (row,) = df.sparkSession.range(1).select(inferred).collect()
+        found = _parsed(f"found {row[0]}")["found"].dataType
+    except (PySparkException, Py4JError, SchemaError):
+        found = None
+    if not (isinstance(found, ArrayType) and isinstance(found.elementType, StructType)):
         raise SchemaError("a value of the sample is not a JSON object: give json_columns() a schema")
-    return found
+    return found.elementType
 
 
 def _parsed(schema: StructType | str) -> StructType:

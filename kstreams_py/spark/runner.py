@@ -13,16 +13,15 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from kstreams_py.errors import InputLost, SettingsError, TopicError, UserMistake
-from kstreams_py.formats.registries import open_registry
-from kstreams_py.graph.pipelines import DROP, FAIL, Pipeline
+from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.cutting import cut
 from kstreams_py.spark.frames import call, columns_of, explain, reported
+from kstreams_py.spark.inputs import Inputs, total
 from kstreams_py.spark.runs import Published, Run, check_columns, check_owner
 from kstreams_py.spark.targets.opening import open_target
-from kstreams_py.spark.views import view, view_errors
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,11 @@ def run_once(
             return None
         if after is None and old is not None:
             _report_losses(pipeline, old, new)
-        frames = _read(pipeline, session, settings, new, after)
+        inputs = Inputs(pipeline, settings)
+        if previous is None:
+            inputs.warn_of_compaction()
+        with _named(pipeline):
+            frames = inputs.read(session, after, new)
         rows = call(pipeline, frames)
         columns = columns_of(rows)
         check_columns(pipeline, columns, previous)
@@ -92,11 +95,14 @@ def run_once(
             ended = time.time()
             lag = None if known is None else ended - max(known, since or known)
             seconds = time.monotonic() - began
-            run = Run(number, new.encode(), offsets, count, ended, seconds, lag, plan, malformed)
+            counts = count_inputs()
+            inputs.warn_of_malformed(session, counts, lambda _: (after, new))
+            records, malformed = total(counts) or (None, 0)
+            run = Run(number, new.encode(), offsets, count, ended, seconds, lag, plan, malformed, records)
             return Published.after(previous, pipeline.owner, columns, run)
 
         with reported(pipeline):
-            plan, malformed = explain(rows), _count_malformed(pipeline, session, settings, new, after)
+            plan, count_inputs = explain(rows), inputs.begin_counting(rows)
             return target.publish(rows, previous, finish).last
 
 
@@ -124,35 +130,6 @@ def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:
     with _named(pipeline):
         spans = [span for topic in pipeline.inputs for span in new.spans(topic.name, after)]
     return sum(max(span.end - span.start, 0) for span in spans)
-
-
-def _read(pipeline: Pipeline, session: Any, settings: Settings, new: Cut, after: Cut | None) -> list[Any]:
-    """A DataFrame of each input."""
-    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-    malformed = DROP if pipeline.drops_malformed else FAIL
-    with _named(pipeline):
-        return [
-            view(session, topic, registry=registry, settings=settings, start=after, end=new, malformed=malformed)
-            for topic in pipeline.inputs
-        ]
-
-
-def _count_malformed(pipeline: Pipeline, session: Any, settings: Settings, new: Cut, after: Cut | None) -> int:
-    """How many records the inputs are without; warns of them."""
-    if not pipeline.drops_malformed:
-        return 0
-    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-    dropped = 0
-    for topic in pipeline.inputs:
-        errors = view_errors(session, topic, registry=registry, settings=settings, start=after, end=new)
-        if count := errors.count():
-            ((partition, offset, error),) = errors.select("partition", "offset", "error").limit(1).collect()
-            logger.warning(
-                "%s: %d records of %s do not decode, and are left out; %s[%d] offset %d: %s",
-                pipeline, count, topic, topic, partition, offset, error,
-            )  # fmt: skip
-        dropped += count
-    return dropped
 
 
 def follow(

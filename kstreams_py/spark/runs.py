@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -22,8 +23,9 @@ class Run(NamedTuple):
     - `seconds`: from the begin of the cut until the rows were staged.
     - `lag`: the longest that a new record can have waited for the run, in seconds: from the cut before until the rows
       were staged. None for a first run, and if the moment of that cut is not known.
-    - `plan`: Spark's plan of the rows as text; "" in all runs but the newest.
+    - `plan`: Spark's plan of the rows as text; "" if that of the run after it differs in numbers alone.
     - `malformed`: how many records did not decode, and were left out.
+    - `records`: how many the function was given, with those; None if Spark did not tell.
     """
 
     number: int
@@ -35,6 +37,7 @@ class Run(NamedTuple):
     lag: float | None = None
     plan: str = ""
     malformed: int = 0
+    records: int | None = None
 
 
 class Published(NamedTuple):
@@ -55,13 +58,21 @@ class Published(NamedTuple):
 
     @classmethod
     def after(cls, previous: Published | None, owner: str, columns: Mapping[str, str], run: Run) -> Published:
-        """What is published with a run: the plans of the runs before, and the oldest runs, are not kept."""
-        before = () if previous is None else tuple(each._replace(plan="") for each in previous.runs)
-        return cls(owner, columns, (*before, run)[-KEPT_RUNS:])
+        """What is published with a run; the oldest runs are not kept."""
+        if previous is None:
+            return cls(owner, columns, (run,))
+        *earlier, last = previous.runs
+        last = last._replace(plan="" if _shape(last.plan) == _shape(run.plan) else last.plan)
+        return cls(owner, columns, (*earlier, last, run)[-KEPT_RUNS:])
 
     def as_content(self) -> dict[str, Any]:
         """What `decode_published` reads: for JSON."""
         return {"owner": self.owner, "columns": dict(self.columns), "runs": [list(run) for run in self.runs]}
+
+
+def _shape(plan: str) -> str:
+    """A plan without its numbers: the offsets of each run, Spark's ids, and Java's names of objects."""
+    return re.sub(r"@[0-9a-f]+|\d+", "#", plan)
 
 
 def decode_published(content: Mapping[str, Any]) -> Published:

@@ -8,65 +8,26 @@ lost; the batch with the same number then has other offsets.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.formats.registries import open_registry
+from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
 from kstreams_py.spark.frames import call, columns_of, evaluate, explain, read_text, reported, start_query
+from kstreams_py.spark.inputs import Inputs, total
+from kstreams_py.spark.places import Place
+from kstreams_py.spark.reader_options import Bound
 from kstreams_py.spark.runs import Published, Run, check_columns, check_owner
 from kstreams_py.spark.targets.opening import open_target
-from kstreams_py.spark.views import stream
 
 OUTPUT_MODES: Final = {Mode.COMPLETE: "complete", Mode.APPEND: "append", Mode.UPSERT: "update"}
 """Spark's output modes."""
-
-
-class Place(NamedTuple):
-    """A batch of a stream.
-
-    - `stream`: Spark's id of the query, which its checkpoint has.
-    - `batch`: its number, from 0.
-    - `entry`: the checkpoint's entry of the batch, which has its offsets.
-    - `topics`: the broker's ids of the inputs, by name.
-    """
-
-    stream: str
-    batch: int
-    entry: str
-    topics: dict[str, str]
-
-    def encode(self) -> str:
-        """The place as text: JSON."""
-        return json.dumps(self._asdict())
-
-    @classmethod
-    def decode(cls, text: str) -> Place | None:
-        """The place of such a text; None for the cut of a run that was no batch of a stream."""
-        content = json.loads(text)
-        return cls(**content) if "stream" in content else None
-
-    @property
-    def planned(self) -> float:
-        """When Spark has chosen its offsets, in seconds since 1970."""
-        return float(json.loads(self.entry.splitlines()[1])["batchTimestampMs"]) / 1000
-
-    def count_offsets(self, before: Place | None) -> int:
-        """How many offsets are between two batches; from 0 without a batch before."""
-        return sum(_ends(self.entry)) - (sum(_ends(before.entry)) if before is not None else 0)
-
-
-def _ends(entry: str) -> list[int]:
-    """The next offsets of all partitions in an entry: a version, the batch, then each source."""
-    sources = [json.loads(line) for line in entry.splitlines()[2:] if line.startswith("{")]
-    return [offset for source in sources for partitions in source.values() for offset in partitions.values()]
 
 
 class Streaming:
@@ -98,12 +59,14 @@ class Streaming:
         self._every = pipeline.every if follows else None
         self._seconds = 0.0
         """Of the batch before: a record may have come just after that was planned."""
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
-        frames = [stream(session, topic, registry=registry, settings=settings) for topic in pipeline.inputs]
-        rows = call(pipeline, frames)
+        self._inputs = Inputs(pipeline, settings)
+        rows = call(pipeline, self._inputs.stream(session))
         with closing(open_target(pipeline, settings, lambda: session)) as target:
-            check_columns(pipeline, columns_of(rows), published := target.read())
+            published = target.read()
         check_owner(pipeline, published)
+        check_columns(pipeline, columns_of(rows), published)
+        if published is None:
+            self._inputs.warn_of_compaction()
         self._known = threading.Event()
         with reported(pipeline):
             self._query = start_query(rows, OUTPUT_MODES[pipeline.mode], self._checkpoint, self._every, self._store)
@@ -167,12 +130,25 @@ class Streaming:
                 ended = time.time()
                 seconds = ended - place.planned
                 lag = None if self._every is None else seconds + max(self._every, self._seconds)
-                run = Run(batch + 1, place.encode(), place.count_offsets(last), count, ended, seconds, lag, plan)
+                offsets, (records, malformed) = place.count_offsets(last), self._count(rows, place, last)
+                run = Run(
+                    batch + 1, place.encode(), offsets, count, ended, seconds, lag, plan, malformed, records
+                )  # fmt: skip
                 return Published.after(previous, pipeline.owner, columns, run)
 
             run = target.publish(rows, previous, finish).last
             self._seconds = run.seconds
             self._stored(run)
+
+    def _count(self, rows: Any, place: Place, last: Place | None) -> tuple[int | None, int]:
+        """The records of a batch, and how many of them do not decode, of which it warns."""
+        counts = self._inputs.counts_of(self._query)
+
+        def bounds(topic: Topic) -> tuple[Bound | None, Bound]:
+            return None if last is None else last.starts(topic.name, place), place.ends(topic.name)
+
+        self._inputs.warn_of_malformed(rows.sparkSession, counts, bounds)
+        return total(counts) or (None, 0)
 
     def _topic_ids(self) -> dict[str, str]:
         """The ids of the inputs; Spark compares only offsets, which a topic that was created again has, too."""

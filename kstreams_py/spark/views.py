@@ -21,12 +21,18 @@ from kstreams_py.spark.sessions import coordinates, require_pyspark
 
 with suppress(ImportError):  # `require_pyspark` raises the error with the remedy
     from pyspark.errors import AnalysisException
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
     from pyspark.sql import functions as sf
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 META: Final = ("key", "partition", "offset", "timestamp", "headers", "delivery_hash")
 """Columns in addition to the value's; `delivery_hash` is the header `ks-hash`, null without one."""
+
+Inspect = Callable[["DataFrame", "Column"], "DataFrame"]
+"""Gets decoded records, with the column of the reason why one does not decode, before such records are dropped.
+
+Returns what the view is made of.
+"""
 
 
 def view(
@@ -39,6 +45,7 @@ def view(
     end: Bound | Cut | None = None,
     flatten: bool = True,
     malformed: str = FAIL,
+    inspect: Inspect | None = None,
 ) -> DataFrame:
     """Returns the committed records of a topic, decoded; each action reads them again.
 
@@ -48,6 +55,7 @@ def view(
       earlier Cut as `start`, too, without what is inside that one. Each record then is in one of such views.
     - `flatten`: a column for each field of an Avro record; otherwise one column `value`.
     - `malformed`: with "drop", the view is without the records that do not decode, which view_errors() has.
+    - `inspect`: see Inspect; such as to count records by Spark's `observe`.
 
     Columns are the value's fields, or `value` if it is not an Avro record, then META. Avro is decoded with the writer's
     schema and resolved to the topic's. JSON and text are strings (`json_columns` makes columns of JSON), all else is
@@ -61,7 +69,7 @@ def view(
     settings = settings or Settings.load()
     check_encodings(topic)
     df = _load_batch(spark, topic.name, settings, start, end)
-    return _columns(df, topic, registry, flatten=flatten, malformed=malformed)
+    return _columns(df, topic, registry, flatten=flatten, malformed=malformed, inspect=inspect)
 
 
 def view_errors(
@@ -92,6 +100,7 @@ def stream(
     max_offsets_per_trigger: int | None = None,
     flatten: bool = True,
     malformed: str = FAIL,
+    inspect: Inspect | None = None,
 ) -> DataFrame:
     """Like `view`, as a stream: from its checkpoint, or from `start` ('earliest' by default) if it has none.
 
@@ -101,9 +110,9 @@ def stream(
     settings = settings or Settings.load()
     check_encodings(topic)
     found = options(topic.name, settings, start=start, streaming=True, max_offsets_per_trigger=max_offsets_per_trigger)
-    df = _columns(_load(lambda: spark.readStream, found), topic, registry, flatten=flatten, malformed=malformed)
+    df = _load(lambda: spark.readStream, found)
     _check_topic(topic.name, settings)
-    return df
+    return _columns(df, topic, registry, flatten=flatten, malformed=malformed, inspect=inspect)
 
 
 def _load_batch(
@@ -173,13 +182,26 @@ def _load(reader: Callable[[], DataFrameReader | DataStreamReader], found: Optio
         ) from None
 
 
-def _columns(df: DataFrame, topic: Topic, registry: Registry | None, *, flatten: bool, malformed: str) -> DataFrame:
+def _columns(
+    df: DataFrame,
+    topic: Topic,
+    registry: Registry | None,
+    *,
+    flatten: bool,
+    malformed: str,
+    inspect: Inspect | None,
+) -> DataFrame:
     if malformed not in (FAIL, DROP):
         raise SettingsError(f"malformed={malformed!r} is not known: choose {FAIL!r} or {DROP!r}")
     df, key = decode(df, topic, "key", registry, fails=malformed == FAIL)
     df, value = decode(df, topic, "value", registry, fails=malformed == FAIL)
+    error = None
     if key.error is not None and value.error is not None:
-        df = df.where(sf.coalesce(key.error, value.error).isNull())
+        error = sf.coalesce(key.error, value.error)
+    if inspect is not None:
+        df = inspect(df, sf.lit(None) if error is None else error)
+    if error is not None:
+        df = df.where(error.isNull())
     if flatten and value.fields:
         clashes = [field for field in value.fields if field.lower() in META]
         if clashes:

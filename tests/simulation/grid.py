@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Final
+from typing import Final, cast
 
 import kstreams_py as ks
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.groups import GroupInfo
+from kstreams_py.operations.standing import read_status
+from kstreams_py.operations.task_status import TaskStatus
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.topics import create_own_topics, find_topics
@@ -20,10 +24,12 @@ from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from kstreams_py.testing.memory_clients import MemoryProducer
 from kstreams_py.testing.request_faults import Fault
-from tests.crash_grid import Case, declare, give
+from tests.crash_grid import Case, declare, give, recover_twice
 from tests.simulation.strikes import Crash
 
 TURNS_MAX: Final = 200
+
+SETTINGS: Final = Settings()
 
 
 class Watched:
@@ -40,13 +46,28 @@ class Watched:
         return data
 
 
+class _NoMembers:
+    """Describes groups in place of a GroupAdmin."""
+
+    def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
+        return {group: GroupInfo("Empty", ()) for group in groups}
+
+
 @dataclass
 class Process:
-    """What a process did: the points that it passed, and the branch by which it recovered."""
+    """What a process did: the points that it passed, and the branches of its recoveries.
+
+    - `status`: what `kstreams recover status` said of the task before it, if it was asked.
+    """
 
     points: list[str] = field(default_factory=list)
-    branch: str = ""
+    branches: list[str] = field(default_factory=list)
     error: KStreamsError | None = None
+    status: TaskStatus | None = None
+
+    @property
+    def branch(self) -> str:
+        return self.branches[-1] if self.branches else ""
 
 
 Strike = tuple[str, int, str]
@@ -63,8 +84,11 @@ class Unhandled(BaseException):
     """Raised where a process ends by an exception."""
 
 
+TRANSACTION_SECONDS: Final = 60.0
+"""How long a transaction may be open."""
+
 FROZEN_SECONDS: Final = 3.0
-"""Longer than the session of a member, shorter than a transaction may be open."""
+"""Longer than the session of a member, shorter than TRANSACTION_SECONDS."""
 
 
 class Grid:
@@ -73,7 +97,10 @@ class Grid:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock, session_timeout=2.0, transaction_timeout=60.0)
+        self.cluster = MemoryCluster(self.clock, session_timeout=2.0, transaction_timeout=TRANSACTION_SECONDS)
+        self._environment = Environment(
+            self.cluster, MemoryRegistry(), SETTINGS, clock=self.clock, sleep=self.clock.advance
+        )
         self.hashes: list[bytes] = []
         """The delivery hash of each call."""
         self.process = Process()
@@ -82,6 +109,7 @@ class Grid:
         self.took_over_in = 0.0
         """Seconds in which another slot has delivered all in place of a frozen one."""
         self._strike: Strike | None = None
+        self._is_unseen = False
         self.other = self.cluster.named(case.cluster)
         """The cluster of the outputs."""
         self.cluster.create_topics([(name, 1, -1, {}) for name in ("a", "b")])
@@ -122,11 +150,9 @@ class Grid:
         with self._reading_branches(done):
             worker: Worker | None = None
             try:
-                environment = Environment(
-                    self.cluster, MemoryRegistry(), Settings(), clock=self.clock, sleep=self.clock.advance
-                )
                 (processor,) = self.graph.processors
-                worker = open_worker(self.graph, processor, slot, environment, stopping)
+                worker = open_worker(self.graph, processor, slot, self._environment, stopping)
+                recover_twice(worker, self._unseen)
                 worker.start()
                 for _ in range(TURNS_MAX):
                     worker.run_turn()
@@ -158,12 +184,13 @@ class Grid:
 
     @contextmanager
     def _reading_branches(self, process: Process) -> Iterator[None]:
-        """Notes the branch that the log names."""
+        """Notes the branches that the log names, without those of a replacement."""
+        grid = self
 
         class Handler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                if "recovery" in record.msg:
-                    process.branch = record.getMessage().partition("recovery ")[2]
+                if "recovery" in record.msg and grid.process is process and not grid._is_unseen:
+                    process.branches.append(record.getMessage().partition("recovery ")[2])
 
         handler, logger = Handler(), logging.getLogger("kstreams_py.processing.journal.deliveries")
         logger.addHandler(handler)
@@ -177,8 +204,32 @@ class Grid:
             logger.setLevel(level)
             logger.removeHandler(handler)
 
+    def run_after_status(self, strike: Strike | None = None, slot: int = 0) -> Process:
+        """Reads what `kstreams recover status` says of the task, then runs a process."""
+        status = self.read_status()
+        done = self.run(strike, slot)
+        done.status = status
+        return done
+
+    def read_status(self) -> TaskStatus:
+        """What `kstreams recover status` says of the task."""
+        with self._unseen():
+            (status,) = read_status(self.graph, self._environment, cast(GroupAdmin, _NoMembers()))
+        return status
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Requests within it are no points."""
+        before, self._is_unseen = self._is_unseen, True
+        try:
+            yield
+        finally:
+            self._is_unseen = before
+
     def point(self, name: str, client: object = None) -> Fault | None:
         """Notes a point, and strikes if it is its turn."""
+        if self._is_unseen:
+            return None
         of_journal = isinstance(client, MemoryProducer) and str(client._id).endswith(".journal")
         points, named = self.process.points, f"journal {name}" if of_journal else name
         points.append(named)
@@ -195,12 +246,12 @@ class Grid:
             case "unanswered":
                 return Fault(OutcomeUnknown("simulated"))
             case "replaced":
-                self.replacement = self.run()
+                self.replacement = self.run_after_status()
                 return None
             case "frozen":
                 self.clock.advance(FROZEN_SECONDS)
                 before = self.clock()
-                self.replacement = self.run(slot=1)
+                self.replacement = self.run_after_status(slot=1)
                 self.took_over_in = self.clock() - before
                 return None
         raise Crash

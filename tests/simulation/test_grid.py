@@ -5,17 +5,32 @@ The crash points and the branches are in tests/crash_grid.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import Replaced
-from tests.crash_grid import DELIVERED, UNDECIDED, Case, branch_after, cases, cells, exists, is_possible
+from kstreams_py.operations.standing import FIRST
+from kstreams_py.processing.journal.records import RecordType
+from tests.crash_grid import (
+    DELIVERED,
+    IN_JOURNAL,
+    UNDECIDED,
+    Case,
+    branch_after,
+    cases,
+    cells,
+    exists,
+    hides,
+    is_possible,
+)
 from tests.simulation import mutations_of_recovery
-from tests.simulation.grid import FROZEN_SECONDS, Grid, Process, Strike
+from tests.simulation.grid import FROZEN_SECONDS, TRANSACTION_SECONDS, Grid, Process, Strike
 
 STARTS = ("init_transactions", "journal init_transactions")
 
@@ -70,14 +85,20 @@ def strike_next(case: Case, point: str, before: Sequence[Strike]) -> Strike:
     """The strike at a point of the process that follows those that were struck before."""
     if point == "CP09":
         return IN_FUNCTION
-    calm = Grid(case)
-    for strike in before:
-        calm.run(strike)
-    undisturbed = calm.run()
-    assert undisturbed.error is None
-    found = strike_at(point, undisturbed.points)
+    found = strike_at(point, points_after(case, tuple(before)))
     assert found is not None, f"{point} is not reached"
     return found
+
+
+@cache
+def points_after(case: Case, struck: tuple[Strike, ...]) -> tuple[str, ...]:
+    """The points of a process that nothing disturbs, after others that were struck."""
+    grid = Grid(case)
+    for strike in struck:
+        grid.run(strike)
+    undisturbed = grid.run()
+    assert undisturbed.error is None
+    return tuple(undisturbed.points)
 
 
 @dataclass(frozen=True)
@@ -99,21 +120,22 @@ class Cell:
 
 def die_and_recover(case: Case, cell: Cell) -> Process:
     """Lets processes die at the points of a cell, then compares all that is there; returns the one that delivers."""
-    grid, strikes = Grid(case), list[Strike]()
+    grid, strikes, processes = Grid(case), list[Strike](), list[Process]()
     for point in (*cell.earlier, cell.point):
-        strikes.append(strike_next(case, point, strikes))
-        name, nth, fault = strikes[-1]
-        is_last = len(strikes) > len(cell.earlier)
-        struck = grid.run((name, nth, fault.replace("dies", "raises")) if is_last and cell.raises else strikes[-1])
-    chosen, sets = grid.hashes[:1], 1
+        name, nth, fault = strike_next(case, point, strikes)
+        raises = cell.raises and len(strikes) == len(cell.earlier)
+        strikes.append((name, nth, fault.replace("dies", "raises") if raises else fault))
+        processes.append(grid.run_after_status(strikes[-1]))
+    chosen, sets, struck = grid.hashes[:1], 1, processes[-1]
     if cell.made_again:
         grid.make_again(case.written)
     if case.is_alts:
         grid.feed(("a",))  # an input that is fetched first is ready now: what was chosen is read all the same
         sets = 2
     if cell.start is not None:
-        grid.run((*cell.start, "dies" if cell.start[0] in ("decode", "function") else "dies after"))
-    called, last = len(grid.hashes), grid.run()
+        strikes.append((*cell.start, "dies" if cell.start[0] in ("decode", "function") else "dies after"))
+        processes.append(grid.run_after_status(strikes[-1]))
+    called, last = len(grid.hashes), grid.run_after_status()
     assert (last.error, grid.is_delivered) == (None, True)
     assert grid.outputs() == {name: sets if name in case.written else 0 for name in ("x", "y", "dead")}
     assert len(grid.digests()) == (sets if case.written else 0)
@@ -130,7 +152,64 @@ def die_and_recover(case: Case, cell: Cell) -> Process:
         assert grid.took_over_in < FROZEN_SECONDS, "its transaction was not waited for"
     starts = STARTS if case.journal else STARTS[:1]
     assert max(map(last.points.index, starts)) < last.points.index("committed"), "fenced before anything is read"
+    check_statuses(case, cell, strikes, [*processes, last])
+    if grid.replacement is not None:
+        check_status(case, grid.replacement, is_open=True)
     return last
+
+
+def check_statuses(case: Case, cell: Cell, strikes: Sequence[Strike], processes: Sequence[Process]) -> None:
+    """Compares each status with what the start after it did; those of transactions also once these have timed out."""
+    points = (*cell.earlier, cell.point)
+    for number, process in enumerate(processes):
+        is_open = False
+        if number > len(points):  # the start that died before it has ended the transaction of the outputs
+            unfenced = case.journal is not None and points[-1] in IN_JOURNAL and cell.start == ("init_transactions", 1)
+            is_open = unfenced or cell.start == ("journal send_offsets", 1)  # they follow those of another cluster
+        elif cell.raises and number:  # clients are closed; what the one in memory has not sent it does not abort
+            is_open = case.journal is None and points[-1] in ("CP11", "CP12", "CP12b")
+        elif number and not cell.made_again:
+            is_open = hides(points[number - 1], case, points[: number - 1])
+        check_status(case, process, is_open=is_open)
+        if is_open and process.branches:
+            branch = branch_after_time_out(case, tuple(strikes[:number]))
+            assert branch == process.branches[0], "the end of a transaction decides as the start does"
+
+
+NEWEST: Final = {
+    "1b": RecordType.SNAPSHOT,
+    "1c": RecordType.CHOICES,
+    "1d": RecordType.OUTPUT,
+    "1e": RecordType.ERROR,
+    "1f": RecordType.NIL,
+}
+"""The newest record of the journal, by the branch of a recovery."""
+
+
+def check_status(case: Case, process: Process, *, is_open: bool) -> None:
+    """Compares the status before a process with the branch that it took.
+
+    - `is_open`: a transaction hides what decides.
+    """
+    status = process.status
+    assert status is not None
+    assert (status.is_refused, status.next.startswith(FIRST)) == (False, is_open), status
+    if case.journal is None:
+        assert (status.tail is not None, status.branch) == (case.is_alts, ""), status
+    elif process.branches:
+        assert status.tail is not None
+        assert status.tail.type == NEWEST[process.branches[0][:2]], status
+        assert status.branch == ("" if is_open else process.branches[0]), "the status is that of the next start"
+
+
+@cache
+def branch_after_time_out(case: Case, struck: tuple[Strike, ...]) -> str:
+    """The branch that the status names once the transactions of processes that died have timed out."""
+    grid = Grid(case)
+    for strike in struck:
+        grid.run(strike)
+    grid.clock.advance(TRANSACTION_SECONDS)
+    return grid.read_status().branch
 
 
 def check_branch(case: Case, cell: Cell, grid: Grid, last: Process) -> None:
@@ -159,7 +238,7 @@ def try_all(case: Case, tried: Iterable[Cell]) -> int:
     return count
 
 
-def points_after(case: Case, earlier: tuple[str, ...]) -> list[str]:
+def cells_after(case: Case, earlier: tuple[str, ...]) -> list[str]:
     """The points of the attempt after those that died; none if these points are not possible."""
     if not is_possible(case, earlier):
         return []
@@ -187,7 +266,7 @@ PLACES: Final = {"journal": (JOURNAL, ""), "transaction": (None, ""), "two clust
 def test_delivery_happens_once_whatever_point_its_process_dies_at(place: str, attempt: int, count: int) -> None:
     earlier = ("CP09",) * (attempt - 1)
     assert count == sum(
-        try_all(case, [Cell(point, earlier) for point in points_after(case, earlier)]) for case in cases(*PLACES[place])
+        try_all(case, [Cell(point, earlier) for point in cells_after(case, earlier)]) for case in cases(*PLACES[place])
     )
 
 
@@ -209,7 +288,7 @@ def test_branch_of_the_attempts_before_is_taken_again_wherever_the_next_one_dies
 ) -> None:
     died = tuple(earlier.split())
     assert count == sum(
-        try_all(case, [Cell(point, died) for point in points_after(case, died)]) for case in cases(*PLACES[place])
+        try_all(case, [Cell(point, died) for point in cells_after(case, died)]) for case in cases(*PLACES[place])
     )
 
 
@@ -218,7 +297,7 @@ def test_delivery_happens_once_if_its_process_ends_by_an_exception_at_a_point(pl
     """CP28: the branch is that of the crash, or, where a request was on its way, of the one before it."""
     dying = ("CP16b", "CP29", "CP30")
     assert count == sum(
-        try_all(case, [Cell(point, raises=True) for point in points_after(case, ()) if point not in dying])
+        try_all(case, [Cell(point, raises=True) for point in cells_after(case, ()) if point not in dying])
         for case in cases(*PLACES[place])
     )
 
@@ -242,7 +321,7 @@ def test_recovery_that_dies_at_any_point_is_made_again(place: str, count: int) -
     """R0 to R5: after producers are fenced, after each thing that is read, once assigned, and in the retry."""
     tried = 0
     for case in cases(*PLACES[place]):
-        for point in points_after(case, ()):
+        for point in cells_after(case, ()):
             if point in LEAVES and (case.errors or case.does == "raise"):
                 last = die_and_recover(case, Cell(point))
                 tried += try_all(case, [Cell(point, start=start) for start in points_of_recovery(last)])
@@ -287,6 +366,8 @@ def test_mutation_of_the_recovery_is_seen_by_a_cell(
 ) -> None:
     die_and_recover(case, cell)
     mutation(monkeypatch)
+    for each in (points_after, branch_after_time_out):  # of processes without the mutation
+        monkeypatch.setattr(sys.modules[__name__], each.__name__, each.__wrapped__)
     with pytest.raises(AssertionError) as seen:
         die_and_recover(case, cell)
     assert "is not reached" not in str(seen.value)

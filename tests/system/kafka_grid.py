@@ -24,12 +24,18 @@ from typing import Any, Final
 import confluent_kafka as ck
 
 import kstreams_py as ks
+from kstreams_py import Settings
+from kstreams_py.cli.options import open_environment
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.operations.standing import FIRST, read_status
+from kstreams_py.operations.task_status import TaskStatus
+from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.records import HASH_HEADER
-from tests.crash_grid import UNDECIDED, Case, branch_after, cases, exists, is_possible
+from tests.crash_grid import UNDECIDED, Case, branch_after, cases, declare, exists, hides, is_possible
 from tests.crash_grid import cells as points_of
 from tests.system.grid_process import Run, Strike
-from tests.system.harness import Cluster
+from tests.system.harness import Cluster, wait_until
 from tests.waiting import WAIT
 
 AT_ONCE: Final = 6
@@ -233,9 +239,16 @@ class Lane:
     """The topics of one case, and what they must have."""
 
     def __init__(
-        self, case: Case, name: str, cluster: Cluster, processes: Processes, settings: dict[str, Any], directory: Path
+        self,
+        case: Case,
+        name: str,
+        cluster: Cluster,
+        processes: Processes,
+        settings: dict[str, Any],
+        directory: Path,
+        environment: Environment,
     ) -> None:
-        self.case, self.name = case, name
+        self.case, self.name, self._environment = case, name, environment
         self._cluster, self._processes, self._settings, self._directory = cluster, processes, settings, directory
         self._producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "linger.ms": 0})
         self._ends = dict.fromkeys(case.inputs, 0)
@@ -293,36 +306,51 @@ class Lane:
         assert (ended, report.struck) == (("ended", -signal.SIGKILL), True), path
         return report
 
-    def strike(self, point: str) -> tuple[list[tuple[str, str]], Report | None]:
+    def strike(self, point: str) -> tuple[Report, Report | None]:
         """Lets a process die at a point, or be frozen there and wake up.
 
-        Returns the calls of its function, and what took its place while it was frozen.
+        Returns what it noted, and what took its place while it was frozen.
         """
         strike, replacement = strike_at(point, self.case), None
         if strike.fault not in ("stops", "unanswered"):
-            return self.kill(strike).calls, None
+            return self.kill(strike), None
         session = SHORT_SESSION_MS if point == "CP30" else SESSION_MS
         number, path = self.start(strike, session_timeout_ms=session)
         if strike.fault == "stops":
             assert self._processes.wait(number) == ("stopped", 0), path
+            status = self._read_status(is_open=True)
             replacement = self.deliver(1 if point == "CP30" else 0, session_timeout_ms=session)
+            self._compare(status, replacement, is_open=True)
             self._processes.resume(number)
         ended, report = self._processes.wait(number), self.read(path)
         assert (ended, report.struck) == (("ended", 0), True), path
         assert report.error == ("Replaced" if point == "CP29" else ""), path
-        return report.calls, replacement
+        return report, replacement
 
     def die_and_recover(self, cell: Cell) -> None:
-        """Lets attempts die at their points; then delivers, by the branch named."""
+        """Lets attempts die at their points; then delivers, by the branch named.
+
+        The status between a death and the next start is compared with what that does.
+        """
         self.feed(f"{cell.point} {len(self._sets)}")
-        calls = [call for point in cell.earlier for call in self.kill(strike_at(point, self.case)).calls]
-        more, replacement = self.strike(cell.point)
-        calls += more
+        calls, replacement, is_open = list[tuple[str, str]](), None, False
+        status: TaskStatus | None = None
+        for number, point in enumerate((*cell.earlier, cell.point)):
+            report, replacement = self.strike(point)
+            if status is not None:
+                self._compare(status, report, is_open=is_open)
+            calls += report.calls
+            is_open = point in UNDECIDED or hides(point, self.case, cell.earlier[:number])
+            status = self._read_status(is_open=is_open)
+        assert status is not None
         if self.case.is_alts:  # an input that is fetched first is ready now: what was chosen is read all the same
             self.feed(f"{cell.point} {len(self._sets)}", ("a",))
         if cell.start:
-            self.kill(STARTS[cell.start])
+            self._compare(status, self.kill(STARTS[cell.start]), is_open=is_open)
+            is_open = True
+            status = self._read_status(is_open=is_open)
         last = self.deliver()
+        self._compare(status, last, is_open=is_open)
         if self.case.journal is None:
             return
         branch = last.branches[-1] if replacement is None else replacement.branches[0]
@@ -330,6 +358,28 @@ class Lane:
         assert branch in {branch_after(point, self.case, cell.earlier) for point in points}, branch
         if self.case.is_alts and calls and replacement is None and branch.endswith(("1c", "3b")):
             assert last.calls[0] == calls[0], "an alts makes its choice again"
+
+    def _compare(self, status: TaskStatus, report: Report, *, is_open: bool) -> None:
+        """Compares a status with the first recovery after it; `is_open`: a transaction may hide what decides."""
+        assert not status.is_refused, status
+        if report.branches:
+            waits = is_open and status.next.startswith(FIRST)
+            assert status.branch == ("" if waits else report.branches[0]), (status, report.branches)
+
+    def _read_status(self, *, is_open: bool) -> TaskStatus:
+        """What `kstreams recover status` says of the task.
+
+        Awaits the end of transactions that are being committed, unless one may be open for long (`is_open`).
+        """
+        graph = declare(self.case, self.name, lambda *_: None, ks.Bytes(), f"{self.name}.")
+        found: list[TaskStatus] = []
+
+        def read() -> bool:
+            found[:] = read_status(graph, self._environment, GroupAdmin(self._environment.settings))
+            return is_open or not found[0].next.startswith(FIRST)
+
+        wait_until(read, f"the status of {self.name} is decided")
+        return found[0]
 
     def verify(self) -> None:
         """Compares all topics of the lane, and the committed offsets."""
@@ -362,9 +412,13 @@ def run_cells(
     for cell in cells:
         by_case.setdefault(cell.case, []).append(cell)
 
-    with processes() as parent, ThreadPoolExecutor(at_once) as pool:
+    with (
+        processes() as parent,
+        ThreadPoolExecutor(at_once) as pool,
+        open_environment(Settings.load(**settings)) as environment,
+    ):
         lanes = {
-            Lane(case, f"{name}-{number}", cluster, parent, settings, directory): of_case
+            Lane(case, f"{name}-{number}", cluster, parent, settings, directory, environment): of_case
             for number, (case, of_case) in enumerate(by_case.items())
         }
         cluster.create(*(topic for lane in lanes for topic in lane.topics()))

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,8 @@ import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.graph.loading import load
 from kstreams_py.spark import runner
-from kstreams_py.spark.runs import Run
+from kstreams_py.spark.runs import Published, Run
+from kstreams_py.spark.targets.opening import open_target
 from tests.system.command import await_end, is_alive
 from tests.system.harness import Cluster
 from tests.waiting import WAIT, wait_until
@@ -122,6 +123,18 @@ class Shop:
     def run(self, pipeline_id: str, **options: Any) -> Run | None:
         (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
         return runner.run_once(pipeline, self.graph, self.spark, self.settings, **options)
+
+    def published(self, pipeline_id: str) -> Published:
+        """What the target has."""
+        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        found = runner.read_published(pipeline, self.settings, lambda: self.spark)
+        assert found is not None
+        return found
+
+    def reset(self, pipeline_id: str) -> None:
+        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        with closing(open_target(pipeline, self.settings, lambda: self.spark)) as target:
+            target.reset()
 
     def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
         """The published rows, read without Spark."""

@@ -20,12 +20,21 @@ import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError, StaleWriter
+from kstreams_py.errors import (
+    GraphError,
+    InputLost,
+    PipelineFailed,
+    RowRefused,
+    SettingsError,
+    SinkUnavailable,
+    StaleWriter,
+)
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
 from kstreams_py.spark import Cut, options, runner, session, views
 from kstreams_py.spark.reader_options import Options
 from kstreams_py.spark.runs import Published
+from kstreams_py.spark.targets import parquet
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.parquet import ParquetTable
 from tests.system.command import command
@@ -136,7 +145,7 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
     shop.write("orders:pen")
     arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "--follow")
     with command(tmp_path, *arguments, environment=environment) as running:
-        running.await_text("added: run 1: 1 rows of 2 offsets")
+        running.await_text("added: run 1: 1 rows of 1 records")
         shop.write("orders:ink", "orders:cup")
         running.await_text(r"added: run \d+: 2 rows")  # a run between the records and their marker has none
         running.send(signal.SIGTERM)
@@ -144,7 +153,9 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
     assert values(shop.rows("added")) == ["cup", "ink", "pen"]
 
 
-def test_lag_is_from_the_cut_before_or_the_last_look_until_the_run_and_the_newest_run_has_its_plan(shop: Shop) -> None:
+def test_lag_is_from_the_cut_before_or_the_last_look_until_the_run_and_a_plan_is_kept_where_it_changed(
+    shop: Shop,
+) -> None:
     shop.write("orders:pen")
     first = shop.run("added")
     shop.write("orders:ink")
@@ -161,7 +172,9 @@ def test_lag_is_from_the_cut_before_or_the_last_look_until_the_run_and_the_newes
     (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
     published = runner.read_published(pipeline, shop.settings, lambda: shop.spark)
     assert published is not None
-    assert [run.plan[:20] for run in published.runs] == ["", "", "== Physical Plan ==\n"]
+    # the first run reads without an earlier cut
+    plans = [run.plan for run in published.runs]
+    assert [plan[:20] for plan in plans] == ["== Physical Plan ==\n", "", "== Physical Plan ==\n"], plans
 
 
 # Mutations: what the tests above would show if the pipeline were made another way.
@@ -218,11 +231,13 @@ def test_mutation_that_reads_uncommitted_records_has_those_of_aborted_transactio
 # What does not fit: one message, and the last published table stays.
 
 
-def declare(shop: Shop, function: Any, graph: ks.Graph | None = None, **given: Any) -> Pipeline:
-    """A pipeline over the orders, of another graph than those of the file."""
+def declare(
+    shop: Shop, function: Any, graph: ks.Graph | None = None, topics: Sequence[str] = ("orders",), **given: Any
+) -> Pipeline:
+    """A pipeline over topics of the shop, of another graph than those of the file."""
     graph = graph or ks.Graph(f"{shop.name}.more")
-    orders = graph.topic(f"{shop.name}.orders", key=ks.String(), value=ks.String())
-    graph.pipeline(orders, **{"to": ks.Parquet(shop.directory / "other"), "id": "other", **given})(function)
+    inputs = [graph.topic(f"{shop.name}.{each}", key=ks.String(), value=ks.String()) for each in topics]
+    graph.pipeline(*inputs, **{"to": ks.Parquet(shop.directory / "other"), "id": "other", **given})(function)
     shop.graph = graph
     return graph.pipelines[-1]
 
@@ -259,19 +274,103 @@ def test_record_that_does_not_decode_fails_the_run_or_is_left_out_and_counted(
 ) -> None:
     shop.write("orders:pen")
     shop.cluster.write(f"{shop.name}.orders", [b"\xff", b"ink"])
-    declare(shop, lambda df: df.select("value"), mode=mode)
+    declare(shop, lambda df: df.select("value"), mode=mode, malformed="fail")
     with pytest.raises(PipelineFailed, match=r"orders\[0\] offset 2: its value is not text in UTF-8"):
         shop.run("other")
-    declare(shop, lambda df: df.select("value"), mode=mode, malformed="drop")
+    declare(shop, lambda df: df.select("value"), mode=mode)
     first = shop.run("other")
     shop.write("orders:cup")
     second = shop.run("other")
     assert first is not None
     assert second is not None
-    assert (first.rows, first.malformed, second.malformed) == (2, 1, 1 if mode == "complete" else 0)
+    assert (first.offsets, first.records, first.malformed, first.rows) == (4, 3, 1, 2)
+    assert (second.records, second.malformed) == ((4, 1) if mode == "complete" else (1, 0))
     assert values(shop.rows("other")) == ["cup", "ink", "pen"]
     name = f"{shop.name}.orders"
     assert f"1 records of {name} do not decode, and are left out; {name}[0] offset 2: its value is not" in caplog.text
+
+
+def test_records_are_counted_once_whatever_the_function_does_with_them(shop: Shop) -> None:
+    shop.write("orders:pen", "orders:ink", "orders:cup", "returns:pen")
+    seen = list[int]()
+
+    def twice(orders: DataFrame, returns: DataFrame) -> DataFrame:
+        seen.append(orders.limit(1).count())  # a job of its own, which does not count
+        again = orders.select("value")
+        return orders.select("value").union(again).distinct().union(returns.select("value"))
+
+    declare(shop, twice, topics=("orders", "returns"))
+    found = shop.run("other")
+    assert found is not None
+    assert (seen, found.records, found.rows) == ([1], 4, 4)
+    declare(shop, lambda orders, returns: orders.select("value"), topics=("orders", "returns"))
+    found = shop.run("other")
+    assert found is not None
+    assert (found.records, found.rows) == (3, 3)  # of returns nothing is read
+
+
+@pytest.mark.parametrize("pipeline_id", ["totals", "added", "latest", "totals_rows"])
+def test_run_at_a_cut_makes_the_same_rows_again(shop: Shop, pipeline_id: str) -> None:
+    shop.write("orders:pen", "orders:ink", "returns:pen")
+    shop.write("orders:pen", "returns:cup")
+    shop.run(pipeline_id)
+    cut, rows = shop.published(pipeline_id).last.cut, shop.rows(pipeline_id)
+    shop.write("orders:cup", "orders:pen", "returns:nib")
+    shop.run(pipeline_id)
+    assert shop.rows(pipeline_id) == shop.model(pipeline_id) != rows
+    if pipeline_id in ("added", "latest"):
+        with pytest.raises(
+            SettingsError, match="exchange them, or make the other one again; `kstreams pipeline reset`"
+        ):
+            shop.run(pipeline_id, given=Cut.decode(cut, "cut"))
+        shop.reset(pipeline_id)
+    shop.run(pipeline_id, given=Cut.decode(cut, "cut"))
+    assert shop.rows(pipeline_id) == rows
+
+
+def test_compacted_topic_is_warned_of_at_the_first_run(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"{shop.name}.prices"
+    shop.cluster.create(name, config={"cleanup.policy": "compact"})
+    declare(shop, lambda df: df.select("value"), topics=("prices",))
+    shop.cluster.write(name, [b"1"])
+    shop.run("other")
+    shop.cluster.write(name, [b"2"])
+    shop.run("other")
+    told = [message for message in caplog.messages if "is compacted" in message]
+    made = "its table is made of what compaction has left when a run reads it"
+    assert told == [f"pipeline 'other': topic '{name}' is compacted: {made}"]
+
+
+def test_rows_that_do_not_arrive_in_the_directory_fail_the_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with executors that have disks of their own."""
+    shop.write("orders:pen")
+    shop.run("added")
+    shop.write("orders:ink")
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "_uri", lambda path: f"file://{path}-elsewhere")
+        with pytest.raises(
+            SinkUnavailable, match="Spark wrote 1 rows, and 0 are there: the directory must be on a file"
+        ):
+            shop.run("added")
+    assert values(shop.rows("added")) == ["pen"]
+    shop.run("added")
+    assert values(shop.rows("added")) == ["ink", "pen"]
+
+
+def test_directory_is_a_local_one_whatever_the_file_system_of_the_session_is(shop: Shop) -> None:
+    assert shop.spark is not None
+    hadoop = shop.spark.sparkContext._jsc.hadoopConfiguration()
+    before = hadoop.get("fs.defaultFS")
+    hadoop.set("fs.defaultFS", "hdfs://127.0.0.1:1")
+    try:
+        for pipeline_id in ("totals", "added", "latest"):
+            shop.write("orders:pen")
+            shop.run(pipeline_id)
+            shop.write("orders:pen")
+            shop.run(pipeline_id)
+            assert shop.rows(pipeline_id) == shop.model(pipeline_id)
+    finally:
+        hadoop.set("fs.defaultFS", before)
 
 
 def test_target_of_another_pipeline_or_of_nobody_is_refused(shop: Shop) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -590,26 +589,51 @@ def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of
     assert [offset for *_, offset, _, _, _ in streamed] == [0, 2]
 
 
-def test_decoding_key_that_does_not_decode_is_an_error_too_and_a_nullable_value_fails_the_query(
-    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        (["null", "string"], ["UA", None]),
+        ({"type": "array", "items": "string"}, [["a", "b"], []]),
+        ({"type": "long"}, [700, 8]),
+    ],
+    ids=str,
+)
+def test_decoding_key_and_value_that_are_no_records_are_told_from_errors(
+    spark: SparkSession,
+    broker: Any,
+    settings: Settings,
+    registry: FileRegistry,
+    topic_name: str,
+    schema: Any,
+    values: Any,
 ) -> None:
-    """Spark returns null for a value that does not decode, which a nullable one may be."""
-    nullable = ["null", "string"]
-    topic = create(broker, topic_name, key=Avro({"type": "string"}), value=Avro(nullable))
-    key = bind(Avro({"type": "string"}), registry, f"{topic_name}-key").serialize("N1")
-    text = encode(nullable, registry, topic_name, "UA")
+    key = Avro(["null", "string"])
+    topic = create(broker, topic_name, key=key, value=Avro(schema))
+    written = [encode(schema, registry, topic_name, value) for value in values]
+    text = bind(key, registry, f"{topic_name}-key").serialize("N1")
+    assert text is not None
     writer = Writer(broker, topic_name)
-    writer.begin({0: text}, key=b"plain")
-    writer.write({1: text}, key=key)
+    writer.begin({0: written[0]}, key=b"plain")
+    writer.write({1: written[0], 2: written[1]}, key=text)
+    writer.write({3: written[0][:-1]}, key=text)
+    writer.write({4: written[0]}, key=text[:-1])
     writer.commit()
     found = view(spark, topic, registry=registry, settings=settings, malformed="drop")
-    assert [tuple(row) for row in found.select("value", "key", "offset").collect()] == [("UA", "N1", 1)]
-    (row,) = view_errors(spark, topic, registry=registry, settings=settings).collect()
-    assert row["error"] == "its key is not in the Avro wire format: read the topic as Bytes() to see it"
-    writer.begin({2: text[:-1]}, key=key)
-    writer.commit()
-    with pytest.raises(Py4JJavaError, match="Malformed records are detected"):
-        found.collect()
+    rows = found.select("value", "key", "offset").collect()
+    assert [tuple(row) for row in rows] == [(values[0], "N1", 1), (values[1], "N1", 2)]
+    rows = (
+        view_errors(spark, topic, registry=registry, settings=settings)
+        .sort("offset")
+        .select("offset", "error")
+        .collect()
+    )
+    assert [tuple(row) for row in rows] == [
+        (0, "its key is not in the Avro wire format: read the topic as Bytes() to see it"),
+        (3, f"its value does not decode as {topic.value!r}: read the topic as Bytes() to see it"),
+        (4, f"its key does not decode as {key!r}: read the topic as Bytes() to see it"),
+    ]
+    with pytest.raises(PySparkException, match=rf"topic {topic_name}\[0\] offset 3: its value does not decode as Avro"):
+        view(spark, topic, registry=registry, settings=settings).where("offset = 3").collect()
 
 
 def test_malformed_that_is_not_known_is_refused(
@@ -637,6 +661,24 @@ def test_topics_of_a_graph_are_tables_of_spark_sql(
     writer.begin({3: b"ink"})
     writer.commit()
     assert [tuple(row) for row in spark.sql(table).collect()] == [("pen",), ("ink",)]
+
+
+def test_topic_without_a_view_is_left_out_of_spark_sql_with_a_warning(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = Graph("shop")
+    orders = graph.topic(f"{topic_name}.orders", value=String())
+    missing = graph.topic(f"{topic_name}.missing", value=String())
+    latin = graph.topic(f"{topic_name}.latin", value=String("latin-1"))
+    far = graph.topic(f"{topic_name}.far", cluster="west")
+    for each in (orders, latin):
+        create(broker, each.name)
+    create_views(spark, graph, settings=settings)
+    tables = {each.name for each in spark.catalog.listTables("kstreams")}
+    assert {name for name in tables if name.startswith(topic_name)} == {orders.name, f"{orders}_errors"}
+    assert [message[: message.index(":")] for message in caplog.messages] == [
+        f"no view of topic {each}" for each in (missing, latin, far)
+    ]
 
 
 def test_decoding_calls_no_python_function_for_a_row(

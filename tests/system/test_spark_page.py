@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow.parquet
 import pytest
 
 from kstreams_py.embedded.java import find_java
-from kstreams_py.formats.avro import Avro
-from kstreams_py.formats.file_registry import FileRegistry
-from kstreams_py.formats.serdes import bind
 from kstreams_py.sinks import Parquet
 from kstreams_py.spark import Cut, read_cut
 from tests.system.command import Finished, kstreams
 from tests.system.harness import Cluster
+from tests.waiting import WAIT
 
 TEXT: Final = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
 COMMANDS: Final = [
@@ -28,44 +29,57 @@ COMMANDS: Final = [
 ]
 
 
-def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: str, tmp_path: Path) -> None:
-    for file, block in re.findall(r"<!-- (\w+\.\w+) -->\n```\w+\n(.*?)```", TEXT, flags=re.DOTALL):
-        (tmp_path / file).write_text(block.replace('"shop', f'"{name}'), encoding="utf-8")
-    environment = {
-        "KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
-        "KSTREAMS_SCHEMA_DIRECTORY": str(tmp_path / "schemas"),
-        "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
-    }
-    cluster.create(f"{name}.orders")
-    serde = bind(Avro(tmp_path / "order.avsc"), FileRegistry(tmp_path / "schemas"), f"{name}.orders-value")
+class Page:
+    """The files of the page in a directory, with topics of other names, and its commands."""
 
-    def send(*orders: tuple[str, int]) -> None:
-        values = [serde.serialize({"item": item, "quantity": quantity}) or b"" for item, quantity in orders]
-        cluster.transaction(f"{name}.writer", [(f"{name}.orders", value) for value in values])
-        cluster.await_markers(f"{name}.orders")
+    def __init__(self, cluster: Cluster, name: str, directory: Path) -> None:
+        self._name, self._directory = name, directory
+        self._environment = {
+            "KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+            "KSTREAMS_SCHEMA_DIRECTORY": str(directory / "schemas"),
+            "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
+        }
+        for file, block in re.findall(r"<!-- (\w+\.\w+) -->\n```\w+\n(.*?)```", TEXT, flags=re.DOTALL):
+            text = block.replace('"shop', f'"{name}').replace("`shop.", f"`{name}.")
+            (directory / file).write_text(text, encoding="utf-8")
 
-    send(("pen", 3), ("ink", 12), ("pen", 4))
-
-    def command(line: str) -> Finished:
-        done = kstreams(*shlex.split(line), environment=environment, cwd=tmp_path)
+    def command(self, line: str) -> Finished:
+        words = [word.replace("shop.orders", f"{self._name}.orders") for word in shlex.split(line)]
+        done = kstreams(*words, environment=self._environment, cwd=self._directory)
         assert done.status == 0, done.err
         return done
 
-    assert len(COMMANDS) == 6
-    listed, ran, status, paged, rows, submitted = [command(line).out.splitlines() for line in COMMANDS]
+    def run(self, file: str) -> str:
+        """What a script of the page prints."""
+        done = subprocess.run(
+            [sys.executable, file], cwd=self._directory, env={**os.environ, **self._environment},
+            capture_output=True, text=True, timeout=WAIT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def test_commands_and_scripts_of_the_page_make_and_show_its_tables(cluster: Cluster, name: str, tmp_path: Path) -> None:
+    page = Page(cluster, name, tmp_path)
+    assert len(COMMANDS) == 11
+    outputs = [page.command(line).out.splitlines() for line in COMMANDS]
+    created, *sent, listed, ran, status, written, rows, submitted, streamed = outputs
+    assert created == [f"created {name}.orders"]
+    assert sent == [[], [], []]
     assert listed == [
         f"totals: complete of {name}.orders to tables/totals, every 60 s",
         f"large: append of {name}.orders to tables/large, every 60 s",
     ]
     assert [re.sub(r"[\d.]+ s$", "", line) for line in ran] == [
-        "totals: run 1: 2 rows of 4 offsets in ",
-        "large: run 1: 1 rows of 4 offsets in ",
+        "totals: run 1: 2 rows of 3 records in ",
+        "large: run 1: 1 rows of 3 records in ",
     ]
     assert [line.split()[0] for line in status] == ["totals:", "run", "1", "large:", "run", "1"]
-    assert paged == ["runs: runs.html"]
-    page = (tmp_path / "runs.html").read_text(encoding="utf-8")
-    assert re.findall("<h2>(.*?)</h2>|<summary>(.*?)</summary>", page) == [
-        ("totals", ""), ("", "the plan of run 1"), ("large", ""), ("", "the plan of run 1"),
+    assert written == ["runs: runs.html"]
+    html = (tmp_path / "runs.html").read_text(encoding="utf-8")
+    assert re.findall("<h2>(.*?)</h2>|<summary>(.*?)</summary>", html) == [
+        ("totals", ""), ("", "the cut of each run"), ("", "the plan of run 1"),
+        ("large", ""), ("", "the cut of each run"), ("", "the plan of run 1"),
     ]  # fmt: skip
     assert [json.loads(line) for line in rows] == [{"item": "ink", "quantity": 12}, {"item": "pen", "quantity": 7}]
     assert re.fullmatch(
@@ -73,18 +87,47 @@ def test_commands_of_the_page_make_and_show_its_tables(cluster: Cluster, name: s
         r"run shop\.py totals --once",
         submitted[0],
     )
+    assert [re.sub(r"[\d.]+ s$", "", line) for line in streamed] == [
+        "minutes: run 1: 0 rows of 3 records in ",
+        "minutes: run 2: 0 rows of 0 records in ",  # moves the watermark
+    ]
+    assert page.run("read.py").splitlines() == [
+        "[Row(item='ink', quantity=12, orders=1), Row(item='pen', quantity=7, orders=2)]",
+        "item,quantity,orders",
+        "ink,12,1",
+        "pen,7,2",
+        "",
+    ]
+    queried, errors = page.run("query.py").splitlines()
+    assert sorted(re.findall(r"item='(\w+)', quantity=(\d+)", queried)) == [("ink", "12"), ("pen", "3"), ("pen", "4")]
+    assert errors == "[]"
+    detail = page.command("pipeline status shop.py totals --detail").out
+    assert re.search(rf"^    {re.escape(name)}\.orders: [\d, ]+\n    == Physical Plan ==$", detail, flags=re.MULTILINE)
 
-    [first] = map(json.loads, command("pipeline status shop.py totals --json").out.splitlines())
-    command("cut shop.py -o cut.json")
+
+def test_run_at_the_cut_of_the_prose_makes_the_same_table(cluster: Cluster, name: str, tmp_path: Path) -> None:
+    page = Page(cluster, name, tmp_path)
+    order = """send shop.orders --graph shop.py --value '{"item": "pen", "quantity": 3}'"""
+    for line in ("topics create shop.py", order, "pipeline run shop.py totals"):
+        page.command(line)
+    [first] = map(json.loads, page.command("pipeline status shop.py totals --json").out.splitlines())
+    made, again = re.findall(r"`kstreams ((?:cut|pipeline run shop\.py totals --cut) [^`]+)`", TEXT)
+    page.command(made)
     assert read_cut(tmp_path / "cut.json") == Cut.decode(json.dumps(first["cut"]), "first")
-    send(("cup", 1))
-    again = json.loads(command("pipeline run shop.py totals --cut cut.json --json").out)
-    assert (again["run"], again["rows"]) == (2, 2)
-    tables = [pyarrow.parquet.ParquetFile(path).read() for path in Parquet(tmp_path / "tables" / "totals").files()]
-    assert sorted(row["item"] for table in tables for row in table.to_pylist()) == ["ink", "pen"]
+    table = tmp_path / "tables" / "totals"
 
-    command("pipeline reset shop.py totals --yes")
-    assert command("pipeline status shop.py totals").out == "totals: tables/totals: no run yet\n"
+    def rows() -> list[dict[str, Any]]:
+        tables = [pyarrow.parquet.ParquetFile(path).read() for path in Parquet(table).files()]
+        return [row for each in tables for row in each.to_pylist()]
+
+    assert (of_first := rows()) == [{"item": "pen", "quantity": 3, "orders": 1}]
+    page.command(order)
+    page.command("pipeline run shop.py totals")
+    assert rows() == [{"item": "pen", "quantity": 6, "orders": 2}]
+    page.command(again)
+    assert rows() == of_first
+    page.command("pipeline reset shop.py totals --yes")
+    assert page.command("pipeline status shop.py totals").out == "totals: tables/totals: no run yet\n"
 
 
 def test_submitted_driver_runs_and_publishes_and_its_status_is_passed_on(
@@ -103,13 +146,21 @@ def test_submitted_driver_runs_and_publishes_and_its_status_is_passed_on(
     }
     cluster.create(f"{name}.orders")
     cluster.write(f"{name}.orders", [b"pen", b"ink"])
-    submit = ("pipeline", "submit", "shop.py", "--master", "local[1]", "--run")
+    brokers = environment.pop("KSTREAMS_BOOTSTRAP_SERVERS")
+    submit = [
+        "pipeline", "submit", "shop.py", "--master", "local[1]", "--conf", "spark.app.name=submitted",
+        "--bootstrap-servers", brokers, "--run",
+    ]  # fmt: skip
     done = kstreams(*submit, "table", environment=environment, cwd=tmp_path)
     assert done.status == 0, done.err
     line, *others = done.out.splitlines()  # spark-submit writes both outputs of the driver to its own
-    assert re.fullmatch(r"spark-submit --jars \S+ --master 'local\[1\]' \S+ pipeline run shop\.py table --once", line)
+    assert re.fullmatch(
+        r"spark-submit --jars \S+ --master 'local\[1\]' --conf spark\.app\.name=submitted \S+ pipeline run shop\.py "
+        rf"table --once --bootstrap-servers {brokers}",
+        line,
+    )
     told = [re.sub(r"[\d.]+ s$", "", each) for each in others if each.startswith("table: ")]
-    assert told == ["table: run 1: 2 rows of 2 offsets in "]
+    assert told == ["table: run 1: 2 rows of 2 records in "]
     [file] = Parquet(tmp_path / "table").files()
     assert sorted(row["value"] for row in pyarrow.parquet.ParquetFile(file).read().to_pylist()) == ["ink", "pen"]
     done = kstreams(*submit, "wrong", environment=environment, cwd=tmp_path)
@@ -132,6 +183,18 @@ def test_submit_without_spark_or_java_names_it_and_the_remedy(tmp_path: Path, va
     done = kstreams("pipeline", "submit", "shop.py", "--run", environment={variable: str(tmp_path)}, cwd=tmp_path)
     assert (done.status, len(done.error_lines)) == (2, 1), done.err
     assert message in done.error_lines[0]
+
+
+def test_setting_that_is_none_of_spark_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        'import kstreams_py as ks\n\ngraph = ks.Graph("shop")\n\n\n'
+        '@graph.pipeline(graph.topic("orders"), to=ks.Parquet("table"))\ndef table(df):\n    return df\n',
+        encoding="utf-8",
+    )
+    for command in ("submit", "run"):
+        done = kstreams("pipeline", command, "shop.py", "--conf", "executor", environment={}, cwd=tmp_path)
+        told = "error: SettingsError: --conf 'executor' is no setting of Spark: write it as spark.name=value"
+        assert (done.status, done.error_lines) == (2, [told])
 
 
 def test_command_without_java_names_it_and_the_remedy(cluster: Cluster, name: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import GraphError, SettingsError
+from kstreams_py.errors import GraphError, PipelineFailed, SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.spark import driver, runner, session
 from kstreams_py.spark.cuts import Cut
@@ -107,11 +107,11 @@ class Shop:
         """Runs a pipeline in a process that is killed at the point."""
         run_and_die(self.file, self.cluster.bootstrap_servers, pipeline_id, point)
 
-    def declare(self, name: str, *, streaming: bool) -> None:
+    def declare(self, name: str, *, streaming: bool, **given: Any) -> None:
         """Another graph, with one pipeline into the directory of this name."""
         self.graph = ks.Graph(self.name)
         orders = self.graph.topic(f"{self.name}.orders", value=ks.String())
-        options: dict[str, Any] = {"mode": "append", "id": "other", "streaming": streaming}
+        options: dict[str, Any] = {"mode": "append", "id": "other", "streaming": streaming, **given}
         self.graph.pipeline(orders, to=ks.Parquet(self.directory / name), **options)(lambda df: df.select("value"))
 
     def reset(self, pipeline_id: str) -> None:
@@ -146,6 +146,35 @@ def test_append_adds_what_is_new_and_nothing_without_new_records(shop: Shop) -> 
     assert [(run.number, run.offsets, run.rows) for run in (first, second)] == [(1, 5, 2), (2, 2, 1)]
     assert shop.rows("added") == [("ink", 1), ("pen", 0), ("pen", 5)]
     assert shop.run("added") == [None]
+
+
+def test_record_that_does_not_decode_is_left_out_of_a_stream_counted_and_named(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"{shop.name}.orders"
+    shop.write("pen")
+    shop.run("added")
+    shop.cluster.write(topic, [b"\xff", b"ink", b"\xfe"])
+    (second,) = shop.run("added")
+    shop.write("cup")
+    (third,) = shop.run("added")
+    assert second is not None
+    assert third is not None
+    assert (second.offsets, second.records, second.malformed, second.rows) == (3, 3, 2, 1)
+    assert (third.records, third.malformed, third.rows) == (1, 0, 1)
+    assert [row[0] for row in shop.rows("added")] == ["cup", "ink", "pen"]
+    reason = f"{topic}[0] offset 2: its value is not text in UTF-8: read the topic as Bytes()"
+    told = f"pipeline 'added': 2 records of {topic} do not decode, and are left out; {reason}"
+    assert [message for message in caplog.messages if "decode" in message] == [told]
+
+
+def test_stream_that_shall_fail_at_a_record_that_does_not_decode_stores_nothing_of_its_batch(shop: Shop) -> None:
+    shop.write("pen")
+    shop.cluster.write(f"{shop.name}.orders", [b"\xff"])
+    shop.declare("strict", streaming=True, malformed="fail")
+    with pytest.raises(PipelineFailed, match=r"orders\[0\] offset 2: its value is not text in UTF-8"):
+        shop.run("other")
+    assert shop.rows("other") == []
 
 
 def test_window_is_added_once_the_watermark_has_passed_it(shop: Shop) -> None:
@@ -224,7 +253,7 @@ def test_following_stores_batches_until_it_is_stopped(shop: Shop, tmp_path: Path
     shop.write("pen")
     arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "--follow")
     with command(tmp_path, *arguments, environment=environment) as running:
-        running.await_text("added: run 1: 1 rows of 2 offsets")
+        running.await_text("added: run 1: 1 rows of 1 records")
         shop.write("ink", "cup")
         running.await_text(r"added: run \d+: 2 rows")
         running.send(signal.SIGTERM)
@@ -239,7 +268,7 @@ def test_following_stores_batches_until_it_is_stopped(shop: Shop, tmp_path: Path
 def test_checkpoint_that_was_deleted_is_refused_until_both_begin_again(shop: Shop) -> None:
     shop.write("pen")
     shop.run("added")
-    shutil.rmtree(cast(ks.Parquet, shop.graph.pipelines[0].target).checkpoint)
+    shutil.rmtree(cast(ks.Parquet, shop.graph.pipelines[0].target).checkpoint.removeprefix("file://"))
     shop.write("ink")
     with pytest.raises(SettingsError, match=r"is at batch 0 of stream .*added has batch 0 of stream .*: restore"):
         shop.run("added")

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.cli import options, recover
-from kstreams_py.errors import UserMistake
+from kstreams_py.errors import RecoveryUndecidable, SettingsError, UserMistake
+from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import TRANSACTIONAL
 from kstreams_py.operations.audit_report import Report, as_fields, describe
 from kstreams_py.operations.comparing import Selection, audit
@@ -25,6 +26,7 @@ from tests.unit.test_dead_letters_command import Unclosed
 
 IN = TopicPartition("in", 0)
 JOURNAL = "__ks.g.far.journal[0]"
+ONLY_LETTERS = "  only dead letters and positions are judged: "
 LOST = "is before the committed position, and has no output and no dead letter"
 
 
@@ -109,7 +111,7 @@ ALL_CLEAN = [
     "alts: 14 inputs, 14 outputs, 0 dead letters: clean",
     "join: 8 inputs, 8 outputs, 0 dead letters: clean",
     "far: 6 inputs, 5 outputs, 1 dead letters: clean",
-    "sink: not audited: it writes no outputs",
+    f"sink: 6 inputs, 0 outputs, 0 dead letters: clean\n{ONLY_LETTERS}it writes no outputs",
 ]
 
 
@@ -238,6 +240,81 @@ def test_outputs_of_deleted_inputs_and_of_those_before_a_time_are_not_judged() -
     ]
 
 
+def test_inputs_between_two_times_are_judged_and_others_are_not() -> None:
+    """Of a join, too, whose pairs are counted from positions that are later."""
+    graph = ks.Graph("g")
+    graph.map(graph.topic("a"), to=graph.topic("copied"), id="copy")(fail_if_bad)
+    graph.join(graph.topic("a"), graph.topic("b"), to=graph.topic("out"), id="join")(lambda a, b: a + b)
+    site, times = Site(graph, 1), []
+    for _ in range(4):
+        times.append(int(site.cluster.clock() * 1000))
+        for topic in ("a", "b", "a"):
+            site.send(topic, b"1")
+        site.driver.run()
+        site.driver.advance(10.0)
+    for topic in ("copied", "out"):
+        for place in range(4):
+            site.copy_output(topic, place)
+
+    def anomalies(**selection: int) -> list[list[str]]:
+        return [[str(each) for each in report.shown] for report in site.reports(**selection)]
+
+    def copies(topic: str, first: int, sources: range) -> list[str]:
+        return [f"duplicate: {topic}[0]@{first + at} is one more output of a[0]@{at}" for at in sources]
+
+    firsts = [min(m.offset() for m in site.cluster.records(topic)[-4:]) for topic in ("copied", "out")]
+    assert anomalies() == [copies("copied", firsts[0], range(4)), copies("out", firsts[1], range(4))]
+    assert anomalies(until=times[1]) == [copies("copied", firsts[0], range(2)), copies("out", firsts[1], range(1))]
+    assert anomalies(since=times[1], until=times[2]) == [copies("copied", firsts[0], range(2, 4)), []]
+    assert [(each.inputs, each.unjudged) for each in site.reports(until=times[1])] == [(2, 8), (1, 6)]
+    assert [(each.inputs, each.unjudged) for each in site.reports(until=times[0])] == [(0, 12), (0, 8)]
+
+
+def compacted(declare: Callable[[ks.Graph, Any, Any], Any]) -> Site:
+    """A processor `p` whose inputs have lost records to compaction, and an output of one of them."""
+    graph = ks.Graph("g")
+    a, b = (graph.topic(name, config={"cleanup.policy": "compact"}) for name in "ab")
+    declare(graph, a, b)
+    site = Site(graph, 1)
+    for topic in "ab":
+        site.cluster.append(topic, b"1", b"key")
+    producer = site.cluster.producer(TRANSACTIONAL, "upstream")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([("a", b"2", b"key", 0, None, None, 0, None)])
+    producer.abort_transaction()  # leaves a gap in the offsets, as compaction does
+    for topic in "ab":
+        site.cluster.append(topic, b"3", b"key")
+    site.driver.run()
+    prefix = hash_prefix("g.p", "a", site.cluster.topics(["a"])["a"].topic_id, 0)
+    site.cluster.append("out", b"2", None, [(HASH_HEADER, prefix + pack_offset(1))], partition=0)
+    return site
+
+
+def test_outputs_of_inputs_that_were_compacted_away_are_not_judged() -> None:
+    site = compacted(lambda graph, a, _: graph.map(a, to=graph.topic("out"), id="p")(lambda v: v))
+
+    assert site.audit(every=True) == [
+        (
+            "p: 2 inputs, 3 outputs, 0 dead letters: clean\n"
+            "  1 records not judged: their inputs are not in the range that was read"
+        )
+    ]
+
+
+def test_the_pairs_of_a_join_are_not_known_where_inputs_were_compacted_away() -> None:
+    site = compacted(lambda graph, a, b: graph.join(a, b, to=graph.topic("out"), id="p")(lambda v, w: v + w))
+
+    assert site.audit(every=True) == [
+        (
+            "p: 2 inputs, 2 outputs, 0 dead letters: clean\n"
+            "  1 records not judged: their inputs are not in the range that was read\n"
+            "  foreign outputs are not judged: not all pairs of the join are known\n"
+            "  lost outputs are not judged: records of a, b may be deleted"
+        )
+    ]
+
+
 def test_a_join_whose_first_inputs_are_deleted_does_not_judge_foreign_outputs() -> None:
     graph = ks.Graph("g")
     graph.join(graph.topic("a"), graph.topic("b"), to=graph.topic("out"), id="join")(lambda a, b: a + b)
@@ -252,7 +329,7 @@ def test_a_join_whose_first_inputs_are_deleted_does_not_judge_foreign_outputs() 
         (
             "join: 2 inputs, 3 outputs, 0 dead letters: 1 duplicate\n"
             "  1 records not judged: their inputs are not in the range that was read\n"
-            "  foreign outputs are not judged: the first pairs of the join are not known\n"
+            "  foreign outputs are not judged: not all pairs of the join are known\n"
             "  duplicate: out[0]@4 is one more output of a[0]@2"
         )
     ]
@@ -270,7 +347,80 @@ def test_positions_that_the_journal_of_a_busy_worker_does_not_tell_are_not_judge
 
     find = "kstreams transactions find-hanging --topic __ks.g.far.journal --bootstrap-servers 127.0.0.1:9092"
     why = f"far: a transaction hides journal {JOURNAL} from offset 4 on: `{find}` shows whether it hangs"
-    assert site.audit(processors=["far"]) == [f"{ALL_CLEAN[5]}\n  outputs before their positions are not judged: {why}"]
+    assert site.audit(processors=["far"]) == [
+        f"{ALL_CLEAN[5]}\n  the journal, and outputs before their positions, are not judged: {why}"
+    ]
+
+
+def journaled(partitions: int = 1) -> Site:
+    """A graph that has copied `in`, two records of each partition, by a journal."""
+    graph = ks.Graph("g")
+    graph.map(graph.topic("in"), to=graph.topic("out"), id="copy", persistence="journal")(fail_if_bad)
+    site = Site(graph, partitions)
+    for number in range(partitions):
+        site.send("in", b"1", b"2", partition=number)
+    site.driver.run()
+    site.driver.crash()
+    site.driver.advance(60.0)
+    return site
+
+
+def test_a_journal_that_a_start_refuses_is_found_and_the_rest_is_audited() -> None:
+    site = journaled(partitions=2)
+    site.cluster.append("__ks.g.copy.journal", b"foreign", partition=1)
+    end = site.cluster.ends([TopicPartition("__ks.g.copy.journal", 1)])
+    site.copy_output("out", 1)
+
+    (report,) = site.reports()
+    site.driver.restart()
+    with pytest.raises(RecoveryUndecidable) as raised:
+        site.driver.run()
+    ((journal, offset),) = end.items()
+    assert describe(report) == (
+        "copy: 4 inputs, 5 outputs, 0 dead letters: 1 duplicate, 1 undecidable\n"
+        "  duplicate: out[0]@3 is one more output of in[1]@0\n"
+        f"  undecidable: {journal}@{offset} ends the next start: {raised.value}"
+    )
+    assert not report.is_clean
+
+
+def test_a_journal_that_contradicts_what_is_on_another_cluster_is_found() -> None:
+    site = Site(declare_all())
+    sent(site)
+    site.driver.run()
+    site.driver.crash()
+    site.driver.advance(60.0)
+    journal = TopicPartition("__ks.g.far.journal", 0)
+    end = site.cluster.ends([journal])[journal]
+    site.cluster.truncate(journal, end)
+
+    reason = (
+        f"far: partition 0: journal {journal}: all its records before offset {end} were deleted, and whether the last "
+        "delivery was committed is not known without the newest ones: decide where it goes on, and set it (`kstreams "
+        "recover reset`), then start again"
+    )
+    assert site.audit(processors=["far"]) == [
+        (
+            "far: 6 inputs, 5 outputs, 1 dead letters: 1 undecidable\n"
+            f"  undecidable: {journal}@{end} ends the next start: {reason}"
+        )
+    ]
+
+
+def test_a_journal_of_a_busy_worker_is_not_judged() -> None:
+    site = journaled(partitions=2)
+    producer = site.cluster.producer(TRANSACTIONAL, "worker")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.write([("__ks.g.copy.journal", b"", None, 1, None, None, 0, None)])
+    producer.flush()
+
+    journal = "__ks.g.copy.journal"
+    find = f"kstreams transactions find-hanging --topic {journal} --bootstrap-servers 127.0.0.1:9092"
+    why = f"copy: a transaction hides journal {journal}[1] from offset 4 on: `{find}` shows whether it hangs"
+    assert site.audit() == [
+        f"copy: 4 inputs, 4 outputs, 0 dead letters: clean\n  the journal is not judged: {why}",
+    ]
 
 
 def test_outputs_of_a_processor_that_is_not_asked_for_are_not_foreign() -> None:
@@ -281,25 +431,88 @@ def test_outputs_of_a_processor_that_is_not_asked_for_are_not_foreign() -> None:
     assert site.audit(processors=["twice"]) == [ALL_CLEAN[1]]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"hash_header": False}, "its outputs have no delivery hash (hash_header=False)"),
-    ],
-)
-def test_a_processor_that_cannot_be_audited_is_named_with_the_reason(options: Any, reason: str) -> None:
-    site = copier(**options)
+def test_a_processor_that_cannot_be_audited_is_named_with_the_reason() -> None:
+    site = copier(hash_header=False)
 
-    assert site.audit() == [f"copy: not audited: {reason}"]
+    assert site.audit() == ["copy: not audited: its outputs have no delivery hash (hash_header=False)"]
 
 
-def test_the_rows_of_a_target_are_not_audited() -> None:
+def test_dead_letters_beside_outputs_without_a_hash_are_audited() -> None:
+    site = copier(hash_header=False, errors="dead")
+    site.send("in", b"bad")
+    site.driver.run()
+    site.copy_output("dead", 0)
+    m = site.cluster.records("dead")[-1]
+
+    assert site.audit(every=True) == [
+        (
+            f"copy: 4 inputs, 0 outputs, 2 dead letters: 1 duplicate\n{ONLY_LETTERS}its outputs have no delivery hash "
+            f"(hash_header=False)\n  duplicate: dead[0]@{m.offset()} is a second dead letter of in[0]@3"
+        )
+    ]
+
+
+def stored(**options: Any) -> Site:
+    """A graph that has stored the rows of `in`, of which two records fail."""
     graph = ks.Graph("g")
-    target = SQLite("rows.db", table="rows", columns=["value"])
-    graph.sink(graph.topic("in"), id="store", to=target)(lambda v: (v,))
+    graph.sink(graph.topic("in"), id="store", **options)(lambda value: (fail_if_bad(value),))
+    site = Site(graph, 1)
+    site.send("in", b"1", b"bad", b"2", b"bad", b"3")
+    site.driver.run()
+    return site
+
+
+def with_target(**options: Any) -> Site:
+    return stored(to=SQLite("rows.db", table="rows", columns=["value"]), errors="dead", **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: stored(errors="dead"), "it writes no outputs"),
+        (lambda: stored(errors="dead", persistence="journal"), "it writes no outputs"),
+        (with_target, "its rows are in rows.db: table rows, which has their delivery hashes or offsets"),
+    ],
+    ids=["sink", "journal", "target"],
+)
+def test_dead_letters_of_a_sink_are_audited(make: Callable[[], Site], reason: str) -> None:
+    site = make()
+    clean = f"store: 5 inputs, 0 outputs, 2 dead letters: clean\n{ONLY_LETTERS}{reason}"
+    assert site.audit(every=True) == [clean]
+
+    end = site.cluster.ends([TopicPartition("dead", 0)])[TopicPartition("dead", 0)]
+    site.copy_output("dead", 0)
+    assert site.audit() == [
+        (
+            f"store: 5 inputs, 0 outputs, 3 dead letters: 1 duplicate\n{ONLY_LETTERS}{reason}\n"
+            f"  duplicate: dead[0]@{end} is a second dead letter of in[0]@1"
+        )
+    ]
+
+
+def test_positions_of_a_sink_before_its_dead_letters_are_found() -> None:
+    site = stored(errors="dead")
+    site.move("store", 3)
+
+    assert site.audit() == [
+        (
+            f"store: 3 inputs, 0 outputs, 2 dead letters: 1 offsets inconsistent\n{ONLY_LETTERS}it writes no outputs\n"
+            "  offsets inconsistent: in[0]@3 has an output or dead letter, and is not before the committed position"
+        )
+    ]
+
+
+def test_sinks_that_write_nothing_or_whose_target_has_the_offsets_are_not_audited() -> None:
+    graph = ks.Graph("g", errors="dead")
+    kept, counted = (SQLite("rows.db", table=name, columns=["value"], evidence=name) for name in ("hash", "offsets"))
+    graph.sink(graph.topic("in"), id="drop", errors=None)(lambda v: None)
+    graph.sink(graph.topic("in"), id="keep", to=kept, errors=None)(lambda v: (v,))
+    graph.sink(graph.topic("in"), id="count", to=counted)(lambda v: (v,))
 
     assert Site(graph).audit() == [
-        f"store: not audited: its rows are in {target}, which has their delivery hashes or offsets"
+        "drop: not audited: it writes no outputs",
+        f"keep: not audited: its rows are in {kept}, which has their delivery hashes or offsets",
+        f"count: not audited: its rows are in {counted}, which has their delivery hashes or offsets",
     ]
 
 
@@ -386,6 +599,15 @@ def test_command_allows_what_the_guarantee_allows(command: Callable[..., Result]
     site.copy_output("out", 1)
 
     assert command(site).exit_code == 0
+
+
+def test_command_refuses_a_range_that_ends_before_it_begins(command: Callable[..., Result]) -> None:
+    done = command(copier(), "--since", "1h", "--until", "2h")
+
+    assert isinstance(done.exception, SettingsError)
+    assert str(done.exception) == "--until 2h is not after --since 1h: there are no inputs between them"
+    done = command(copier(), "--until", "2001-01-01T00:00", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["not_judged"]) == (0, 3)
 
 
 def test_command_refuses_a_processor_that_the_graph_does_not_have(command: Callable[..., Result]) -> None:

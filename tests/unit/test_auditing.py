@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -122,6 +123,10 @@ def test_outputs_of_replayed_dead_letters_come_later_and_others_of_dead_letters_
     assert weaker.letters(1) + weaker.read((OUT, [0, 1])) == []
 
 
+def test_a_dead_letter_of_an_offset_without_a_committed_record_is_foreign() -> None:
+    assert Judge(inputs=[0, 2]).letters(0, 1) == ["foreign: dead[0]@1 names in[0]@1, where no committed record is"]
+
+
 def test_outputs_of_deleted_inputs_and_of_later_ones_are_not_judged() -> None:
     judge = Judge(start=2, end=4, inputs=[1, 2, 3, 4])
 
@@ -139,6 +144,44 @@ def test_inputs_below_the_position_without_output_and_outputs_from_it_on_are_fou
     assert judge.compare(4) == [f"lost: in[0]@1 {lost}", f"lost: in[0]@3 {lost}", early]
     assert judge.audit.counts == {Kind.LOST: 2, Kind.OFFSETS_INCONSISTENT: 2}
     assert judge.audit.count_inputs({IN: 4}) == (3, 2)
+
+
+def peak_of(take: Callable[[int], Audit], steps: int) -> int:
+    """The most bytes that an audit of so many steps takes, each with an output."""
+    tracemalloc.start()
+    try:
+        audit = take(steps)
+        audit.begin_topic()
+        audit.begin_partition()
+        for step in range(steps):
+            name = PREFIX + pack_offset(step) if audit._by_prefix else digest((step, step))
+            assert audit.take_output(Place(*OUT, step), name) == ()
+        positions = dict.fromkeys((IN, LEFT, RIGHT), steps)
+        assert list(audit.compare(positions, positions, every=True)) == []
+        assert audit.count_inputs(positions) == (steps, 0)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("take", "limit"),
+    [
+        (lambda count: Judge(end=count, inputs=range(count)).audit, 4),
+        (
+            lambda count: Audit(
+                [joined(range(count), range(count), (count, count), (count, count))],
+                Guarantee.EXACTLY_ONCE,
+                many=False,
+            ),
+            100,
+        ),
+    ],
+    ids=["single", "join"],
+)
+def test_memory_of_an_audit_is_some_bytes_for_a_step(take: Callable[[int], Audit], limit: int) -> None:
+    few, many = (peak_of(take, steps) for steps in (2_000, 10_000))
+    assert (many - few) / 8_000 < limit
 
 
 def test_what_is_delivered_while_the_outputs_are_read_is_no_anomaly() -> None:
@@ -169,9 +212,12 @@ def digest(offsets: Sequence[int]) -> bytes:
     return joined_hash("app.pair", [("left", "l", 0, offsets[0]), ("right", "r", 0, offsets[1])])
 
 
-def joined(left: Sequence[int], right: Sequence[int], at: tuple[int, int]) -> JoinedSteps:
+def joined(
+    left: Sequence[int], right: Sequence[int], at: tuple[int, int], limits: tuple[int, int] = (100, 100)
+) -> JoinedSteps:
     columns = [array("Q", left), array("Q", right)]
-    return JoinedSteps([LEFT, RIGHT], columns, dict(zip((LEFT, RIGHT), at, strict=True)), digest)
+    positions, ends = (dict(zip((LEFT, RIGHT), offsets, strict=True)) for offsets in (at, limits))
+    return JoinedSteps([LEFT, RIGHT], columns, positions, ends, digest)
 
 
 def test_the_steps_of_a_join_are_pairs_on_both_sides_of_its_positions() -> None:
@@ -192,6 +238,27 @@ def test_the_pairs_of_a_join_whose_first_records_are_deleted_are_those_before_it
 
     assert [steps.find(digest(pair)) for pair in [(2, 8), (3, 9)]] == [0, 1]
     assert not steps.is_complete
+
+
+@pytest.mark.parametrize("limits", [(3, 100), (100, 9), (3, 9)])
+def test_pairs_from_a_limit_on_are_known_and_not_judged(limits: tuple[int, int]) -> None:
+    """They are counted from the positions, which are behind the limits."""
+    steps = joined([0, 2, 3, 7], [5, 6, 9, 11], (7, 11), limits)
+    audit = Audit([steps], Guarantee.EXACTLY_ONCE, many=False)
+    audit.begin_topic()
+    audit.begin_partition()
+
+    pairs = [(0, 5), (0, 5), (3, 9), (3, 9), (0, 6)]
+    found = [audit.take_output(Place("out", 0, at), digest(pair)) for at, pair in enumerate(pairs)]
+    found += [tuple(audit.take_letter(Place(*DEAD, 0), digest((7, 11)), replayed=False))]
+
+    assert [each if each is None else [*map(str, each)] for each in found] == [
+        [], ["duplicate: out[0]@1 is one more output of left[0]@0"], [], [], None, [],
+    ]  # fmt: skip
+    assert (audit.outputs, audit.letters, audit.unjudged) == (4, 1, 3)
+    (lost,) = audit.compare({LEFT: 7, RIGHT: 11}, {LEFT: 7, RIGHT: 11}, every=True)
+    assert (lost.kind, lost.place) == (Kind.LOST, Place("left", 0, 2))
+    assert audit.count_inputs({LEFT: 7, RIGHT: 11}) == (2, 1)
 
 
 def test_outputs_of_a_join_are_judged_by_its_pairs() -> None:

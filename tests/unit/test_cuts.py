@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import kstreams_py as ks
 from kstreams_py.errors import SettingsError, UserMistake
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.graph.topology import Graph
@@ -176,6 +177,18 @@ def test_circle_of_processors_has_each_of_them_once() -> None:
     graph.map("a", to="b", id="there")(bytes)
     graph.map("b", to="a", id="back")(bytes)
     assert sorted(p.id for p in choose_writers(graph, ["a", "b"])) == ["back", "there"]
+
+
+def test_pipelines_into_topics_are_writers_by_the_numbers_of_their_runs() -> None:
+    graph = make_graph()
+    graph.topic("totals")
+    graph.pipeline("out", to="totals", mode="append", id="count")(lambda out: out)
+    graph.pipeline("out", to=ks.Parquet("tables/copy"), id="copy")(lambda out: out)
+    found = choose_writers(graph, ["out", "totals"])
+    assert [(each.id, each.inputs, each.outputs) for each in found] == [
+        ("count", ("__ks.totals.runs",), frozenset({"totals"})),
+        ("second", ("mid",), frozenset({"out", "dead"})),
+    ]
 
 
 def test_weaker_guarantees_are_taken_by_the_ends_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def cutting(cluster: MemoryCluster, sleep: Callable[[], None] = lambda: None, gr
     return Cutting(graph or make_graph(), ["a", "b"], cluster, HIGH, clock=clock, sleep=wait)
 
 
-def inside(cluster: MemoryCluster, cut: Cut, topic: str) -> list[bytes | None]:
+def inside(cluster: MemoryCluster, cut: Cut, topic: str) -> list[Any]:
     return [m.value() for m in cluster.records(topic) if is_inside(cut, m)]
 
 
@@ -398,3 +399,115 @@ def test_cuts_of_random_schedules_tear_no_transaction_have_each_cause_and_add_up
         assert (new | before, new & before) == (found, set())
         before = found
     assert before
+
+
+# A pipeline that writes a topic of two partitions.
+
+RUNS0, TOTALS0, TOTALS1 = (
+    TopicPartition("__ks.totals.runs", 0),
+    TopicPartition("totals", 0),
+    TopicPartition("totals", 1),
+)
+
+
+def make_pipeline_graph() -> Graph:
+    graph = Graph("g")
+    graph.topic("in")
+    graph.topic("totals")
+    graph.pipeline("in", to="totals", mode="append", id="count")(lambda rows: rows)
+    return graph
+
+
+class Runs(Writer):
+    """Writes runs of the pipeline by hand."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster, "count")
+        self.last = 0
+
+    def place(self) -> bytes:
+        (info,) = self.cluster.topics([RUNS0.topic]).values()
+        return hash_prefix(self.name, RUNS0.topic, info.topic_id, 0) + pack_offset(self.last)
+
+    def publish(self) -> None:
+        self.last += 1
+        self.producer.begin_transaction()
+        for number, to in enumerate((TOTALS0, TOTALS1)):
+            headers: Headers = [(HASH_HEADER, bytes([self.last, number]) * 8), (PLACE_HEADER, self.place())]
+            self.write(to, b"%d" % self.last, headers)
+        self.send({RUNS0: self.last + 1})
+        self.producer.flush()
+        self.producer.commit_transaction()
+
+
+def make_pipeline_cluster(*, has_runs: bool = True) -> MemoryCluster:
+    cluster = MemoryCluster(ManualClock())
+    cluster.create_topics([("in", 1, -1, {}), ("totals", 2, -1, {})])
+    if has_runs:
+        cluster.create_topics([(RUNS0.topic, 1, -1, {})])
+    return cluster
+
+
+def cut_of_totals(cluster: MemoryCluster, step: Callable[[], None] = lambda: None) -> Cut:
+    clock = cluster.clock
+    assert isinstance(clock, ManualClock)
+
+    def wait(seconds: float) -> None:
+        clock.advance(seconds)
+        step()
+
+    return Cutting(make_pipeline_graph(), ["totals"], cluster, HIGH, clock=clock, sleep=wait).make()
+
+
+@pytest.mark.parametrize("late", [TOTALS0, TOTALS1, POSITIONS], ids=["first", "second", "offsets"])
+def test_run_of_a_pipeline_whose_marker_is_late_is_inside_as_a_whole(late: TopicPartition) -> None:
+    cluster = make_pipeline_cluster()
+    runs = Runs(cluster)
+    runs.publish()
+    cluster.faults.hold_markers(late)
+    runs.publish()
+    cut = cut_of_totals(cluster, lambda: cluster.faults.release_markers(late))
+    assert sorted(inside(cluster, cut, "totals")) == [b"1", b"1", b"2", b"2"]
+
+
+def test_run_of_a_pipeline_after_the_cut_has_asked_its_group_is_on_no_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = make_pipeline_cluster()
+    runs = Runs(cluster)
+    runs.publish()
+    asked = cluster.group_offsets
+
+    def publish_after(*arguments: Any) -> Any:
+        found = asked(*arguments)
+        runs.publish()
+        return found
+
+    monkeypatch.setattr(cluster, "group_offsets", publish_after)
+    cut = cut_of_totals(cluster)
+    assert sorted(inside(cluster, cut, "totals")) == [b"1", b"1"]
+
+
+def test_first_run_of_a_pipeline_that_falls_into_the_making_of_a_cut_is_no_part_of_one_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = make_pipeline_cluster(has_runs=False)
+    ends, runs = cluster.ends, list[Runs]()
+
+    def publish_after(*arguments: Any, **options: Any) -> Any:
+        found = ends(*arguments, **options)
+        if not runs:
+            cluster.create_topics([(RUNS0.topic, 1, -1, {})])
+            runs.append(Runs(cluster))
+            runs[0].publish()
+        return found
+
+    monkeypatch.setattr(cluster, "ends", publish_after)
+    cut = cut_of_totals(cluster)
+    assert sorted(inside(cluster, cut, "totals")) == [b"1", b"1"]
+    assert [writer.processor for writer in cut.writers] == ["count"]
+
+
+def test_cut_of_the_topic_of_a_pipeline_that_has_not_run_has_no_writer() -> None:
+    cut = cut_of_totals(make_pipeline_cluster(has_runs=False))
+    assert (cut.writers, [span.end for span in cut.topics["totals"].partitions]) == ((), [0, 0])

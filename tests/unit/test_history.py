@@ -6,7 +6,9 @@ import re
 
 import kstreams_py as ks
 from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.spark.cuts import Cut, CutTopic, Span
 from kstreams_py.spark.history import history_page
+from kstreams_py.spark.places import Place
 from kstreams_py.spark.runs import Published, Run
 
 MAY: float = 1_777_636_800  # 2026-05-01 12:00:00
@@ -24,10 +26,13 @@ def published(*runs: Run) -> Published:
     return Published("shop.totals", {"item": "string"}, runs)
 
 
+CUT = Cut("shop", {"orders": CutTopic("id", (Span(0, 2, 3), Span(0, 7, 7))), "paid": CutTopic("id", ())}, ()).encode()
+ENTRY = 'v1\n{"batchTimestampMs":1}\n{"orders":{"0":2,"1":5}}\n'
+STREAMED = Place("stream", 1, ENTRY, {"orders": "id"}).encode()
 RUNS = (
     Run(1, "{}", 12_000, 3, MAY, 4.25),
-    Run(2, "{}", 12_010, 4, MAY + 60, 1.0, 61.5),
-    Run(3, "{}", 12_020, 4, MAY + 3660, 1.5, 3601.25, "Scan <a>", 5),
+    Run(2, STREAMED, 12_010, 4, MAY + 60, 1.0, 61.5, "Scan <b>"),
+    Run(3, CUT, 12_020, 4, MAY + 3660, 1.5, 3601.25, "Scan <a>", 5, 11_000),
 )
 
 
@@ -42,12 +47,16 @@ def test_page_has_a_table_and_plots_of_the_runs_of_each_pipeline_and_the_newest_
     page = history_page("shop", [(totals, published(*RUNS)), (new, None)], MAY + 3700)
     rows = re.findall(r"<tr>(.*?)</tr>", page)
     assert [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows] == [
-        ["run", "ended", "offsets", "rows", "seconds", "lag, s", "malformed"],
-        ["3", "2026-05-01 13:01:00", "12,020", "4", "1.5", "3,601.2", "5"],
-        ["2", "2026-05-01 12:01:00", "12,010", "4", "1.0", "61.5", "0"],
-        ["1", "2026-05-01 12:00:00", "12,000", "3", "4.2", "-", "0"],
+        ["run", "ended", "offsets", "records", "rows", "seconds", "lag, s", "malformed"],
+        ["3", "2026-05-01 13:01:00", "12,020", "11,000", "4", "1.5", "3,601.2", "5"],
+        ["2", "2026-05-01 12:01:00", "12,010", "-", "4", "1.0", "61.5", "0"],
+        ["1", "2026-05-01 12:00:00", "12,000", "-", "3", "4.2", "-", "0"],
     ]
-    assert "<summary>the plan of run 3</summary><pre>Scan &lt;a&gt;</pre>" in page
+    assert re.findall(r"<summary>(.*?)</summary><pre>(.*?)</pre>", page, flags=re.DOTALL) == [
+        ("the cut of each run", "run 3\n  orders: 3, 7\n  paid: \nrun 2\n  orders: 2, 5\nrun 1\n"),
+        ("the plan of run 3", "Scan &lt;a&gt;"),
+        ("the plan of run 2", "Scan &lt;b&gt;"),
+    ]
     for shape in ("wide", "narrow"):
         assert titles(page, f"runs0-{shape}") == [
             "run 1, 2026-05-01 12:00:00\nduration: 4.2 s\nrows: 3\noffsets: 12,000",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from kstreams_py.processing.journal.records import (
 from kstreams_py.processing.journal.recovery import Found, Recovery, recover
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
-from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
+from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
 from tests.unit.fakes import raise_error
 
 JOURNAL = "__ks.g.p.journal"
@@ -575,6 +575,50 @@ def test_deliveries_delete_what_is_below_the_newest_snapshot(bench: Bench, monke
     assert bench.start_of_journal() == 2
     bench.journal.recover(MOVES)
     assert bench.journal.snapshots == {}
+
+
+LEFT = 16
+"""The most records that stay: of the deliveries after which the older ones are deleted, and of the one that does it."""
+
+
+@pytest.fixture
+def journaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestDriver]:
+    """A processor with two tasks, whose journals are cut after 8 of their deliveries."""
+    monkeypatch.setattr(deliveries, "TRUNCATED_EVERY", 8)
+    graph = ks.Graph("g")
+    declare(graph, persistence=ks.Journal(batch=1))
+    with TestDriver(graph, partitions=2) as driver:
+        yield driver
+
+
+def deliver(driver: TestDriver, count: int, partition: int) -> None:
+    for _ in range(count):
+        driver.send("in", b"value", partition=partition)
+    driver.run()
+
+
+def kept(driver: TestDriver) -> list[int]:
+    """How many records of each task its journal has."""
+    numbers = [m.partition() for m in driver.cluster.records(JOURNAL)]
+    return [numbers.count(0), numbers.count(1)]
+
+
+def test_journals_of_workers_that_start_again_before_they_delete_anything_stay_bounded(journaled: TestDriver) -> None:
+    for _ in range(20):
+        deliver(journaled, 3, partition=0)
+        journaled.crash()
+        journaled.advance(60.0)
+        journaled.restart()
+        assert kept(journaled)[0] <= LEFT
+    assert len(journaled.values("out")) == 60
+
+
+def test_journal_of_a_task_with_few_records_is_cut_beside_one_with_many(journaled: TestDriver) -> None:
+    for _ in range(20):
+        deliver(journaled, 7, partition=0)
+        deliver(journaled, 1, partition=1)
+        assert max(kept(journaled)) <= LEFT
+    assert len(journaled.values("out")) == 160
 
 
 # The declaration.

@@ -75,7 +75,6 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
         ),
         (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "there is no topic 'totals': declare it before"),
         (one, ("orders",), {"malformed": "skip"}, "malformed='skip' is not known: choose 'fail' or 'drop'"),
-        (one, ("orders",), {"malformed": "drop", "streaming": True}, "is a stream, which does not count what it drops"),
         (
             one,
             ("orders",),
@@ -113,6 +112,23 @@ def test_graph_describes_its_pipelines() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "drops"), [({}, True), ({"malformed": "drop"}, True), ({"malformed": "fail"}, False)]
+)
+def test_records_that_do_not_decode_are_left_out_unless_they_shall_fail_the_run(
+    options: dict[str, Any], drops: bool
+) -> None:
+    for streaming in (False, True):
+        graph = ks.Graph("shop")
+        graph.pipeline(graph.topic("orders"), to=ks.Parquet("tables/a"), streaming=streaming, **options)(one)
+        assert graph.pipelines[0].drops_malformed is drops
+
+
+def test_parquet_takes_no_url() -> None:
+    with pytest.raises(SettingsError, match="'s3a://bucket/t' is a URL: give Parquet the path of a directory, or use"):
+        ks.Parquet("s3a://bucket/t")
+
+
 RUN = Run(3, "{}", 10, 4, 1700000000.0, 1.5)
 PUBLISHED = Published("shop.one", {"item": "string", "records": "bigint"}, (RUN,))
 
@@ -129,14 +145,15 @@ def test_runs_of_an_older_release_have_no_lag_and_no_plan() -> None:
     assert decode_published(content) == PUBLISHED
 
 
-def test_published_keeps_the_last_runs_and_the_plan_of_the_newest() -> None:
+def test_published_keeps_the_last_runs_and_plans_where_more_than_numbers_changed() -> None:
     published = None
     for number in range(1, KEPT_RUNS + 3):
-        run = RUN._replace(number=number, plan=f"plan {number}")
+        kind = "scan" if number < 20 else "join"
+        run = RUN._replace(number=number, plan=f"{kind} from {number} to {number + 1}")
         published = Published.after(published, PUBLISHED.owner, PUBLISHED.columns, run)
     assert published is not None
     assert [run.number for run in published.runs] == list(range(3, KEPT_RUNS + 3))
-    assert [run.plan for run in published.runs if run.plan] == [f"plan {KEPT_RUNS + 2}"]
+    assert [run.plan for run in published.runs if run.plan] == ["scan from 19 to 20", "join from 52 to 53"]
 
 
 @pytest.mark.parametrize("content", [{}, {"owner": "a", "columns": {}, "runs": []}, {"owner": "a", "runs": [[1]]}])

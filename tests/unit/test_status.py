@@ -10,10 +10,11 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.errors import BrokerUnavailable, Fatal, InputLost, RecoveryUndecidable, UserMistake
+from kstreams_py.kafka.contracts import TRANSACTIONAL
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.operations.moving import GraphPositions, Target
 from kstreams_py.operations.standing import read_status
-from kstreams_py.operations.task_status import TaskStatus, as_fields, describe
+from kstreams_py.operations.task_status import Tail, TaskStatus, as_fields, describe
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.records import Positions, TopicPartition
@@ -77,6 +78,8 @@ def test_task_that_is_processed_goes_on_at_its_committed_offset() -> None:
         "lag": 1,
         "holder": "g.p.0 on host",
         "hidden": [],
+        "tail": None,
+        "branch": "",
         "next": "goes on at in@2",
         "refused": False,
     }
@@ -111,11 +114,60 @@ def test_task_with_a_journal_takes_the_branch_that_is_named(
             driver.cluster._broker.delete_topic("__ks.g.p.journal")  # on one cluster, the offsets tell as much
             create_own_topics(graph, driver.cluster, find_topics(graph, driver.cluster))
         (found,) = read(graph, driver.cluster)
-        assert found.next == plan
+        records = driver.cluster.records("__ks.g.p.journal")
+        tail = (
+            Tail((dict(records[-1].headers() or ())["ks-type"] or b"").decode(), records[-1].offset()) if nth else None
+        )
+        assert (found.next, found.tail, found.branch) == (plan, tail, plan.partition(":")[0].removeprefix("recovery "))
         driver.restart()
         driver.run()
         assert driver.values("out") == [b"one", b"two"]
     assert f"p: partition 0: {plan.partition(':')[0]}" == caplog.messages[-1]
+
+
+def test_tail_of_a_journal_and_the_branch_are_shown_as_text_and_as_json() -> None:
+    graph = copier(persistence="journal")
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.crash("produce", nth=3)
+        driver.advance(60.0)
+        (found,) = read(graph, driver.cluster)
+    assert describe(found) == (
+        "p[0]: committed in@0, lag 1, held by no member\n"
+        "  newest record of its journal: snapshot, offset 0\n"
+        "  next start: recovery 1b: makes the delivery again from in@0"
+    )
+    assert as_fields(found) == {
+        "processor": "p",
+        "partition": 0,
+        "committed": {"in": 0},
+        "lag": 1,
+        "holder": "",
+        "hidden": [],
+        "tail": {"type": "snapshot", "offset": 0},
+        "branch": "1b",
+        "next": "recovery 1b: makes the delivery again from in@0",
+        "refused": False,
+    }
+
+
+@pytest.mark.parametrize("options", [{"persistence": "journal"}, {}], ids=["journal", "choices"])
+def test_task_of_a_partition_that_was_added_has_no_journal_before_its_first_start(options: dict[str, Any]) -> None:
+    graph = ks.Graph("g")
+    graph.alts(graph.topic("a"), graph.topic("b"), to=graph.topic("out"), id="p", **options)(lambda value: value)
+    with TestDriver(graph) as driver:
+        driver.send("a", b"one")
+        driver.run()
+        driver.crash()
+        for topic in ("a", "b"):
+            driver.cluster.grow(topic, 2)
+        found = read(graph, driver.cluster)[1]
+        assert (found.partition, found.is_refused, found.tail) == (1, False, None)
+        assert found.branch == ("1a" if options else "")
+        driver.send("a", b"two", partition=1)
+        driver.restart()
+        driver.run()
+        assert driver.values("out") == [b"one", b"two"]
 
 
 def test_task_whose_journal_was_emptied_is_refused_until_it_is_reset() -> None:
@@ -251,13 +303,43 @@ def test_start_that_ends_by_a_journal_that_contradicts_is_foretold() -> None:
     assert (found.is_refused, found.next) == (True, f"ends with RecoveryUndecidable: {raised.value}")
 
 
-def test_transactions_that_are_open_on_inputs_and_journals_are_named() -> None:
+def test_transaction_of_a_worker_that_died_over_its_journal_is_named() -> None:
     graph = copier(persistence="journal")
     with TestDriver(graph) as driver:
         driver.send("in", b"one")
         driver.crash("produce", nth=4)
         (found,) = read(graph, driver.cluster)
+    (on_journal, on_output) = found.hidden
+    assert on_journal.startswith(
+        "transactions are open on __ks.g.p.journal[0], and hide what is behind offset 2: producer "
+    )
+    assert "(g.p.0.journal) from offset 2, " in on_journal
+    assert on_output.startswith("a transaction is open on out[0]: producer ")
+    assert "(g.p.0) from offset 0, " in on_output
     assert found.next.startswith("ends or waits for a transaction, then decides: ")
+    assert (found.branch, found.tail) == ("", Tail("snapshot", 0))
+
+
+@pytest.mark.parametrize("cluster", ["", "west"])
+def test_transaction_on_outputs_is_named_once_with_all_partitions(cluster: str) -> None:
+    graph = ks.Graph("g", errors=None)
+    out = graph.topic("out", cluster=cluster)
+    graph.map(graph.topic("in"), to=out, id="p", errors="dead")(lambda value: value)
+    with TestDriver(graph, partitions=2) as driver:
+        producer = driver.cluster.named(cluster).producer(TRANSACTIONAL, "billing")
+        producer.init_transactions()
+        producer.begin_transaction()
+        records = (("out", 0), ("out", 1), ("dead", 0))
+        producer.write([(topic, b"", None, number, None, None, 0, None) for topic, number in records])
+        producer.flush()
+        found = read(graph, driver.cluster)
+        (line,) = {each for status in found for each in status.hidden}
+        assert line.startswith("a transaction is open on out[0], out[1], dead[0]: producer ")
+        assert " (billing) from offset 0, " in line
+        assert [len(status.hidden) for status in found] == [1, 1]
+        driver.cluster.named(cluster).faults.inject("open_transactions", error=Fatal("not allowed"), applied=False)
+        hidden = [status.hidden for status in read(graph, driver.cluster)]
+        assert hidden == [("which transactions are open on its outputs is not known: not allowed",)] * 2
 
 
 def test_missing_topics_are_one_message() -> None:

@@ -34,7 +34,10 @@ WINDOW: Final = 16
 """Records at the end of a journal in which the newest snapshot is looked for first; then twice as many, and so on."""
 
 TRUNCATED_EVERY: Final = 1_000
-"""Deliveries between two deletions of what is below the newest snapshots."""
+"""Deliveries of a task between two deletions of what is below its newest snapshot."""
+
+OFFSETS_MIN: Final = 4
+"""Offsets that a delivery takes at least: a snapshot and an attempt, each with the marker of its transaction."""
 
 
 class DeliveryJournal:
@@ -81,7 +84,8 @@ class DeliveryJournal:
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if "compact" in info.settings["cleanup.policy"]}
-        self._delivered = 0
+        self._delivered: dict[int, int] = {}
+        """Deliveries that were not deleted, by partition number; what a recovery finds is estimated by its offsets."""
 
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
@@ -105,6 +109,7 @@ class DeliveryJournal:
         starts, ends = self._bounds([TopicPartition(self.topic, number) for number in committed])
         for journal in sorted(starts):
             number = journal.partition
+            self._delivered[number] = (ends[journal] - starts[journal]) // OFFSETS_MIN
             recovery = self._decide(journal, starts[journal], ends[journal], committed[number], fences=True)
             logger.info("%s: partition %d: recovery %s", self._processor, number, recovery.branch)
             for topic, offset in recovery.offsets.items():
@@ -157,14 +162,12 @@ class DeliveryJournal:
         """Notes that deliveries are committed: their snapshots are in force no more."""
         for number in partitions:
             self.snapshots.pop(number, None)
-        before, self._delivered = self._delivered, self._delivered + len(partitions)
-        if before // TRUNCATED_EVERY != self._delivered // TRUNCATED_EVERY:
+            self._delivered[number] = self._delivered.get(number, 0) + 1
+        if due := [number for number in partitions if self._delivered[number] >= TRUNCATED_EVERY]:
+            self._delivered |= dict.fromkeys(due, 0)
             try:
-                self._truncate([TopicPartition(self.topic, number) for number in partitions])
-            except (
-                Retriable,
-                BrokerUnavailable,
-            ) as error:  # they are committed; a later one tries again
+                self._truncate([TopicPartition(self.topic, number) for number in due])
+            except (Retriable, BrokerUnavailable) as error:  # they are committed; a later one tries again
                 logger.info("%s: journal %s is not truncated now: %s", self._processor, self.topic, error)
 
     def forget(self) -> None:

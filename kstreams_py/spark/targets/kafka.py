@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.graph.pipelines import RUNS_SETTINGS, Mode, Pipeline, runs_topic
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
@@ -33,7 +35,7 @@ from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.kafka.sizes import batch_bytes
 from kstreams_py.kafka.transactions import place_options
-from kstreams_py.records import HASH_HEADER, Message, TopicPartition
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Message, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark.encoding import KEY, Encoder
 from kstreams_py.spark.frames import check_key, compute
@@ -101,7 +103,8 @@ class KafkaTable:
         with self._reported(), self._producer() as producer:
             if self._read_runs() != previous:
                 raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
-            self._transact(producer, self._outputs(records, published), encode_runs(published))
+            outputs = self._outputs(records, previous, published.last.number)
+            self._transact(producer, outputs, encode_runs(published), published.last.number + 1)
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
@@ -125,13 +128,13 @@ class KafkaTable:
             elif content[_RESET] != self._pipeline.owner:
                 raise SettingsError(f"{self._pipeline}: topic {self._topic} is reset by pipeline {content[_RESET]!r}")
             # no run may continue from runs whose records are gone
-            self._transact(producer, iter(()), json.dumps({_RESET: self._pipeline.owner}).encode())
+            self._transact(producer, iter(()), json.dumps({_RESET: self._pipeline.owner}).encode(), 0)
             partitions = self._partitions()
             starts = self._cluster.starts(partitions)
             for tp, end in self._cluster.ends(partitions).items():
                 if starts[tp] < end:
                     self._cluster.truncate(tp, end)
-            self._transact(producer, iter(()), None)
+            self._transact(producer, iter(()), None, 0)
 
     def close(self) -> None:
         """Ends the clients."""
@@ -144,6 +147,9 @@ class KafkaTable:
                 f"topic {self._topic.name!r} does not exist: run `kstreams topics create`, or correct its name"
             )
         return [TopicPartition(self._topic.name, number) for number in range(found[self._topic.name].partitions)]
+
+    def _runs_id(self) -> str:
+        return self._cluster.topics([self._runs.topic])[self._runs.topic].topic_id
 
     def _read_runs(self) -> Published | None:
         content = self._read_content()
@@ -197,15 +203,20 @@ class KafkaTable:
         finally:
             producer.drop()
 
-    def _transact(self, producer: Producer, outputs: Iterator[Output], content: bytes | None) -> None:
-        """Writes outputs and the record of the runs in one transaction. Raises a ClientError; what is not committed
-        then cannot be seen.
+    def _transact(self, producer: Producer, outputs: Iterator[Output], content: bytes | None, next_run: int) -> None:
+        """Writes outputs and the record of the runs in one transaction, with what a cut needs to tell their run.
+
+        - `next_run`: the offset of the pipeline's group: the place of the first run that is not written.
+
+        Raises a ClientError; what is not committed then cannot be seen.
         """
         producer.begin_transaction()
         try:
             while chunk := list(itertools.islice(outputs, _CHUNK)):
                 producer.write(chunk)
             producer.write([(self._runs.topic, content, self._topic.name.encode(), 0, None, None, 0, None)])
+            with closing(self._cluster.consumer(self._pipeline.owner, self._runs.topic)) as group:
+                producer.send_offsets({self._runs: next_run}, group)
         except BaseException:
             with suppress(ClientError):  # readers would wait for its time-out
                 producer.abort_transaction()
@@ -224,13 +235,26 @@ class KafkaTable:
                     return
                 time.sleep(POLL_SECONDS)
 
-    def _outputs(self, records: DataFrame, published: Published) -> Iterator[Output]:
-        """The records, each with a hash of its own."""
-        topic, seed = self._topic.name, f"{published.owner}\n{published.last.cut}".encode()
-        for number, row in enumerate(records.toLocalIterator()):
+    def _outputs(self, records: DataFrame, previous: Published | None, number: int) -> Iterator[Output]:
+        """The records of a run, each with the place of the run and a hash.
+
+        The hash is of what the run continues from, of the bytes, and of how many equal records are before: a run that
+        is made again, at a later cut, gives its records the same one.
+        """
+        topic, runs = self._topic.name, self._runs
+        place = hash_prefix(self._pipeline.owner, runs.topic, self._runs_id(), runs.partition) + pack_offset(number)
+        seed = f"{self._pipeline.owner}\n{'' if previous is None else previous.last.cut}".encode()
+        equal = Counter[bytes]()
+        for row in records.toLocalIterator():
             key, value = (None if each is None else bytes(each) for each in row)
-            delivery_hash = blake2b(seed + number.to_bytes(8), digest_size=16).digest()
-            yield topic, value, key, -1, None, None, 0, [(HASH_HEADER, delivery_hash)]
+            content = blake2b(seed, digest_size=16)
+            for part in (key, value):
+                content.update(b"\0" if part is None else b"\1" + pack_offset(len(part)) + part)
+            first = content.digest()
+            content.update(pack_offset(equal[first]))
+            equal[first] += 1
+            headers = [(HASH_HEADER, content.digest()), (PLACE_HEADER, place)]
+            yield topic, value, key, -1, None, None, 0, headers
 
     @contextmanager
     def _reported(self) -> Iterator[None]:

@@ -7,21 +7,23 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Parquet
 from kstreams_py.sinks.directory import CHECKPOINT, DATA, LOCK, MANIFEST, Directory, reported
 from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged
-from kstreams_py.spark.frames import check_key, column, schema_of
+from kstreams_py.spark.frames import check_key, column, observe, schema_of
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
-    pass
+    from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_WRITTEN: Final = "ks_written"
 
 
 class ParquetTable:
@@ -165,10 +167,20 @@ class ParquetTable:
         - `is_one`: a partition is one file, however many rows it has.
         """
         directory = self._directory.data / f"run-{uuid.uuid4().hex}"
-        writer = rows.write.option("maxRecordsPerFile", 0) if is_one else rows.write
-        writer.parquet(str(directory))
+        counted = rows.observe(_WRITTEN, sf.count(sf.lit(1)).alias(_WRITTEN))
+        writer = counted.write.option("maxRecordsPerFile", 0) if is_one else counted.write
+        observed = observe(_WRITTEN, counted, rows)
+        writer.parquet(_uri(directory))
         found = sorted(directory.glob("part-*.parquet"))
         files = [DataFile(f"{directory.name}/{path.name}", self._count(path)) for path in found]
+        written = observed.wait()
+        if written is None or written[_WRITTEN] != sum(file.rows for file in files):
+            # executors with disks of their own, or a row that was counted twice as its process died
+            count = "an unknown number of" if written is None else f"{written[_WRITTEN]:,}"
+            raise SinkUnavailable(
+                f"{directory}: Spark wrote {count} rows, and {sum(file.rows for file in files):,} are there: the "
+                "directory must be on a file system that this process and all of Spark's share; if it is, run it again"
+            )
         return [file for file in files if file.rows]
 
     def _count(self, path: Path) -> int:
@@ -178,4 +190,9 @@ class ParquetTable:
             return -1
 
     def _paths(self, files: Sequence[DataFile]) -> list[str]:
-        return [str(self._directory.data / file.name) for file in files]
+        return [_uri(self._directory.data / file.name) for file in files]
+
+
+def _uri(path: Path) -> str:
+    """The path for Spark, which would take one without a scheme to be on the file system that it has by default."""
+    return f"file://{path}"

@@ -1,0 +1,75 @@
+"""Where the runs of a pipeline end: the places of a stream's batches, and the ends of any run as text."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+EARLIEST: Final = -2
+"""Spark's number for the first offset of a partition."""
+
+
+class Place(NamedTuple):
+    """A batch of a stream.
+
+    - `stream`: Spark's id of the query, which its checkpoint has.
+    - `batch`: its number, from 0.
+    - `entry`: the checkpoint's entry of the batch, which has its offsets.
+    - `topics`: the broker's ids of the inputs, by name.
+    """
+
+    stream: str
+    batch: int
+    entry: str
+    topics: dict[str, str]
+
+    def encode(self) -> str:
+        """The place as text: JSON."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def decode(cls, text: str) -> Place | None:
+        """The place of such a text; None for the cut of a run that was no batch of a stream."""
+        content = json.loads(text)
+        return cls(**content) if "stream" in content else None
+
+    @property
+    def planned(self) -> float:
+        """When Spark has chosen its offsets, in seconds since 1970."""
+        return float(json.loads(self.entry.splitlines()[1])["batchTimestampMs"]) / 1000
+
+    def count_offsets(self, before: Place | None) -> int:
+        """How many offsets are between two batches; from 0 without a batch before."""
+        return sum(self.all_ends()) - (sum(before.all_ends()) if before is not None else 0)
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """The next offset of each partition of a topic."""
+        found = next((source[topic] for source in self._sources() if topic in source), {})
+        return {int(partition): offset for partition, offset in found.items()}
+
+    def starts(self, topic: str, following: Place) -> dict[int, int]:
+        """Where the batch that follows begins: new partitions at their first record."""
+        return dict.fromkeys(following.ends(topic), EARLIEST) | self.ends(topic)
+
+    def all_ends(self) -> list[int]:
+        """The next offset of every partition of all topics."""
+        return [
+            offset for source in self._sources() for partitions in source.values() for offset in partitions.values()
+        ]
+
+    def _sources(self) -> list[dict[str, dict[str, int]]]:
+        """The entry's offsets of each source; before them are a version and the batch."""
+        return [json.loads(line) for line in self.entry.splitlines()[2:] if line.startswith("{")]
+
+
+def describe_cut(text: str) -> list[str]:
+    """A line for each topic of what a run has stored: the offset before which it has read each partition."""
+    content = json.loads(text)
+    if "stream" in content:
+        place = Place(**content)
+        ends = {name: list(place.ends(name).values()) for name in place.topics}
+    else:
+        ends = {
+            name: [span["end"] for span in topic["partitions"]] for name, topic in content.get("topics", {}).items()
+        }
+    return [f"{name}: {', '.join(map(str, offsets))}" for name, offsets in sorted(ends.items())]
