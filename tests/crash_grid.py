@@ -38,6 +38,9 @@ another cluster, is frozen at CP15 and wakes up when another slot has its task: 
 group cannot refuse its commit. A retry takes no snapshot, and adds nothing to the journal before its attempt but
 choices that it lacks: where it dies before, the branch of the attempt before is taken again.
 
+Between each death and the next start, `kstreams recover status` names the branch that the start takes, or a transaction
+that is open. Each recovery is run twice, is equal, and appends nothing.
+
 The grid is run in memory (tests/simulation/test_grid.py) and on a real broker (tests/system/test_grid.py).
 """
 
