@@ -40,7 +40,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
-from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.declarations import Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
@@ -97,6 +97,7 @@ __all__ = [
     "UserMistake",
     "WorkerStuck",
     "WorkersFailed",
+    "dead_letters",
     "run",
     "start",
 ]

@@ -32,23 +32,29 @@ CP20    the attempt-nil is durable                  nothing    1f, 3a
 ======  ==========================================  =========  =====================================
 
 CP21 to CP25 are CP11 to CP17 where the function raises and there is a topic of dead letters, by branch 1e; CP26 is CP20
-where there is none. CP28 is each point with an error of the cluster in place of the crash, which the simulation has
-(test_journal.py); CP29 is the process that is replaced and wakes up. CP30 is one that writes to another cluster and
-wakes up when another slot has its task: that has fenced its producer, as the group cannot refuse its commit. A retry
-takes no snapshot: where it dies before its attempt, its own branch is taken again.
+where there is none. CP28 is each point with an exception in place of the crash, after which the process ends its
+clients. CP29 is the process that is frozen at CP15, or at CP18, is replaced and wakes up. CP30 is one that writes to
+another cluster, is frozen at CP15 and wakes up when another slot has its task: that has fenced its producer, as the
+group cannot refuse its commit. A retry takes no snapshot, and adds nothing to the journal before its attempt but
+choices that it lacks: where it dies before, the branch of the attempt before is taken again.
+
+Between each death and the next start, `kstreams recover status` names the branch that the start takes, or a transaction
+that is open. Each recovery is run twice, is equal, and appends nothing.
 
 The grid is run in memory (tests/simulation/test_grid.py) and on a real broker (tests/system/test_grid.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import kstreams_py as ks
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions, Step, TopicPartition
 
 KINDS: Final = ("map", "join", "fork", "join-fork", "alts", "alts-fork", "sink", "alts-sink")
@@ -110,7 +116,8 @@ def declare(
     inputs = [graph.topic(prefix + topic, value=serde) for topic in case.inputs]
     outputs = [graph.topic(prefix + topic, cluster=case.cluster) for topic in case.outputs]
     options: Any = {"id": "p", "persistence": case.journal or "transaction"}
-    options |= {"errors": f"{prefix}dead"} if case.errors else {}
+    if case.errors:
+        options["errors"] = graph.topic(f"{prefix}dead", value=ks.dead_letters(), cluster=case.cluster)
 
     def returned(values: tuple[bytes, ...], step: Step) -> Any:
         value = work(values, step)
@@ -134,15 +141,16 @@ def declare(
     return graph
 
 
-ABSENT: Final = ("CP01", "CP02", "CP03", "CP06", "CP07", "CP08")
-"""Points that a retry does not have, nor persistence by the transaction alone."""
+JOURNALED: Final = ("CP01", "CP02", "CP03", "CP06", "CP07", "CP08")
+"""Points that persistence by the transaction alone does not have."""
 
 
 def cases(journal: ks.Journal | None, cluster: str = "") -> Iterator[Case]:
     for kind in KINDS:
         for does in ("output", "none", "raise"):
             for errors in (True, False):
-                if not ("sink" in kind and (does == "output" or cluster)):  # what a sink returns is ignored
+                # what a sink returns is ignored, and only its dead letters are on another cluster
+                if not ("sink" in kind and (does == "output" or (cluster and not errors))):
                     yield Case(kind, does, errors, journal, cluster)
 
 
@@ -159,45 +167,91 @@ def cells(case: Case) -> list[str]:
     return [*found, "CP12b"] if len(case.written) > 1 else found
 
 
-def branch_after(cell: str, case: Case, attempt: int) -> str:
-    """The branch of the start after a process that died at this cell in its nth attempt."""
-    again = "1c" if case.is_alts else "1b"
+DELIVERED: Final = ("CP16", "CP16b", "CP17", "CP19", "CP20")
+"""Points at which the delivery is committed."""
+
+NOTHING, SNAPSHOT, CHOICES, ATTEMPT = range(4)
+"""What a journal has of a delivery that is not committed: each follows the one before."""
+
+
+def recorded_by(point: str, case: Case) -> int:
+    """What of its delivery a process records until it dies at a point where that is not committed."""
+    if point in ("CP00", "CP01"):
+        return NOTHING
+    if point in ("CP14", "CP15"):
+        return ATTEMPT
+    return SNAPSHOT if point in ("CP02", "CP03", "CP06") or not case.is_alts else CHOICES
+
+
+def branch_after(point: str, case: Case, earlier: Sequence[str]) -> str:
+    """The branch of the start after a process that died at a point.
+
+    - `earlier`: the points at which the attempts before it died.
+    """
     newest = "1f" if not case.written else "1d" if case.does == "output" else "1e"
-    if cell in ("CP00", "CP01"):
-        return again if attempt > 1 else f"{newest}, 2, 3a"  # of the delivery before
-    if cell in ("CP14", "CP15"):
-        return f"{newest}, 2, 3b"
-    if cell in ("CP16", "CP16b", "CP17", "CP19", "CP20"):
+    if point in ("CP29", "CP30"):  # of the process that replaces it
+        point = "CP15" if case.written else "CP18"
+    recorded = max(recorded_by(each, case) for each in (*earlier, point))
+    if point in DELIVERED or recorded == NOTHING:  # of the delivery before
         return f"{newest}, 2, 3a"
-    return "1b" if cell in ("CP02", "CP03", "CP06") else again
-
-
-Recover = Callable[[DeliveryJournal, Positions], tuple[Positions, dict[int, Choices]]]
-
-
-def recover_twice(recover: Recover) -> Recover:
-    """A recovery that is run twice, as by a process that dies in it: both are equal, and append nothing."""
-
-    def recover_and_compare(journal: DeliveryJournal, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
-        journals = sorted({TopicPartition(journal.topic, tp.partition) for tp in positions})
-        ends = journal._cluster.ends(journals, committed=False)
-        first = recover(journal, positions), dict(journal.snapshots), dict(journal.choices)
-        second = recover(journal, positions), dict(journal.snapshots), dict(journal.choices)
-        assert second == first
-        assert journal._cluster.ends(journals, committed=False) == ends, "a recovery appends nothing"
-        return second[0]
-
-    return recover_and_compare
+    return {SNAPSHOT: "1b", CHOICES: "1c", ATTEMPT: f"{newest}, 2, 3b"}[recorded]
 
 
 UNDECIDED: Final = {"CP02": "CP01", "CP07": "CP06", "CP14": "CP13", "CP16": "CP15", "CP19": "CP18"}
 """The points at which a request is on its way, each with the one whose branch is taken if the request is lost."""
 
 
-OPEN: Final = ("CP01", "CP06", "CP13", "CP14", "CP15", "CP18")
-"""Points at which a transaction of the worker that dies is open over its journal, offsets or outputs."""
+def exists(point: str, case: Case, earlier: Sequence[str]) -> bool:
+    """Whether an attempt has this point: what earlier ones have recorded is not recorded again."""
+    if point not in JOURNALED:
+        return True
+    if case.journal is None:
+        return False
+    recorded = max((recorded_by(each, case) for each in earlier), default=NOTHING)
+    return recorded < (SNAPSHOT if point in ("CP01", "CP02", "CP03") else CHOICES)
 
 
-def exists(cell: str, case: Case, attempt: int) -> bool:
-    """Whether the nth attempt of a case has this point."""
-    return cell not in ABSENT or (attempt == 1 and case.journal is not None)
+IN_JOURNAL: Final = ("CP01", "CP06", "CP13", "CP18")
+"""Points at which a transaction of the journal is open."""
+
+
+def hides(point: str, case: Case, earlier: Sequence[str]) -> bool:
+    """Whether a process that dies at a point leaves a transaction open that hides what the next start decides by.
+
+    - `earlier`: the points at which the attempts before it died.
+    """
+    if case.journal is None:  # the offsets are sent before the outputs
+        return point in ("CP11", "CP12", "CP12b", "CP13", "CP15", "CP18")
+    looks = any(recorded_by(each, case) == ATTEMPT for each in earlier)  # for an attempt beside the outputs
+    return point in (*IN_JOURNAL, "CP14", "CP15") or (bool(case.cluster) and looks and point == "CP12")
+
+
+def is_possible(case: Case, earlier: Sequence[str]) -> bool:
+    """Whether attempts of a case can die at these points, one after the other."""
+    return all(point in cells(case) and exists(point, case, earlier[:number]) for number, point in enumerate(earlier))
+
+
+def recover_twice(worker: Worker, unseen: Callable[[], AbstractContextManager[None]]) -> None:
+    """Lets a worker recover twice each time, as if it died in between: both are equal, and append nothing.
+
+    - `unseen`: requests within it are no points at which a process dies.
+    """
+    if not isinstance(worker._journal, DeliveryJournal):
+        return
+    journal, recover = worker._journal, worker._journal.recover
+
+    def ends(positions: Positions) -> Positions:
+        journals = {TopicPartition(journal.topic, tp.partition) for tp in positions}
+        return journal._cluster.ends(journals, committed=False)
+
+    def recover_and_compare(positions: Positions) -> tuple[Positions, dict[int, Choices]]:
+        with unseen():
+            before = ends(positions)
+        first = recover(positions), dict(journal.snapshots), dict(journal.choices)
+        with unseen():
+            second = recover(positions), dict(journal.snapshots), dict(journal.choices)
+            assert second == first
+            assert ends(positions) == before, "a recovery appends nothing"
+        return second[0]
+
+    journal.recover = recover_and_compare  # type: ignore[method-assign]

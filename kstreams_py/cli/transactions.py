@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from kstreams_py.graph.loading import load
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.kafka.transactions import STATES, Coordinated
 from kstreams_py.operations.ending import UNCHANGED, Transactions
-from kstreams_py.operations.hanging import as_fields, consequences, describe, headline, topics_of
+from kstreams_py.operations.hanging import as_fields, clusters_of, consequences, describe, headline, topics_of
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 
@@ -31,6 +31,9 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 OnTopic = Annotated[str, typer.Option("--topic", help="the topic, as find-hanging prints it")]
 OnPartition = Annotated[int, typer.Option("--partition", help="the partition", min=0)]
+OnCluster = Annotated[
+    str | None, typer.Option("--cluster", help="another cluster of the settings, by its name in [clusters]")
+]
 StartOffset = Annotated[
     int, typer.Option("--start-offset", help="the offset of the transaction's first record on the partition", min=0)
 ]
@@ -48,13 +51,14 @@ def list_transactions(
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
+    cluster: OnCluster = None,
 ) -> None:
     """Print each transactional id on which this user has DESCRIBE: its state, producer id and coordinator."""
     for name in set(state or ()) - {*STATES}:
         raise SettingsError(f"--state {name!r}: {did_you_mean(name, STATES) or 'it is one of ' + ', '.join(STATES)}")
     found = [
         each
-        for each in _admin(bootstrap_servers, config).listed(state or (), producer_id or ())
+        for each in _admin(bootstrap_servers, config, cluster).listed(state or (), producer_id or ())
         if contains in each.transactional_id
     ]
     width = max((len(each.transactional_id) for each in found), default=0)
@@ -85,9 +89,10 @@ def describe_transaction(
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
+    cluster: OnCluster = None,
 ) -> None:
     """Print the newest transaction of a transactional id: state, epoch, time-out, start and partitions."""
-    found = _admin(bootstrap_servers, config).described(transactional_id)
+    found = _admin(bootstrap_servers, config, cluster).described(transactional_id)
     if found is None:
         raise UserMistake(
             f"its coordinator does not know transactional id {transactional_id!r}: `kstreams transactions list` prints "
@@ -121,6 +126,7 @@ def find_hanging(
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
+    cluster: OnCluster = None,
 ) -> None:
     """Find transactions that never end by themselves, or are open for too long; exit status 0 for none, 1 for some.
 
@@ -130,24 +136,28 @@ def find_hanging(
     Exit status 3 if a topic could not be looked at and nothing was found.
     """
     limit = None if older_than is None else _seconds(older_than)
-    transactions = Transactions(_admin(bootstrap_servers, config))
-    topics = set(topic or ())
-    transactions.count_partitions(topics)
+    places: dict[str, Collection[str]] = {cluster or "": topic or ()}
     if graph is not None:
         loaded = load(graph)
         loaded.validate()
-        topics |= topics_of(loaded)
-    findings, now = transactions.find(topics or None, limit), time.time()
-    options = _options(bootstrap_servers, config)
-    for each in findings.found:
-        print(json.dumps(as_fields(each, now, options)) if as_json else describe(each, now, options))
-    for partition, reason in findings.refused.items():
-        print(f"not looked at: {partition}: {reason}", file=sys.stderr)
-    if findings.found:
+        named = clusters_of(loaded) if cluster is None else [cluster]
+        places = {each: {*places.get(each, ()), *topics_of(loaded, each)} for each in named}
+    found, refused = False, 0
+    for place, topics in places.items():
+        transactions = Transactions(_admin(bootstrap_servers, config, place))
+        transactions.count_partitions(topic or () if place == (cluster or "") else ())
+        findings, now = transactions.find(topics or None, limit), time.time()
+        options = _options(bootstrap_servers, config, place)
+        for each in findings.found:
+            print(json.dumps(as_fields(each, now, options)) if as_json else describe(each, now, options))
+        for partition, reason in findings.refused.items():
+            print(f"not looked at: {partition}: {reason}", file=sys.stderr)
+        found, refused = found or bool(findings.found), refused + len(findings.refused)
+    if found:
         raise typer.Exit(1)
-    if findings.refused:
+    if refused:
         raise BrokerUnavailable(
-            f"{len(findings.refused)} partitions could not be looked at: see above; on the others, no transaction hangs"
+            f"{refused} partitions could not be looked at: see above; on the others, no transaction hangs"
         )
     if not as_json:
         print("no transaction hangs")
@@ -163,6 +173,7 @@ def abort(
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
+    cluster: OnCluster = None,
 ) -> None:
     """Abort a hanging transaction on one partition: its records there are discarded, what waits behind it is visible.
 
@@ -170,7 +181,7 @@ def abort(
     transaction that ends by itself, and one that its coordinator has committed. Needs ALTER on the cluster.
     """
     place = TopicPartition(topic, partition)
-    _end("abort", place, start_offset, (dry_run, yes, as_json), _admin(bootstrap_servers, config))
+    _end("abort", place, start_offset, (dry_run, yes, as_json), _admin(bootstrap_servers, config, cluster))
 
 
 @app.command()
@@ -183,6 +194,7 @@ def commit(
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
+    cluster: OnCluster = None,
 ) -> None:
     """Complete on one partition a transaction that its coordinator has committed, and that hangs there.
 
@@ -190,7 +202,7 @@ def commit(
     Needs ALTER on the cluster.
     """
     place = TopicPartition(topic, partition)
-    _end("commit", place, start_offset, (dry_run, yes, as_json), _admin(bootstrap_servers, config))
+    _end("commit", place, start_offset, (dry_run, yes, as_json), _admin(bootstrap_servers, config, cluster))
 
 
 def _end(
@@ -215,13 +227,19 @@ def _end(
         print(f"would be {ended}; {UNCHANGED}" if dry_run else f"{ended} on {place}")
 
 
-def _admin(bootstrap_servers: str | None, config: Path | None) -> TransactionAdmin:
-    return TransactionAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
+def _admin(bootstrap_servers: str | None, config: Path | None, cluster: str | None) -> TransactionAdmin:
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    if not cluster:
+        return TransactionAdmin(settings)
+    if cluster not in settings.clusters:
+        close = did_you_mean(cluster, settings.clusters) or f"write [clusters.{cluster}] into the file of --config"
+        raise SettingsError(f"--cluster {cluster!r} is not in the settings: {close}")
+    return TransactionAdmin(settings.of_cluster(cluster))
 
 
-def _options(bootstrap_servers: str | None, config: Path | None) -> str:
+def _options(bootstrap_servers: str | None, config: Path | None, cluster: str | None) -> str:
     """The options of a printed command that name the cluster, as they were given to this one."""
-    options = {"--bootstrap-servers": bootstrap_servers, "--config": config}
+    options = {"--bootstrap-servers": bootstrap_servers, "--config": config, "--cluster": cluster or None}
     return "".join(f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
 
 

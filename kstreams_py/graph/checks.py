@@ -59,8 +59,8 @@ def check_dead_letters(topic: Topic) -> None:
     """Refuses a topic for dead letters whose serde is not that of dead letters."""
     if topic.value is not dead_letters():
         raise GraphError(
-            f"topic {topic.name!r} takes dead letters, which have a schema of their own: declare it without value=, "
-            "after the errors= that names it, or not at all: graph.topics has it"
+            f"topic {topic.name!r} takes dead letters, which have a schema of their own: declare it with "
+            "value=ks.dead_letters(), or after the errors= that names it, or not at all: graph.topics has it"
         )
 
 

@@ -313,6 +313,8 @@ class Graph:
             reads, writes = self._resolve(what, inputs), self._resolve(what, outputs or ())
             check_ends(what, reads, None if outputs is None else writes, least)
             kind = Kind.of(len(reads), len(writes), alts=alts)
+            errors = self._resolve_errors(what, chosen["errors"])
+            written = self._written(writes, errors) if target is None else writes
             batch = chosen.get("batch", False)
             processor = Processor(
                 id=name,
@@ -325,15 +327,15 @@ class Graph:
                 generator=is_generator(what, function, batch=batch, sink=not writes and target is None),
                 guarantee=choose(what, Guarantee, "guarantee", chosen["guarantee"]),
                 durability=choose(what, Durability, "durability", chosen["durability"]),
-                errors=self._resolve_errors(what, chosen["errors"]),
+                errors=errors,
                 stop_on=list_exceptions(what, chosen["stop_on"]),
                 hash_header=chosen["hash_header"],
                 retry=check_retry(what, chosen["retry"]),
                 asynchronous=is_asynchronous(function),
                 concurrency=chosen.get("concurrency", 1),
                 order=choose(what, Order, "order", chosen.get("order", Order.PARTITION)),
-                journal=choose_journal(what, chosen.get("persistence"), writes),
-                cluster=writes[0].cluster if writes else "",
+                journal=choose_journal(what, chosen.get("persistence"), written),
+                cluster=written[0].cluster if written else "",
                 target=check_target(what, target),
             )
             check_concurrency(processor, chosen.get("order"))
@@ -382,6 +384,11 @@ class Graph:
     def _resolve_errors(self, what: str, errors: End | None) -> str | None:
         """The name of a topic for dead letters; a name need not be declared before, a Topic must be this graph's."""
         return self._resolve(what, (errors,))[0].name if isinstance(errors, Topic) else errors
+
+    def _written(self, writes: tuple[Topic, ...], errors: str | None) -> tuple[Topic, ...]:
+        """The topics that decide on which cluster a processor writes: of a sink its dead letters are all."""
+        known = self.topics
+        return writes or ((known[errors],) if errors in known else ())
 
     @property
     def topics(self) -> dict[str, Topic]:

@@ -107,30 +107,35 @@ class Pending:
     transactions: tuple[OpenTransaction, ...] = ()
     unknown: str = ""
 
-    def describe(self, now: float) -> str:
-        """The message of a worker that waits for these offsets, with the remedy; `now` is in seconds since 1970."""
+    def describe(self, now: float, find: str) -> str:
+        """The message of a worker that waits for these offsets, with the remedy.
+
+        - `now`: in seconds since 1970.
+        - `find`: the command that finds what hangs, see find_command().
+        """
         if not self.partitions:
             return f"group {self.group!r}: no offset is pending in a transaction"
         partitions = ", ".join(map(str, self.partitions))
         pinned = f"group {self.group!r}: the offsets of {partitions} are pending in a transaction"
         if self.unknown:
-            return f"{pinned}, and the transactions cannot be listed: {self.unknown}; {_REMEDY}"
+            return f"{pinned}, and the transactions cannot be listed: {self.unknown}; {_remedy(find)}"
         if not self.transactions:
             return f"{pinned}, which has ended on {self.kept_in} just now"
         found = "; ".join(transaction.describe(now) for transaction in self.transactions)
         states = {transaction.hangs for transaction in self.transactions}
-        remedy = _REMEDY if True in states else _UNSURE if None in states else "wait for it"
+        remedy = _remedy(find) if True in states else _unsure(find) if None in states else "wait for it"
         return f"{pinned}; open on {self.kept_in}: {found}; {remedy}"
 
 
-_REMEDY: Final = (
-    "stop the workers of this graph, then run `kstreams transactions find-hanging`: it prints the commands that end "
-    f"each that hangs, outputs first and {POSITIONS_TOPIC} last"
-)
-_UNSURE: Final = (
-    "grant this user DESCRIBE on transactional ids to see which of them hang (`kstreams transactions find-hanging`), "
-    "and end none before"
-)
+def _remedy(find: str) -> str:
+    return (
+        f"stop the workers of this graph, then run `{find}`: it prints the commands that end each that hangs, outputs "
+        f"first and {POSITIONS_TOPIC} last"
+    )
+
+
+def _unsure(find: str) -> str:
+    return f"grant this user DESCRIBE on transactional ids to see which of them hang (`{find}`), and end none before"
 
 
 def positions_partition(group: str, partitions: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kstreams_py.errors import Retriable
 from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.kafka.transactions import find_command
 from kstreams_py.records import TopicPartition
 
 
@@ -19,13 +20,13 @@ from kstreams_py.records import TopicPartition
 class Leftovers:
     """Looks for what a transactional id has left open.
 
-    - `cluster_name`: "" for the graph's own.
+    - `options`: those of a command that name the cluster, see place_options().
     - `partitions`: those that it writes.
     - `group`: whose offsets it commits; "" for none.
     """
 
     cluster: Cluster
-    cluster_name: str
+    options: str
     transactional_id: str
     partitions: Collection[TopicPartition]
     group: str
@@ -36,9 +37,9 @@ class Leftovers:
         if not found:
             return
         places = ", ".join(f"{tp} from offset {each.start}" for tp, each in found.items())
-        where = f" with the bootstrap servers of cluster {self.cluster_name!r}" if self.cluster_name else ""
+        find = find_command(self.options, {tp.topic for tp in found})
         raise Retriable(
             f"a transaction of {self.transactional_id} is open on {places}, its coordinator will not end it, and the "
             "next one would commit what it has written: nothing is written until you end it by the commands that "
-            f"`kstreams transactions find-hanging` prints{where}"
+            f"`{find}` prints"
         )

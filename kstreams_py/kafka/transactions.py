@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -123,6 +124,21 @@ def command(verb: str, partition: TopicPartition, start: int) -> str:
     """The command that ends a transaction on a partition; `verb` is abort or commit."""
     topic, number = partition
     return f"kstreams transactions {verb} --topic {topic} --partition {number} --start-offset {start}"
+
+
+def place_options(bootstrap_servers: str, cluster: str = "") -> str:
+    """The options of a printed command that name a cluster: by its name in the settings, "" for the graph's own."""
+    return f" --cluster {cluster}" if cluster else f" --bootstrap-servers {shlex.quote(bootstrap_servers)}"
+
+
+def find_command(options: str, topics: Collection[str] = ()) -> str:
+    """The command that finds the transactions that hang, and prints those that end them.
+
+    - `options`: see place_options().
+    - `topics`: those that it looks at; none for all.
+    """
+    named = "".join(f" --topic {topic}" for topic in sorted(topics))
+    return f"kstreams transactions find-hanging{named}{options}"
 
 
 def match(

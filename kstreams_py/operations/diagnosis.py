@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, LogInfo, Logs, TopicDescription
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, slot_of
-from kstreams_py.kafka.transactions import command
+from kstreams_py.kafka.transactions import command, find_command
 from kstreams_py.operations.hanging import Found, headline
 from kstreams_py.records import TopicPartition
 
@@ -56,6 +56,9 @@ class Facts:
     - `client`, `tested_clients`: versions of librdkafka.
     - `now`: seconds since 1970.
     - `unseen`: what could not be seen, and the right that is missing, by subject.
+    - `name`: the cluster's name in the settings; "" for the graph's own.
+    - `others`: the other clusters to which the graph writes.
+    - `away`: those of them that do not answer, and why.
     """
 
     cluster: ClusterDescription
@@ -68,6 +71,14 @@ class Facts:
     client: str = ""
     tested_clients: Collection[str] = ()
     unseen: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    others: Sequence[Facts] = ()
+    away: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def options(self) -> str:
+        """Those of a command that name the cluster."""
+        return f" --cluster {self.name}" if self.name else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +102,17 @@ def diagnose(facts: Facts, examined: Examined | None) -> list[Finding]:
     found = [finding for rule in OF_CLUSTER for finding in rule(facts)]
     if examined is not None:
         found += [finding for of_graph in OF_GRAPH for finding in of_graph(facts, examined)]
+        found += [finding for other in facts.others for finding in _diagnose_other(other, examined)]
     order = list(Severity)
     return sorted(found, key=lambda each: (order.index(each.severity), each.kind, each.subject))
+
+
+def _diagnose_other(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """The findings of a cluster that has outputs of the graph only; their subjects name it."""
+    found = [finding for rule in OF_OTHER_CLUSTER for finding in rule(facts)]
+    found += [finding for of_graph in OF_OUTPUTS for finding in of_graph(facts, examined)]
+    for each in found:
+        yield replace(each, subject=f"cluster {facts.name!r}: {each.subject}")
 
 
 def is_well(findings: Iterable[Finding]) -> bool:
@@ -122,7 +142,7 @@ def find_transactions(facts: Facts) -> Iterator[Finding]:
                 "hanging_transaction",
                 str(place),
                 f"{headline(each, facts.now)}; it hides {held} from readers",
-                "kstreams transactions find-hanging, then " + command(each.verb, place, transaction.start),
+                f"{find_command(facts.options)}, then {command(each.verb, place, transaction.start)}{facts.options}",
             )
 
 
@@ -255,8 +275,8 @@ def _unseen(subject: str, remedy: str) -> Finding:
 
 
 def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Topics that the graph declares and the cluster lacks."""
-    declared = {topic.name for topic in examined.graph.topics.values() if not topic.cluster}
+    """Topics that the graph declares on the cluster and that it lacks."""
+    declared = {topic.name for topic in examined.graph.topics.values() if topic.cluster == facts.name}
     for name in sorted(declared - facts.cluster.topics.keys() - {*facts.cluster.hidden}):
         yield Finding(
             Severity.ERROR,
@@ -386,6 +406,36 @@ def find_own_topics(facts: Facts, examined: Examined) -> Iterator[Finding]:
             )
 
 
+def find_delivered(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Topics beside outputs on another cluster that lose the record of the newest delivery."""
+    for processor in examined.graph.processors:
+        name = examined.graph.delivered(processor)
+        if name is None or processor.cluster != facts.name or name not in facts.cluster.topics:
+            continue
+        policy = facts.cluster.topics[name].settings.get("cleanup.policy", "compact")
+        if policy != "compact":
+            yield Finding(
+                Severity.ERROR,
+                "delivered_settings",
+                name,
+                f"cleanup.policy is {policy}: the record of the newest delivery may be deleted",
+                f"kafka-configs.sh --alter --topic {name} --add-config cleanup.policy=compact",
+            )
+
+
+def find_away(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Other clusters that do not answer."""
+    for name, why in facts.away.items():
+        writers = ", ".join(each.id for each in examined.graph.processors if each.cluster == name)
+        yield Finding(
+            Severity.ERROR,
+            "cluster_away",
+            f"cluster {name!r}",
+            f"it does not answer, and is not examined: {writers} can deliver nothing: {why}",
+            f"repair it, or correct [clusters.{name}] in the settings",
+        )
+
+
 def find_timeouts(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Brokers that refuse the time-out of the graph's transactions."""
     longest = _least(facts, "transaction.max.timeout.ms")
@@ -403,7 +453,12 @@ def find_timeouts(facts: Facts, examined: Examined) -> Iterator[Finding]:
 def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Outputs that take smaller records than the inputs."""
     for processor in examined.graph.processors:
-        sizes = {name: size for name in facts.cluster.topics if (size := _setting(facts, name, "max.message.bytes"))}
+        sizes = {
+            name: size
+            for each in (facts, *facts.others)
+            for name in each.cluster.topics
+            if (size := _setting(each, name, "max.message.bytes"))
+        }
         largest = max((sizes[topic.name] for topic in processor.inputs if topic.name in sizes), default=0)
         for topic in processor.outputs:
             if topic.name in sizes and sizes[topic.name] < largest:
@@ -458,9 +513,23 @@ OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_positions,
     find_retention,
     find_own_topics,
+    find_away,
     find_timeouts,
     find_sizes,
     find_members,
+)
+
+OF_OTHER_CLUSTER: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+    find_transactions,
+    find_replication,
+    find_versions,
+    find_unseen,
+)
+
+OF_OUTPUTS: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
+    find_missing,
+    find_delivered,
+    find_timeouts,
 )
 
 

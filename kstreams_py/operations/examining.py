@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from kstreams_py.errors import KStreamsError
+from kstreams_py.errors import BrokerUnavailable, KStreamsError
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.cluster_admin import ClusterAdmin
 from kstreams_py.kafka.contracts import TopicInfo
@@ -16,10 +16,11 @@ from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo
 from kstreams_py.kafka.transaction_admin import TRANSACTIONS_TOPIC, TransactionAdmin
 from kstreams_py.operations.diagnosis import Examined, Facts
 from kstreams_py.operations.ending import Findings, Transactions
-from kstreams_py.operations.hanging import topics_of
+from kstreams_py.operations.hanging import Found, clusters_of, topics_of
 from kstreams_py.processing.beginning import Begun, read_begun
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
+from kstreams_py.settings import Settings
 
 T = TypeVar("T")
 
@@ -53,14 +54,8 @@ class Examination:
             described = self._look("groups", lambda: groups.describe(names), {})
             positions = self._look(POSITIONS, lambda: admin.positions(names), {})
             logs = self._look("the ends of inputs", lambda: self._logs(admin, cluster, positions, now), {})
-        if examined is not None:
-            for name in sorted({topic.cluster for topic in examined.graph.topics.values()} - {""}):
-                self._unseen[f"cluster {name!r}"] = "run `kstreams doctor --bootstrap-servers ...` with its address"
-        looked = [name for name in cluster.topics if name != TRANSACTIONS_TOPIC]
-        transactions = Transactions(TransactionAdmin(settings))
-        found = self._look("transactions", lambda: transactions.find(looked, OPEN_SECONDS), Findings([], {}))
-        for tp, reason in found.refused.items():
-            self._unseen[f"transactions of topic {tp.topic}"] = str(reason)
+        others, away = self._others()
+        found = self._find(settings, cluster, self._unseen)
         return Facts(
             cluster=cluster,
             now=now,
@@ -68,19 +63,42 @@ class Examination:
             groups=described,
             positions=positions,
             expired=self._expired(cluster, positions),
-            found=found.found,
+            found=found,
             client=client_version(),
             tested_clients=TESTED_CLIENTS,
             unseen=self._unseen,
+            others=others,
+            away=away,
         )
 
+    def _others(self) -> tuple[list[Facts], dict[str, str]]:
+        """The facts of the other clusters of the graph; and why some of them do not answer."""
+        found, away = list[Facts](), dict[str, str]()
+        if self._examined is None:
+            return found, away
+        graph = self._examined.graph
+        for name in clusters_of(graph)[1:]:
+            settings, unseen = self._environment.settings.of_cluster(name), dict[str, str]()
+            try:
+                cluster = ClusterAdmin(settings).describe({TRANSACTIONS_TOPIC, *topics_of(graph, name)})
+            except BrokerUnavailable as error:
+                away[name] = str(error)
+                continue
+            transactions, now = self._find(settings, cluster, unseen), time.time()
+            found.append(Facts(cluster=cluster, now=now, found=transactions, unseen=unseen, name=name))
+        return found, away
+
+    def _find(self, settings: Settings, cluster: ClusterDescription, unseen: dict[str, str]) -> Sequence[Found]:
+        """Transactions that hang or are open for long; notes in `unseen` where they could not be looked for."""
+        looked = [name for name in cluster.topics if name != TRANSACTIONS_TOPIC]
+        transactions = Transactions(TransactionAdmin(settings))
+        found = _look("transactions", lambda: transactions.find(looked, OPEN_SECONDS), Findings([], {}), unseen)
+        for tp, reason in found.refused.items():
+            unseen[f"transactions of topic {tp.topic}"] = str(reason)
+        return found.found
+
     def _look(self, subject: str, ask: Callable[[], T], otherwise: T) -> T:
-        """An answer; `otherwise`, and a note of what is missing, where this user may not ask."""
-        try:
-            return ask()
-        except KStreamsError as error:
-            self._unseen[subject] = str(error)
-            return otherwise
+        return _look(subject, ask, otherwise, self._unseen)
 
     def _logs(self, admin: ClusterAdmin, cluster: ClusterDescription, positions: GroupPositions, now: float) -> Logs:
         """The logs of the partitions that have a position and a leader, with what retention.ms leaves of them."""
@@ -112,3 +130,12 @@ class Examination:
                 if each.processor == processor.id and ids.get(tp.topic) == each.topic_id and tp not in committed:
                     found.setdefault(processor.id, []).append(tp)
         return found
+
+
+def _look(subject: str, ask: Callable[[], T], otherwise: T, unseen: dict[str, str]) -> T:
+    """An answer; `otherwise`, and a note of what is missing, where this user may not ask."""
+    try:
+        return ask()
+    except KStreamsError as error:
+        unseen[subject] = str(error)
+        return otherwise

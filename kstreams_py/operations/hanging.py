@@ -64,14 +64,22 @@ def is_found(transaction: OpenTransaction, limit: float, now: float) -> bool:
     return transaction.hangs is True or transaction.age(now) >= limit
 
 
-def topics_of(graph: Graph) -> set[str]:
-    """All topics that the workers and the replays of a graph write to or read, with that of its groups' offsets.
+def topics_of(graph: Graph, cluster: str = "") -> set[str]:
+    """All topics of a cluster that the workers and the replays of a graph write to or read.
 
-    Without those on other clusters.
+    - `cluster`: "" for the graph's own, which has the topic of its groups' offsets, too.
     """
+    declared = {topic.name for topic in graph.topics.values() if topic.cluster == cluster}
+    if cluster:
+        beside = {graph.delivered(processor) for processor in graph.processors if processor.cluster == cluster}
+        return declared | {topic for topic in beside if topic is not None}
     journals = {journal for processor in graph.processors if (journal := graph.journal(processor)) is not None}
-    declared = {topic.name for topic in graph.topics.values() if not topic.cluster}
     return {*declared, *journals, graph.beginnings, graph.replayed, POSITIONS_TOPIC}
+
+
+def clusters_of(graph: Graph) -> list[str]:
+    """The clusters that a graph uses, by name; "", its own, is the first."""
+    return sorted({"", *(topic.cluster for topic in graph.topics.values())})
 
 
 def order(found: Iterable[Found]) -> list[Found]:

@@ -12,7 +12,10 @@ from kstreams_py.processing.journal.records import CHOICES_ALONE, choices_record
 from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_TRUNCATED_EVERY: Final = 1_000
-"""Transactions with choices between two deletions of all but the newest records."""
+"""Choices of a task between two deletions of all but its newest record."""
+
+OFFSETS_MIN: Final = 2
+"""Offsets that choices take at least: their record, and the marker of its transaction."""
 
 
 class ChoicesJournal:
@@ -23,10 +26,15 @@ class ChoicesJournal:
         self._cluster = cluster
         self._newest: dict[int, Choices] = {}
         """Choices that this worker saved: they may not be readable yet, because markers follow the commit's answer."""
-        self._saved = 0
+        self._saved: dict[int, int] = {}
+        """Choices that were not deleted, by partition number; what a recovery finds is estimated by its offsets."""
 
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         """These offsets, and the choices that each of their tasks saved last. Raises TopicError."""
+        numbers = {tp.partition for tp in positions} - self._newest.keys()
+        if unread := [TopicPartition(self._topic, number) for number in sorted(numbers)]:
+            starts, ends = self._cluster.starts(unread), self._cluster.ends(unread)
+            self._saved |= {tp.partition: (ends[tp] - starts[tp]) // OFFSETS_MIN for tp in unread}
         return positions, {tp.partition: self.newest(tp.partition) for tp in positions}
 
     def newest(self, partition: int) -> Choices:
@@ -52,13 +60,15 @@ class ChoicesJournal:
         return [choices_record(self._topic, partition, each, CHOICES_ALONE) for partition, each in choices.items()]
 
     def saved(self, choices: Mapping[int, Choices]) -> None:
-        """Keeps choices that are committed; every JOURNAL_TRUNCATED_EVERY times, deletes the records before them."""
+        """Keeps choices that are committed; of a task that has saved JOURNAL_TRUNCATED_EVERY, deletes those before."""
         self._newest |= choices
-        self._saved += 1
-        if self._saved % JOURNAL_TRUNCATED_EVERY == 0:
-            for partition in choices:
-                if (m := self._cluster.newest(TopicPartition(self._topic, partition))) is not None:
-                    self._cluster.truncate(TopicPartition(self._topic, partition), m.offset())
+        for partition in choices:
+            self._saved[partition] = self._saved.get(partition, 0) + 1
+        for partition in [each for each in choices if self._saved[each] >= JOURNAL_TRUNCATED_EVERY]:
+            self._saved[partition] = 0
+            tp = TopicPartition(self._topic, partition)
+            if (m := self._cluster.newest(tp)) is not None:
+                self._cluster.truncate(tp, m.offset())
 
     def forget(self) -> None:
         """Forgets all choices: other workers may hold the tasks now, and save newer ones."""

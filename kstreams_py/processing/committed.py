@@ -9,6 +9,7 @@ from typing import Final
 
 from kstreams_py.errors import KStreamsError, Retriable
 from kstreams_py.kafka.contracts import Consumer
+from kstreams_py.kafka.transactions import find_command, place_options
 from kstreams_py.log_fields import repeated
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Positions, TopicPartition
@@ -29,6 +30,7 @@ class CommittedOffsets:
         self._consumer = consumer
         self._cluster = environment.cluster
         self._clock = environment.clock
+        self._find = find_command(place_options(environment.settings.bootstrap_servers))
         self._unread_since: float | None = None
 
     def read(self, partitions: Collection[TopicPartition]) -> Positions:
@@ -52,7 +54,7 @@ class CommittedOffsets:
 
     def _name_what_holds(self, partitions: Collection[TopicPartition]) -> None:
         try:
-            held = self._cluster.pending(self._group, partitions).describe(time.time())
+            held = self._cluster.pending(self._group, partitions).describe(time.time(), self._find)
         except KStreamsError as error:
             held = f"which transaction holds them is not known: {error}"
         logger.warning(

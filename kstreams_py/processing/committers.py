@@ -42,7 +42,7 @@ def open_journal(
     if processor.journal is None:
         return ChoicesJournal(topic, environment.cluster)
     group, delivered = f"{graph.name}.{processor.id}", graph.delivered(processor)
-    return DeliveryJournal(topic, processor, environment.cluster, topics, group, writer, delivered)
+    return DeliveryJournal(topic, processor, environment, topics, group, writer, delivered)
 
 
 def partitions_written(

@@ -25,6 +25,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
+from kstreams_py.kafka.transactions import place_options
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer, Context
 from kstreams_py.processing.outputs import value_bytes
@@ -54,8 +55,9 @@ class ExactlyOnce(Committer):
         self._recorder = self.session
         """The producer of the transactions that have no outputs of steps."""
         cluster, name, group = context.environment.cluster, context.processor.cluster, context.name
+        options = place_options(context.environment.settings.bootstrap_servers, name)
         self.leftovers.append(
-            Leftovers(cluster.named(name), name, context.transactional_id, context.written, "" if name else group)
+            Leftovers(cluster.named(name), options, context.transactional_id, context.written, "" if name else group)
         )
 
     def prepare(self, intake: Intake) -> None:

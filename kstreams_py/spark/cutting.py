@@ -20,6 +20,7 @@ from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError, UserMis
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.kafka.transactions import find_command
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark.cuts import (
@@ -153,7 +154,7 @@ class Cutting:
         found, left = first, first.pending
         while left:
             if self._clock() > deadline:
-                raise UserMistake(self._cluster.pending(group, partitions).describe(time.time()))
+                raise UserMistake(self._cluster.pending(group, partitions).describe(time.time(), find_command("")))
             self._sleep(POLL_SECONDS)
             found = self._cluster.group_offsets(group, partitions)
             left = frozenset(tp for tp in left & found.pending if found.committed.get(tp) == first.committed.get(tp))
@@ -168,10 +169,10 @@ class Cutting:
                 return
             if self._clock() > deadline:
                 tp = behind[0]
+                find = find_command("", [tp.topic])
                 raise UserMistake(
                     f"{tp}: a transaction below offset {ends[tp]} has been open for {self._limit:g} s (the last stable "
-                    f"offset is {stable[tp]}): run `kstreams transactions find-hanging`, which prints how to end those "
-                    "that hang"
+                    f"offset is {stable[tp]}): run `{find}`, which prints how to end those that hang"
                 )
             self._sleep(POLL_SECONDS)
 

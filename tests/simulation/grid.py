@@ -24,10 +24,12 @@ from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from kstreams_py.testing.memory_clients import MemoryProducer
 from kstreams_py.testing.request_faults import Fault
-from tests.crash_grid import Case, declare, give
+from tests.crash_grid import Case, declare, give, recover_twice
 from tests.simulation.strikes import Crash
 
 TURNS_MAX: Final = 200
+
+SETTINGS: Final = Settings()
 
 
 class Watched:
@@ -53,20 +55,34 @@ class _NoMembers:
 
 @dataclass
 class Process:
-    """What a process did: the points that it passed, and the branch by which it recovered."""
+    """What a process did: the points that it passed, and the branches of its recoveries.
+
+    - `status`: what `kstreams recover status` said of the task before it, if it was asked.
+    """
 
     points: list[str] = field(default_factory=list)
-    branch: str = ""
+    branches: list[str] = field(default_factory=list)
     error: KStreamsError | None = None
+    status: TaskStatus | None = None
+
+    @property
+    def branch(self) -> str:
+        return self.branches[-1] if self.branches else ""
 
 
 Strike = tuple[str, int, str]
 """The name of a point, which of these it is, counted from 1, and how the process dies there.
 
-"dies" before the request, "dies after" it, "dies late" if the request arrives after its death; the answer is lost if it
-is "unanswered"; a process that is "replaced" goes on once its replacement has delivered all. One that is "frozen"
-loses its membership, and goes on once another slot has delivered all.
+"dies" before the request, "dies after" it, "dies late" if the request arrives after its death; "raises", "raises after"
+and "raises late" are an exception there that nobody handles. The answer is lost if it is "unanswered"; a process that
+is "replaced" goes on once its replacement has delivered all. One that is "frozen" loses its membership, and goes on
+once another slot has delivered all.
 """
+
+
+class Unhandled(BaseException):
+    """Raised where a process ends by an exception."""
+
 
 TRANSACTION_SECONDS: Final = 60.0
 """How long a transaction may be open."""
@@ -82,12 +98,18 @@ class Grid:
         self.case = case
         self.clock = ManualClock()
         self.cluster = MemoryCluster(self.clock, session_timeout=2.0, transaction_timeout=TRANSACTION_SECONDS)
+        self._environment = Environment(
+            self.cluster, MemoryRegistry(), SETTINGS, clock=self.clock, sleep=self.clock.advance
+        )
         self.hashes: list[bytes] = []
         """The delivery hash of each call."""
         self.process = Process()
+        self.replacement: Process | None = None
+        """What has taken the place of a process that was frozen."""
         self.took_over_in = 0.0
         """Seconds in which another slot has delivered all in place of a frozen one."""
         self._strike: Strike | None = None
+        self._is_unseen = False
         self.other = self.cluster.named(case.cluster)
         """The cluster of the outputs."""
         self.cluster.create_topics([(name, 1, -1, {}) for name in ("a", "b")])
@@ -128,11 +150,9 @@ class Grid:
         with self._reading_branches(done):
             worker: Worker | None = None
             try:
-                environment = Environment(
-                    self.cluster, MemoryRegistry(), Settings(), clock=self.clock, sleep=self.clock.advance
-                )
                 (processor,) = self.graph.processors
-                worker = open_worker(self.graph, processor, slot, environment, stopping)
+                worker = open_worker(self.graph, processor, slot, self._environment, stopping)
+                recover_twice(worker, self._unseen)
                 worker.start()
                 for _ in range(TURNS_MAX):
                     worker.run_turn()
@@ -144,6 +164,9 @@ class Grid:
                 worker.close()
             except Crash:
                 pass
+            except Unhandled:
+                if worker is not None:
+                    worker.close()
             except KStreamsError as error:
                 done.error = error
         assert self._strike is None, f"{strike} is not reached: {done.points}"
@@ -161,12 +184,13 @@ class Grid:
 
     @contextmanager
     def _reading_branches(self, process: Process) -> Iterator[None]:
-        """Notes the branch that the log names."""
+        """Notes the branches that the log names, without those of a replacement."""
+        grid = self
 
         class Handler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                if "recovery" in record.msg:
-                    process.branch = record.getMessage().partition("recovery ")[2]
+                if "recovery" in record.msg and grid.process is process and not grid._is_unseen:
+                    process.branches.append(record.getMessage().partition("recovery ")[2])
 
         handler, logger = Handler(), logging.getLogger("kstreams_py.processing.journal.deliveries")
         logger.addHandler(handler)
@@ -180,8 +204,32 @@ class Grid:
             logger.setLevel(level)
             logger.removeHandler(handler)
 
+    def run_after_status(self, strike: Strike | None = None, slot: int = 0) -> Process:
+        """Reads what `kstreams recover status` says of the task, then runs a process."""
+        status = self.read_status()
+        done = self.run(strike, slot)
+        done.status = status
+        return done
+
+    def read_status(self) -> TaskStatus:
+        """What `kstreams recover status` says of the task."""
+        with self._unseen():
+            (status,) = read_status(self.graph, self._environment, cast(GroupAdmin, _NoMembers()))
+        return status
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Requests within it are no points."""
+        before, self._is_unseen = self._is_unseen, True
+        try:
+            yield
+        finally:
+            self._is_unseen = before
+
     def point(self, name: str, client: object = None) -> Fault | None:
         """Notes a point, and strikes if it is its turn."""
+        if self._is_unseen:
+            return None
         of_journal = isinstance(client, MemoryProducer) and str(client._id).endswith(".journal")
         points, named = self.process.points, f"journal {name}" if of_journal else name
         points.append(named)
@@ -189,30 +237,34 @@ class Grid:
             return None
         (*_, fault), self._strike = self._strike, None
         match fault:
-            case "dies after":
-                return Fault(Crash())
-            case "dies late":
-                return Fault(Crash(), applied=False, late=0.01)
+            case "raises":
+                raise Unhandled
+            case "dies after" | "raises after":
+                return Fault(Crash() if fault == "dies after" else Unhandled())
+            case "dies late" | "raises late":
+                return Fault(Crash() if fault == "dies late" else Unhandled(), applied=False, late=0.01)
             case "unanswered":
                 return Fault(OutcomeUnknown("simulated"))
             case "replaced":
-                self.run()
+                self.replacement = self.run_after_status()
                 return None
             case "frozen":
                 self.clock.advance(FROZEN_SECONDS)
                 before = self.clock()
-                self.run(slot=1)
+                self.replacement = self.run_after_status(slot=1)
                 self.took_over_in = self.clock() - before
                 return None
         raise Crash
 
-    def read_status(self) -> TaskStatus:
-        """What `kstreams recover status` says of the task between two processes."""
-        environment = Environment(
-            self.cluster, MemoryRegistry(), Settings(), clock=self.clock, sleep=self.clock.advance
-        )
-        (found,) = read_status(self.graph, environment, cast(GroupAdmin, _NoMembers()))
-        return found
+    def make_again(self, topics: Sequence[str]) -> None:
+        """Deletes topics and creates them again, with records of somebody else where those before were."""
+        for name in topics:
+            tp = TopicPartition(name, 0)
+            self.before[name] = self.other._broker.partition(tp).end
+            self.other._broker.delete_topic(name)
+            self.other.create_topics([(name, 1, -1, {})])
+            for _ in range(self.before[name]):
+                self.other.append(name, b"foreign", None, [(HASH_HEADER, b"foreign")])
 
     # What is there.
 

@@ -15,7 +15,7 @@ import pytest
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.sink import Evidence
-from tests.simulation.plan import EO, Fault, Kind, Plan, Strike, orders
+from tests.simulation.plan import EO, REFUSED_BY_JOURNALS, Fault, Kind, Plan, Strike, orders
 from tests.simulation.world import World
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -29,7 +29,8 @@ class Mutation:
     """A patch, and the invariants of which one must detect it.
 
     The runs are random: with the faults in `faults`, or with those in `struck`, each at a request of its name; with
-    `away`, functions fail for a while; with `order`, calls overlap; with `stores`, rows are stored.
+    `away`, functions fail for a while; with `order`, calls overlap; with `stores`, rows are stored. With `batch`,
+    deliveries go through a journal, and with `elsewhere` to another cluster.
     """
 
     apply: Patch
@@ -41,6 +42,8 @@ class Mutation:
     away: bool = False
     order: Order | None = None
     stores: Evidence | None = None
+    batch: int = 0
+    elsewhere: bool = False
 
 
 class Mutations(dict[str, Mutation]):
@@ -61,7 +64,8 @@ def candidates(mutation: Mutation) -> Iterator[Plan]:
     for seed in range(1, SEEDS_MAX + 1):
         kind = mutation.kinds[seed % len(mutation.kinds)]
         if not mutation.struck:
-            drawn = Plan.random(seed, mutation.faults)
+            refused = REFUSED_BY_JOURNALS if mutation.batch else ()
+            drawn = Plan.random(seed, [fault for fault in mutation.faults if fault not in refused])
             order = mutation.order if mutation.order in orders(kind, mutation.guarantee) else None
             yield replace(
                 drawn,
@@ -70,6 +74,8 @@ def candidates(mutation: Mutation) -> Iterator[Plan]:
                 away=mutation.away or drawn.away,
                 order=order,
                 stores=mutation.stores,
+                batch=mutation.batch,
+                elsewhere=mutation.elsewhere,
             )
         elif struck := _struck_at(
             Plan(kind, mutation.guarantee, seed, away=mutation.away, stores=mutation.stores), mutation.struck

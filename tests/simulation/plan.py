@@ -185,6 +185,10 @@ class Fault(StrEnum):
         return self in (Fault.DEPLOYED, Fault.REMADE, Fault.EXPIRED)
 
 
+REFUSED_BY_JOURNALS: Final = {Fault.DEPLOYED, Fault.REMADE}
+"""Changes of the inputs, which end a worker whose journal has a delivery of the old ones that was not committed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Strike:
     """A fault at the nth point since the strike before it, or since the start."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.sink import Evidence
-from tests.simulation.plan import AMO, EO, Fault, Kind, Plan, Strike
+from tests.simulation.plan import AMO, EO, REFUSED_BY_JOURNALS, Fault, Kind, Plan, Strike
 from tests.simulation.strikes import FUNCTION
 from tests.simulation.world import World
 
@@ -27,9 +27,6 @@ SEED_OF = {1: 1, 2: 3, 3: 2}
 
 OF_REQUESTS = {Fault.DIES_AFTER, Fault.DIES_LATE, Fault.LOST, Fault.UNANSWERED, Fault.LATE, Fault.DOUBLED}
 """The faults that need a request; the others can happen at a function, too."""
-
-REFUSED_BY_JOURNALS = {Fault.DEPLOYED, Fault.REMADE}
-"""Changes of the inputs, which end a worker whose journal has a delivery of the old ones that was not committed."""
 
 CRASHES = {Fault.DIES, Fault.DIES_AFTER, Fault.DIES_LATE, Fault.UNANSWERED, Fault.REPLACED}
 """The faults of the attempts after the first; the random runs have all faults there."""

@@ -13,6 +13,7 @@ from tests.simulation import (
     mutations_of_engine,
     mutations_of_findings,
     mutations_of_overlap,
+    mutations_of_recovery,
     mutations_of_retries,
     mutations_of_sinks,
 )
@@ -25,6 +26,7 @@ MUTATIONS = (
     | mutations_of_retries.MUTATIONS
     | mutations_of_overlap.MUTATIONS
     | mutations_of_sinks.MUTATIONS
+    | mutations_of_recovery.MUTATIONS
 )
 
 

@@ -17,7 +17,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
@@ -31,7 +32,6 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.records import Step, TopicPartition
@@ -83,6 +83,7 @@ class Process:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._called = False
+        self._is_unseen = False
         self._passed: Counter[str] = Counter()
         self._report = os.open(run.report, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -92,6 +93,8 @@ class Process:
 
     def pass_point(self, name: str) -> str:
         """Counts a point; returns the fault that happens there, or ""."""
+        if self._is_unseen:
+            return ""
         if name == "function":
             self._called = True
             self._passed.clear()
@@ -101,6 +104,15 @@ class Process:
             return ""
         self.note("struck", name)
         return strike.fault
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Requests within it are no points."""
+        self._is_unseen = True
+        try:
+            yield
+        finally:
+            self._is_unseen = False
 
     def point(self, name: str) -> None:
         """A point at which no request is made."""
@@ -160,8 +172,6 @@ class Process:
             self.watch(KafkaConsumer, method)
         for method in ("ends", "read"):
             self.watch(KafkaCluster, method)
-        if run.strike is None:
-            DeliveryJournal.recover = recover_twice(DeliveryJournal.recover)  # type: ignore[method-assign, assignment]
         logger = logging.getLogger("kstreams_py.processing.journal.deliveries")
         logger.addFilter(self._note_branch)
         graph, cluster = declare(run.case, run.name, self._work, self, f"{run.name}."), KafkaCluster(settings)
@@ -170,6 +180,7 @@ class Process:
         environment = Environment(cluster, FileRegistry(settings.schema_directory), settings)
         ends = {TopicPartition(f"{run.name}.{topic}", 0): end for topic, end in run.ends.items()}
         worker = open_worker(graph, graph.processors[0], run.slot, environment, Event())
+        recover_twice(worker, self._unseen)
         error = ""
         try:
             worker.start()
@@ -183,7 +194,7 @@ class Process:
         self.note("ended", error)
 
     def _note_branch(self, record: logging.LogRecord) -> bool:
-        if "recovery" in record.msg:
+        if "recovery" in record.msg and not self._is_unseen:
             self.note("branch", record.getMessage().partition("recovery ")[2])
         return True
 

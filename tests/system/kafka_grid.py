@@ -32,7 +32,7 @@ from kstreams_py.operations.task_status import TaskStatus
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.records import HASH_HEADER
-from tests.crash_grid import OPEN, UNDECIDED, Case, branch_after, cases, declare, exists
+from tests.crash_grid import UNDECIDED, Case, branch_after, cases, declare, exists, hides, is_possible
 from tests.crash_grid import cells as points_of
 from tests.system.grid_process import Run, Strike
 from tests.system.harness import Cluster, wait_until
@@ -63,13 +63,20 @@ READ_BACK: Final = ("CP15", "CP16b", "CP17")
 """Points after which the recovery certainly looks for the outputs of an attempt."""
 
 
+EARLIER: Final = ((), ("CP09",), ("CP09", "CP09"), ("CP15",), ("CP06", "CP09"))
+"""The points at which the attempts before died; the last two with a journal only."""
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A case whose nth attempt dies at a point; with `start`, the next start dies as well, at this point of it."""
+    """A case whose process dies at a point; with `start`, the next start dies as well, at this point of it.
+
+    - `earlier`: the points at which the attempts before it died.
+    """
 
     case: Case
     point: str
-    attempt: int
+    earlier: tuple[str, ...] = ()
     start: str = ""
 
 
@@ -84,11 +91,12 @@ def starts(case: Case, point: str) -> list[str]:
 def grid(journal: ks.Journal | None, cluster: str = "") -> list[Cell]:
     """All cells, each also with a start that dies at each point of the recovery."""
     return [
-        Cell(case, point, attempt, start)
+        Cell(case, point, earlier, start)
         for case in cases(journal, cluster)
-        for attempt in (1, 2, 3)
+        for earlier in (EARLIER if journal else EARLIER[:3])
+        if is_possible(case, earlier)
         for point in points_of(case)
-        if exists(point, case, attempt)
+        if exists(point, case, earlier)
         for start in ("", *starts(case, point))
     ]
 
@@ -108,7 +116,7 @@ def cover_pairs(cells: Sequence[Cell]) -> list[Cell]:
 
     def pairs(cell: Cell) -> set[Any]:
         case = cell.case
-        factors = (case.kind, case.does, case.errors, case.journal is None, cell.point, cell.attempt, cell.start)
+        factors = (case.kind, case.does, case.errors, case.journal is None, cell.point, cell.earlier, cell.start)
         return set(itertools.combinations(enumerate(factors), 2))
 
     left = set().union(*map(pairs, cells))
@@ -156,7 +164,7 @@ def strike_at(point: str, case: Case) -> Strike:
         "CP18": begun,
         "CP19": replace(attempt, fault="in flight"),
         "CP20": replace(attempt, fault="after"),
-        "CP29": replace(attempt, fault="stops"),
+        "CP29": replace(committed if case.written else attempt, fault="stops"),
         "CP30": replace(committed, fault="stops"),
     }[point]
 
@@ -222,7 +230,7 @@ class Report:
     """What a process noted."""
 
     calls: list[tuple[str, str]]
-    branch: str
+    branches: list[str]
     error: str | None
     struck: bool
 
@@ -282,7 +290,7 @@ class Lane:
             self._hashes.setdefault(value, set()).add(digest)
         branches = [note[1] for note in notes if note[0] == "branch"]
         error = next((note[1] for note in notes if note[0] == "ended"), None)
-        return Report(calls, branches[-1] if branches else "", error, any(note[0] == "struck" for note in notes))
+        return Report(calls, branches, error, any(note[0] == "struck" for note in notes))
 
     def deliver(self, slot: int = 0, *, create: bool = False, session_timeout_ms: int = SESSION_MS) -> Report:
         """Runs a process until it has delivered all."""
@@ -298,43 +306,65 @@ class Lane:
         assert (ended, report.struck) == (("ended", -signal.SIGKILL), True), path
         return report
 
-    def strike(self, point: str) -> list[tuple[str, str]]:
-        """Lets a process die at a point, or be frozen there and wake up; returns the calls of its function."""
-        strike = strike_at(point, self.case)
+    def strike(self, point: str) -> tuple[Report, Report | None]:
+        """Lets a process die at a point, or be frozen there and wake up.
+
+        Returns what it noted, and what took its place while it was frozen.
+        """
+        strike, replacement = strike_at(point, self.case), None
         if strike.fault not in ("stops", "unanswered"):
-            return self.kill(strike).calls
+            return self.kill(strike), None
         session = SHORT_SESSION_MS if point == "CP30" else SESSION_MS
         number, path = self.start(strike, session_timeout_ms=session)
         if strike.fault == "stops":
             assert self._processes.wait(number) == ("stopped", 0), path
-            self.deliver(1 if point == "CP30" else 0, session_timeout_ms=session)
+            status = self._read_status(is_open=True)
+            replacement = self.deliver(1 if point == "CP30" else 0, session_timeout_ms=session)
+            self._compare(status, replacement, is_open=True)
             self._processes.resume(number)
         ended, report = self._processes.wait(number), self.read(path)
         assert (ended, report.struck) == (("ended", 0), True), path
         assert report.error == ("Replaced" if point == "CP29" else ""), path
-        return report.calls
+        return report, replacement
 
     def die_and_recover(self, cell: Cell) -> None:
-        """Lets the nth attempt die at a point, those before in the function; then delivers, by the branch named."""
-        self.feed(f"{cell.point} {cell.attempt} {len(self._sets)}")
-        calls = [call for _ in range(cell.attempt - 1) for call in self.kill(IN_FUNCTION).calls]
-        calls += self.strike(cell.point)
+        """Lets attempts die at their points; then delivers, by the branch named.
+
+        The status between a death and the next start is compared with what that does.
+        """
+        self.feed(f"{cell.point} {len(self._sets)}")
+        calls, replacement, is_open = list[tuple[str, str]](), None, False
+        status: TaskStatus | None = None
+        for number, point in enumerate((*cell.earlier, cell.point)):
+            report, replacement = self.strike(point)
+            if status is not None:
+                self._compare(status, report, is_open=is_open)
+            calls += report.calls
+            is_open = point in UNDECIDED or hides(point, self.case, cell.earlier[:number])
+            status = self._read_status(is_open=is_open)
+        assert status is not None
         if self.case.is_alts:  # an input that is fetched first is ready now: what was chosen is read all the same
-            self.feed(f"{cell.point} {cell.attempt} {len(self._sets)}", ("a",))
+            self.feed(f"{cell.point} {len(self._sets)}", ("a",))
         if cell.start:
-            self.kill(STARTS[cell.start])
-        is_open = bool(cell.start) or cell.point in (*OPEN, *UNDECIDED)
-        status, last = self._read_status(is_open=is_open), self.deliver()
-        assert not status.is_refused, status
+            self._compare(status, self.kill(STARTS[cell.start]), is_open=is_open)
+            is_open = True
+            status = self._read_status(is_open=is_open)
+        last = self.deliver()
+        self._compare(status, last, is_open=is_open)
         if self.case.journal is None:
             return
-        assert status.branch == last.branch or (is_open and status.next.startswith(FIRST)), (status, last.branch)
-        if cell.point in ("CP29", "CP30"):
-            return
+        branch = last.branches[-1] if replacement is None else replacement.branches[0]
         points = (cell.point, UNDECIDED.get(cell.point, cell.point))
-        assert last.branch in {branch_after(point, self.case, cell.attempt) for point in points}, last.branch
-        if self.case.is_alts and calls and last.branch.endswith(("1c", "3b")):
+        assert branch in {branch_after(point, self.case, cell.earlier) for point in points}, branch
+        if self.case.is_alts and calls and replacement is None and branch.endswith(("1c", "3b")):
             assert last.calls[0] == calls[0], "an alts makes its choice again"
+
+    def _compare(self, status: TaskStatus, report: Report, *, is_open: bool) -> None:
+        """Compares a status with the first recovery after it; `is_open`: a transaction may hide what decides."""
+        assert not status.is_refused, status
+        if report.branches:
+            waits = is_open and status.next.startswith(FIRST)
+            assert status.branch == ("" if waits else report.branches[0]), (status, report.branches)
 
     def _read_status(self, *, is_open: bool) -> TaskStatus:
         """What `kstreams recover status` says of the task.
@@ -404,7 +434,7 @@ def run_cells(
             try:
                 lane.verify()
             except AssertionError as error:
-                raise AssertionError(f"{lane.case}, {[(c.point, c.attempt, c.start) for c in of_case]}") from error
+                raise AssertionError(f"{lane.case}, {[(c.point, c.earlier, c.start) for c in of_case]}") from error
             return len(of_case)
 
         return sum(pool.map(run, lanes, lanes.values()))

@@ -64,8 +64,8 @@ def test_hanging_transaction_pins_offsets_until_every_partition_has_its_marker(
         (mine,) = [each for each in found.transactions if each.transactional_id == work.id]
         assert mine.hangs
         prefix = f"({work.id}) from offset {mine.start}, "
-        assert prefix in found.describe(time.time())
-        assert found.describe(time.time()).partition(prefix)[2].endswith("outputs first and __consumer_offsets last")
+        assert prefix in (text := found.describe(time.time(), "this"))
+        assert text.partition(prefix)[2].endswith("outputs first and __consumer_offsets last")
         with pytest.raises(Retriable):
             work.committed(impatient)
         assert (cluster.values(work.target), cluster.values(work.target, "read_uncommitted")) == ([], [b"hanging"])

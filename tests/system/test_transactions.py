@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_exactly_once_worker_waits_while_an_output_of_its_own_hangs_and_an_opera
         told = (
             f"a transaction of {work.id} is open on {work.target}[0] from offset 0, its coordinator will not end it, "
             "and the next one would commit what it has written: nothing is written until you end it by the commands "
-            "that `kstreams transactions find-hanging` prints"
+            f"that `kstreams transactions find-hanging --topic {work.target} --bootstrap-servers {servers}` prints"
         )
         wait_until(lambda: worker.text.count(told) >= 2, "the worker says that it waits, and for what")
         assert cluster.values(work.target, "read_uncommitted") == [b"0"]
@@ -218,6 +219,84 @@ def test_exactly_once_worker_waits_while_an_output_of_its_own_hangs_and_an_opera
         assert cluster.values(work.target) == [b"0", b"1"]
     finally:
         worker.kill()
+
+
+JOURNALED = """
+import kstreams_py as ks
+graph = ks.Graph({name!r})
+out = graph.topic("{name}.out", cluster={cluster!r})
+graph.map(graph.topic("{name}.in"), to=out, id="copy", persistence="journal")(lambda value: value)
+"""
+
+
+def test_recovery_whose_outputs_a_foreign_transaction_hides_ends_until_the_named_command_has_ended_it(
+    servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    """Whether its last delivery was committed is not guessed, nor is it waited for without end."""
+    work = Work(cluster, name, group=f"{name}.copy")
+    work.id = f"{name}.foreign"
+    cluster.write(work.target, [b"before"])
+    leave_output_hanging(servers, work, b"foreign")
+    cluster.write(work.source, [b"0", b"1"])
+    file = tmp_path / "app.py"
+    file.write_text(JOURNALED.format(name=name, cluster=""), encoding="utf-8")
+    settings = Settings(bootstrap_servers=servers, transaction_timeout_ms=2_000, schema_directory=tmp_path / "schemas")
+    workers = []
+
+    def start() -> WorkerProcess:
+        workers.append(WorkerProcess(file, 0, settings.as_environment()))
+        return workers[-1]
+
+    try:
+        killed = start()
+        cluster.await_committed(work.group, work.source, {0: 2})
+        killed.kill()
+        waiting = start()
+        assert waiting.wait() == 3, waiting.text
+        of_topic = f"--topic {work.target}"
+        named = f"`kstreams transactions find-hanging {of_topic} --bootstrap-servers {servers}` shows whether it hangs"
+        assert named in waiting.text
+        hides = f"copy: a transaction hides {work.target}[0]@"
+        (error,) = {line for line in waiting.text.splitlines() if hides in line and "for more than 32 s" in line}
+        (command,) = re.findall("`kstreams transactions (abort [^`]*)`", error)
+        assert command == f"abort {of_topic} --partition 0 --start-offset 1 --bootstrap-servers {servers}"
+        assert operator.run(*command.split(), "--yes").status == 0
+        cluster.write(work.source, [b"2"])
+        worker = start()
+        cluster.await_committed(work.group, work.source, {0: 3})
+        assert "copy: partition 0: recovery 1d, 2, 3a" in worker.text
+        assert cluster.values(work.target) == [b"before", b"0", b"1", b"2"]
+    finally:
+        for each in workers:
+            each.kill()
+
+
+def test_what_is_wrong_on_another_cluster_of_a_graph_is_found_and_ended_by_the_printed_command(
+    servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    """The other cluster is the same broker by another name."""
+    work = Work(cluster, name)
+    cluster.write(work.target, [b"before"])
+    leave_output_hanging(servers, work, b"hanging")
+    delivered = f"__ks.{name}.copy.delivered"
+    cluster.create(delivered, config={"cleanup.policy": "compact,delete"})
+    file = tmp_path / "app.py"
+    file.write_text(JOURNALED.format(name=name, cluster="other"), encoding="utf-8")
+    config = tmp_path / "settings.toml"
+    config.write_text(f'[clusters.other]\nbootstrap_servers = "{servers}"\n', encoding="utf-8")
+
+    ended = kstreams("doctor", file, "--json", "-b", servers, "--config", config, environment={})
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+    found = {row["kind"]: row for row in rows if row["subject"].startswith("cluster 'other': ")}
+    assert found["delivered_settings"]["subject"] == f"cluster 'other': {delivered}"
+    assert found["hanging_transaction"]["remedy"].startswith(
+        "kstreams transactions find-hanging --cluster other, then "
+    )
+    (row,) = operator.found("--graph", file, "--config", config)
+    assert (row["topic"], row["transactional_id"]) == (work.target, work.id)
+    assert row["command"].endswith(f" --config {config} --cluster other")
+    assert operator.run(*row["command"].split()[2:], "--yes").status == 0
+    assert operator.found("--graph", file, "--config", config) == []
 
 
 def test_transaction_of_a_living_producer_is_found_only_when_older_and_is_not_ended(

@@ -345,11 +345,10 @@ def test_positions_that_the_journal_of_a_busy_worker_does_not_tell_are_not_judge
     producer.write([("__ks.g.far.journal", b"", None, 0, None, None, 0, None)])
     producer.flush()
 
+    find = "kstreams transactions find-hanging --topic __ks.g.far.journal --bootstrap-servers 127.0.0.1:9092"
+    why = f"far: a transaction hides journal {JOURNAL} from offset 4 on: `{find}` shows whether it hangs"
     assert site.audit(processors=["far"]) == [
-        (
-            f"{ALL_CLEAN[5]}\n  the journal, and outputs before their positions, are not judged: a transaction is open "
-            f"on journal {JOURNAL}"
-        )
+        f"{ALL_CLEAN[5]}\n  the journal, and outputs before their positions, are not judged: {why}"
     ]
 
 
@@ -416,11 +415,11 @@ def test_a_journal_of_a_busy_worker_is_not_judged() -> None:
     producer.write([("__ks.g.copy.journal", b"", None, 1, None, None, 0, None)])
     producer.flush()
 
+    journal = "__ks.g.copy.journal"
+    find = f"kstreams transactions find-hanging --topic {journal} --bootstrap-servers 127.0.0.1:9092"
+    why = f"copy: a transaction hides journal {journal}[1] from offset 4 on: `{find}` shows whether it hangs"
     assert site.audit() == [
-        (
-            "copy: 4 inputs, 4 outputs, 0 dead letters: clean\n"
-            "  the journal is not judged: a transaction is open on journal __ks.g.copy.journal[1]"
-        )
+        f"copy: 4 inputs, 4 outputs, 0 dead letters: clean\n  the journal is not judged: {why}",
     ]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+import kstreams_py as ks
 from kstreams_py.errors import (
     Abortable,
     OutcomeUnknown,
@@ -15,6 +18,7 @@ from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.processing.plan import Intake
 from kstreams_py.processing.states import State
+from kstreams_py.testing import TestDriver
 from tests.unit.fakes import Read
 from tests.unit.guarantee import A0, ALO, B0, EO, Bench, choosing, chosen
 
@@ -131,6 +135,50 @@ def test_journal_is_truncated_at_intervals_up_to_its_newest_record(monkeypatch: 
         bench.guarantee.prepare(choosing(("a", number)))
         kept.append([choices.runs[0][1] for _, choices in choices_of(bench)])
     assert kept == [[0], [0, 1], [2], [2, 3], [2, 3, 4], [5], [5, 6]]
+
+
+LEFT = 4
+"""The most records that stay: the choices after which the older ones are deleted, and the newest before them."""
+
+
+@pytest.fixture
+def merging(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestDriver]:
+    """An alts with two tasks, whose journals are cut after 3 of their choices."""
+    monkeypatch.setattr(choices_journal, "JOURNAL_TRUNCATED_EVERY", 3)
+    graph = ks.Graph("g")
+    graph.alts(graph.topic("a"), graph.topic("b"), to=graph.topic("out"), id="p")(lambda value: value)
+    with TestDriver(graph, partitions=2) as driver:
+        yield driver
+
+
+def choose(driver: TestDriver, count: int, partition: int) -> None:
+    for _ in range(count):
+        driver.send("a", b"value", partition=partition)
+        driver.run()
+
+
+def kept(driver: TestDriver) -> list[int]:
+    """How many records of each task its journal has."""
+    numbers = [m.partition() for m in driver.cluster.records("__ks.g.p.journal")]
+    return [numbers.count(0), numbers.count(1)]
+
+
+def test_journals_of_workers_that_start_again_before_they_delete_anything_stay_bounded(merging: TestDriver) -> None:
+    for number in range(12):
+        choose(merging, 2, partition=0)
+        assert kept(merging)[0] <= LEFT, number
+        merging.crash()
+        merging.advance(60.0)
+        merging.restart()
+    assert len(merging.values("out")) == 24
+
+
+def test_journal_of_a_task_with_few_choices_is_cut_beside_one_with_many(merging: TestDriver) -> None:
+    for number in range(12):
+        choose(merging, 2, partition=0)
+        choose(merging, 1, partition=1)
+        assert max(kept(merging)) <= LEFT, number
+    assert len(merging.values("out")) == 36
 
 
 def test_journal_that_was_emptied_by_others_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from kstreams_py.errors import BrokerUnavailable, GraphError, RecoveryUndecidabl
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.operations.hanging import topics_of
 from kstreams_py.processing.choices import Start
+from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
@@ -26,7 +27,8 @@ from kstreams_py.processing.journal.records import (
 )
 from kstreams_py.processing.topics import check_topics, create_topics, find_topics
 from kstreams_py.records import TopicPartition
-from kstreams_py.testing import MemoryCluster, TestDriver
+from kstreams_py.settings import Settings
+from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
 
 # The declaration.
 
@@ -56,6 +58,52 @@ def test_processor_that_writes_elsewhere_has_a_journal_and_its_dead_letters_ther
 def test_topic_of_dead_letters_that_is_declared_later_stays_on_its_cluster(graph: ks.Graph) -> None:
     declare(graph, errors="dead")
     assert graph.topic("dead", partitions=3).cluster == "west"
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["declared", "of another processor"])
+def test_sink_whose_dead_letters_are_elsewhere_has_a_journal(graph: ks.Graph, shared: bool) -> None:
+    """They are all that it writes."""
+    if shared:
+        declare(graph, errors="dead")
+    else:
+        graph.topic("in")
+        graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink("in", id="store", errors="dead")(print)
+    processor = graph.processors[-1]
+    assert (processor.journal, processor.cluster, graph.delivered(processor)) == (
+        ks.Journal(), "west", "__ks.g.store.delivered",
+    )  # fmt: skip
+
+
+def test_sink_whose_dead_letters_are_elsewhere_makes_each_once(graph: ks.Graph) -> None:
+    def refuse(value: bytes) -> None:
+        raise ValueError(value)
+
+    graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink(graph.topic("in"), id="store", errors="dead")(refuse)
+    with TestDriver(graph) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        driver.send("in", b"two")
+        driver.crash("commit_transaction", cluster="west")
+        driver.restart()
+        driver.run()
+        assert [letter["inputs"][0]["value"] for letter in driver.values("dead")] == [b"one", b"two"]
+
+
+def stores_rows(graph: ks.Graph) -> None:
+    graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink(
+        graph.topic("in"),
+        to=ks.PostgreSQL("postgresql://u:p@db:5432/d", table="t", columns=("a",)),
+        id="p",
+        errors="dead",
+    )(lambda value: value)
+
+
+def keeps_no_journal(graph: ks.Graph) -> None:
+    graph.topic("dead", value=ks.dead_letters(), cluster="west")
+    graph.sink(graph.topic("in"), id="p", errors="dead", persistence="transaction")(print)
 
 
 def reads_there(graph: ks.Graph) -> None:
@@ -116,6 +164,17 @@ def moves_dead_letters(graph: ks.Graph) -> None:
             ("processor 'p' writes to cluster 'west' and its dead letters, 'dead', to the graph's own cluster, and no "
             "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
             "of its outputs"),
+        ),
+        (
+            stores_rows,
+            ("processor 'p' writes to the graph's own cluster and its dead letters, 'dead', to cluster 'west', and no "
+            "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
+            "of its outputs"),
+        ),
+        (
+            keeps_no_journal,
+            ("processor 'p' writes to 'dead' on cluster 'west', and no transaction spans two clusters: leave "
+            "persistence out, or give it 'journal'"),
         ),
         (
             moves_dead_letters,
@@ -221,7 +280,8 @@ class Bench:
         topics = check_topics(graph, self.cluster)
         (processor,) = graph.processors
         beside = graph.delivered(processor)
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p", "g.p.0", beside)
+        environment = Environment(self.cluster, MemoryRegistry(), Settings(), self.cluster.clock)
+        self.journal = DeliveryJournal(JOURNAL, processor, environment, topics, "g.p", "g.p.0", beside)
         self.topic_id = topics["in"].topic_id
         self.snapshot = Snapshot("g.p", 0, (Start("in", topics["in"].topic_id, 3),))
         place = Place("out", 0, 0, HASH)
@@ -273,7 +333,10 @@ def test_transaction_of_this_worker_that_is_open_is_waited_for(bench: Bench) -> 
     bench.begin("g.p.0", bench.attempt)
     with pytest.raises(Retriable) as raised:
         bench.journal.recover({IN: 3})
-    assert str(raised.value) == f"a transaction is open on {DELIVERED}[0]"
+    assert str(raised.value) == (
+        f"p: a transaction hides {DELIVERED}[0] from offset 0 on: `kstreams transactions find-hanging --topic "
+        f"{DELIVERED} --cluster west` shows whether it hangs"
+    )
 
 
 def test_transaction_of_another_worker_is_aborted_by_the_one_that_has_its_task(bench: Bench) -> None:

@@ -34,7 +34,8 @@ def test_committed_offsets_that_stay_pending_are_logged_every_30_seconds_with_th
             bench.committed.read([A0, B0])
         return caplog.messages[:]
 
-    named = [f"g.p.0: committed offsets have not been readable for 30 s: {pending.describe(0)}"]
+    why = pending.describe(0, "kstreams transactions find-hanging --bootstrap-servers 127.0.0.1:9092")
+    named = [f"g.p.0: committed offsets have not been readable for 30 s: {why}"]
     assert [warned_after(seconds) for seconds in (0, 29.9, 0.1, 29.9, 0.1)] == [[], [], named, [], named]
     assert bench.committed.read([A0, B0]) == {}, "they are readable again"
     assert [warned_after(seconds) for seconds in (29.9, 0.2)] == [[], []], "the 30 seconds count from the last success"

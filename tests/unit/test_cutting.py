@@ -240,7 +240,7 @@ def test_transaction_that_stays_open_is_named_with_its_partition_and_the_remedy(
         cutting(cluster).make()
     assert str(caught.value) == (
         "b[0]: a transaction below offset 1 has been open for 60 s (the last stable offset is 0): run `kstreams "
-        "transactions find-hanging`, which prints how to end those that hang"
+        "transactions find-hanging --topic b`, which prints how to end those that hang"
     )
     writer.send({IN0: 1})
     with pytest.raises(UserMistake, match=r"the offsets of in\[0\] are pending in a transaction; open on __cons"):

@@ -272,3 +272,67 @@ def test_group_that_is_stopped_is_a_note_that_says_how_long_it_may_be() -> None:
             "  start it before, or kstreams recover export app.py:graph > FILE"
         )
     ]
+
+
+# Other clusters, to which the graph writes.
+
+
+def examined_west() -> Examined:
+    graph = ks.Graph("g")
+    graph.map(graph.topic(A), to=graph.topic(OUT, cluster="west"), errors="dead", id="p")(bytes)
+    return Examined(graph, "app.py:graph", 60_000)
+
+
+def west(*topics: TopicDescription, brokers: int = 1, **changed: Any) -> Facts:
+    found = {each.name: each for each in topics}
+    return Facts(ClusterDescription(dict.fromkeys(range(brokers), BROKER), found), now=100, name="west", **changed)
+
+
+DELIVERED = "__ks.g.p.delivered"
+
+
+def test_other_cluster_whose_topics_are_well_has_no_finding() -> None:
+    other = west(topic(OUT), topic("dead"), topic(DELIVERED, cleanup_policy="compact"))
+    assert shown(Facts(cluster(topic(JOURNAL, retention_ms="-1")), now=100, others=[other]), examined_west()) == []
+
+
+def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
+    hangs = OpenTransaction(7, 2, 0, 5, 40.0, "g.p.0", hangs=True, state="Empty")
+    other = west(
+        topic(OUT, max_message_bytes="10"),
+        topic(DELIVERED, partition=PartitionInfo(-1, 1, 1), cleanup_policy="compact,delete"),
+        found=[Found(TopicPartition(OUT, 0), hangs, decision=Decision(None, "unknown"))],
+        unseen={"transactions": "grant it"},
+    )
+    facts = Facts(
+        cluster(topic(JOURNAL, retention_ms="-1")), now=100, others=[other], away={"west": "no broker answers"}
+    )
+    assert shown(facts, examined_west()) == [
+        (
+            "error: cluster 'west': it does not answer, and is not examined: p can deliver nothing: no broker answers\n"
+            "  repair it, or correct [clusters.west] in the settings"
+        ),
+        (
+            f"error: cluster 'west': {DELIVERED}: cleanup.policy is compact,delete: the record of the newest delivery "
+            f"may be deleted\n  kafka-configs.sh --alter --topic {DELIVERED} --add-config cleanup.policy=compact"
+        ),
+        (
+            "error: cluster 'west': out[0]: out[0]: producer 7 epoch 2 (g.p.0) from offset 5, 60 s old: its "
+            "coordinator (Empty) will not end it: it never ends by itself; it hides all records behind it from "
+            "readers\n  kstreams transactions find-hanging --cluster west, then kstreams transactions abort --topic "
+            "out --partition 0 --start-offset 5 --cluster west"
+        ),
+        (
+            "error: cluster 'west': dead: the graph declares it and it does not exist: no worker starts\n  kstreams "
+            "topics create app.py:graph"
+        ),
+        (
+            f"error: cluster 'west': {DELIVERED}[0]: the partition has no leader: it can be neither read nor written\n"
+            "  start the brokers that have it (kafka-topics.sh --describe --unavailable-partitions)"
+        ),
+        (
+            "note: p: out: it takes records of 10 bytes and an input has up to 1000: larger ones become dead letters, "
+            "or stop the worker\n  kafka-configs.sh --alter --topic out --add-config max.message.bytes=1000"
+        ),
+        "note: cluster 'west': transactions: not seen: what is wrong there is not found\n  grant it",
+    ]

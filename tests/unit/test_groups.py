@@ -19,7 +19,7 @@ from kstreams_py.kafka.groups import (
     positions_partition,
     slot_of,
 )
-from kstreams_py.kafka.transactions import OpenTransaction
+from kstreams_py.kafka.transactions import OpenTransaction, find_command, place_options
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
 
@@ -200,9 +200,10 @@ ZERO, TWO, OFFSETS = TopicPartition("in", 0), TopicPartition("in", 2), TopicPart
 HANGING = OpenTransaction(4, 1, 0, 121, 1_000.0, "shop.price.0", hangs=True, state="Empty")
 ONGOING = OpenTransaction(5, 0, -1, 130, 1_050.4, "", hangs=False)
 UNSHOWN = OpenTransaction(6, 0, -1, 140, 1_050.4, "", hangs=None)
+FIND = "kstreams transactions find-hanging --bootstrap-servers 'a:1, b:2'"
 PINNED_REMEDY = (
-    "stop the workers of this graph, then run `kstreams transactions find-hanging`: it prints the commands that end "
-    "each that hangs, outputs first and __consumer_offsets last"
+    f"stop the workers of this graph, then run `{FIND}`: it prints the commands that end each that hangs, outputs "
+    "first and __consumer_offsets last"
 )
 PINNED = "group 'shop.price': the offsets of in[0], in[2] are pending in a transaction"
 
@@ -216,10 +217,7 @@ UNSHOWN_TEXT = (
     "producer 6 epoch 0 from offset 140, 10 s old: no coordinator shows it to this user: it hangs, or DESCRIBE on its "
     "transactional id is missing"
 )
-UNSURE = (
-    "grant this user DESCRIBE on transactional ids to see which of them hang (`kstreams transactions find-hanging`), "
-    "and end none before"
-)
+UNSURE = f"grant this user DESCRIBE on transactional ids to see which of them hang (`{FIND}`), and end none before"
 
 
 @pytest.mark.parametrize(
@@ -247,4 +245,5 @@ UNSURE = (
     ids=["none", "hanging", "ongoing", "unshown", "ended", "unknown"],
 )
 def test_pending_offsets_are_described_with_the_remedy(pending: Pending, text: str) -> None:
-    assert pending.describe(1_060.0) == text
+    find = find_command(place_options("a:1, b:2"))
+    assert pending.describe(1_060.0, find) == text

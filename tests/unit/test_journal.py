@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import sinks
-from kstreams_py.errors import GraphError, RecoveryUndecidable, Retriable
+from kstreams_py.errors import GraphError, NotAuthorized, RecoveryUndecidable, Retriable, Unavailable
 from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.processing.choices import Choices, Start
+from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import WINDOW, DeliveryJournal
 from kstreams_py.processing.journal.records import (
@@ -28,7 +30,9 @@ from kstreams_py.processing.journal.records import (
 )
 from kstreams_py.processing.journal.recovery import Found, Recovery, recover
 from kstreams_py.records import TopicPartition
-from kstreams_py.testing import MemoryCluster, TestDriver
+from kstreams_py.settings import Settings
+from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
+from tests.unit.fakes import raise_error
 
 JOURNAL = "__ks.g.p.journal"
 IDS = {"a": "id-a", "b": "id-b"}
@@ -305,13 +309,17 @@ def test_recovery_never_guesses_where_the_evidence_contradicts_itself(
 
 READS = {TopicPartition("a", 0): 3, TopicPartition("b", 0): 7}
 MOVES = {TopicPartition("a", 0): 3, TopicPartition("b", 0): 10}
+HIDES = "p: a transaction hides"
+NEVER = "its coordinator () will not end it: it never ends by itself"
+FIND, HERE = "kstreams transactions find-hanging", "--bootstrap-servers 127.0.0.1:9092"
 
 
 class Bench:
     """A cluster with a journal and outputs, and what writes to them."""
 
     def __init__(self) -> None:
-        self.cluster = MemoryCluster()
+        self.clock = ManualClock()
+        self.cluster = MemoryCluster(self.clock, transaction_timeout=900.0)
         self.cluster.create_topics([("x", 2, -1, {}), ("dead", 1, -1, {}), (JOURNAL, 1, -1, {})])
         graph = ks.Graph("g", errors="dead")
         graph.join(graph.topic("a"), graph.topic("b"), to=[graph.topic("x"), graph.topic("y")], id="p")(lambda v, w: {})
@@ -319,7 +327,8 @@ class Bench:
         self.cluster.create_topics([("y", 1, -1, {"cleanup.policy": "compact"})])
         topics = self.cluster.topics(["x", "y", "dead"])
         topics |= {name: replace(topics["x"], name=name, topic_id=known) for name, known in IDS.items()}
-        self.journal = DeliveryJournal(JOURNAL, processor, self.cluster, topics, "g.p", "w")
+        environment = Environment(self.cluster, MemoryRegistry(), Settings(), self.clock)
+        self.journal = DeliveryJournal(JOURNAL, processor, environment, topics, "g.p", "w")
 
     def append(self, *records: Output) -> None:
         for topic, value, key, partition, _, _, _, headers in records:
@@ -429,17 +438,92 @@ def test_transaction_that_hides_an_output_is_waited_for(bench: Bench) -> None:
     bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
     with pytest.raises(Retriable) as raised:
         bench.journal.recover(READS)
-    assert str(raised.value) == "a transaction hides x[1]@0, which an attempt of p may have written"
+    assert (
+        str(raised.value)
+        == f"{HIDES} x[1]@0, where it may have written: `{FIND} --topic x {HERE}` shows whether it hangs"
+    )
     producer.commit_transaction()
     bench.journal.recover(MOVES)
     assert bench.journal.snapshots == {}
+
+
+@pytest.mark.parametrize(
+    ("hangs", "remedy"),
+    [
+        (False, "its coordinator will end it: stop its producer, or wait for its time-out"),
+        (
+            True,
+            f"{NEVER}: end it by `kstreams transactions abort --topic x --partition 1 --start-offset 0 {HERE}`",
+        ),
+    ],
+)
+def test_transaction_that_hides_an_output_for_longer_than_one_may_be_open_ends_the_worker(
+    bench: Bench, hangs: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", bench.clock)
+    producer = bench.begin(output("x", 1))
+    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    bench.begin(output("x", 1), name="behind it")
+    found = bench.cluster.open_transactions(TopicPartition("x", 1))
+    monkeypatch.setattr(bench.cluster, "open_transactions", lambda _: [replace(each, hangs=hangs) for each in found])
+    for waited in (0, 39.9):
+        bench.clock.advance(waited)
+        with pytest.raises(Retriable):
+            bench.journal.recover(READS)
+    bench.clock.advance(0.1)
+    with pytest.raises(Unavailable) as raised:
+        bench.journal.recover(READS)
+    number = found[0].producer_id
+    assert str(raised.value) == (
+        f"{HIDES} x[1]@0, where it may have written, for more than 40 s, and whether the delivery was committed is not "
+        f"known without them: producer {number} epoch 0 (stranger) from offset 0, 40 s old: {remedy}, then start again"
+    )
+    producer.commit_transaction()
+    bench.journal.recover(MOVES)
+    assert bench.journal.snapshots == {}
+
+
+def test_transaction_that_ends_before_it_is_listed_ends_no_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.begin(output("x", 1))
+    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    with pytest.raises(Retriable):
+        bench.journal.recover(READS)
+    monkeypatch.setattr(bench.cluster, "open_transactions", lambda _: ())
+    bench.clock.advance(40)
+    with pytest.raises(Retriable) as raised:
+        bench.journal.recover(READS)
+    assert str(raised.value) == f"{HIDES} x[1]@0, where it may have written, which has ended just now"
+    producer.commit_transaction()
+    bench.journal.recover(MOVES)
+    assert bench.journal.snapshots == {}
+
+
+def test_transaction_that_hides_an_output_and_cannot_be_listed_is_found_by_a_command(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.begin(output("x", 1))
+    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    with pytest.raises(Retriable):
+        bench.journal.recover(READS)
+    monkeypatch.setattr(bench.cluster, "open_transactions", lambda _: raise_error(NotAuthorized("no rights")))
+    bench.clock.advance(40)
+    with pytest.raises(Unavailable) as raised:
+        bench.journal.recover(READS)
+    assert str(raised.value) == (
+        f"{HIDES} x[1]@0, where it may have written, for more than 40 s, and which one is not known: no rights: end it "
+        f"by the command that `{FIND} --topic x {HERE}` prints, then start again"
+    )
 
 
 def test_transaction_that_is_open_on_the_journal_is_waited_for(bench: Bench) -> None:
     producer = bench.begin(RECORDS["snapshot"])
     with pytest.raises(Retriable) as raised:
         bench.journal.recover(READS)
-    assert str(raised.value) == f"a transaction is open on journal {JOURNAL}[0]"
+    assert str(raised.value) == (
+        f"{HIDES} journal {JOURNAL}[0] from offset 0 on: `{FIND} --topic {JOURNAL} {HERE}` shows whether it hangs"
+    )
     producer.commit_transaction()
     bench.journal.recover(READS)
     assert bench.journal.snapshots == {0: SNAPSHOT}

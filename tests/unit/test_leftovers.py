@@ -17,7 +17,8 @@ from tests.unit.plant import A0, Crash, Plant, numbers
 X0, DEAD0 = TopicPartition("x", 0), TopicPartition("dead", 0)
 REMEDY = (
     "is open on {places}, its coordinator will not end it, and the next one would commit what it has written: nothing "
-    "is written until you end it by the commands that `kstreams transactions find-hanging` prints"
+    "is written until you end it by the commands that `kstreams transactions find-hanging --topic x "
+    "--bootstrap-servers 127.0.0.1:9092` prints"
 )
 
 

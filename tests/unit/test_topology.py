@@ -302,8 +302,8 @@ NAME = "this name is not usable: use 1 to 100 of a-z A-Z 0-9 . _ -"
 ID = "this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - (a dot would run into the graph's name)"
 TOPIC = "is not usable: use 1 to 249 of a-z A-Z 0-9 . _ -, not . or .. alone"
 DEAD_LETTERS = (
-    "takes dead letters, which have a schema of their own: declare it without value=, after the errors= that names it, "
-    "or not at all: graph.topics has it"
+    "takes dead letters, which have a schema of their own: declare it with value=ks.dead_letters(), or after the "
+    "errors= that names it, or not at all: graph.topics has it"
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
 OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, retry, persistence, concurrency, order, batch"

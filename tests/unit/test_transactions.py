@@ -33,6 +33,7 @@ from kstreams_py.operations.hanging import (
     topics_of,
 )
 from kstreams_py.records import TopicPartition
+from kstreams_py.settings import Settings
 
 OUT, IN, OFFSETS = TopicPartition("out", 3), TopicPartition("in", 0), TopicPartition("__consumer_offsets", 7)
 
@@ -425,6 +426,43 @@ def test_printed_command_names_the_cluster_as_it_was_named(monkeypatch: pytest.M
         "kstreams transactions abort --topic out --partition 3 --start-offset 120 --bootstrap-servers x:1 --config "
         f"'{config}'"
     )
+
+
+def test_hanging_transactions_of_a_graph_are_looked_for_on_each_of_its_clusters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config, file = tmp_path / "settings.toml", tmp_path / "app.py"
+    config.write_text('[clusters.west]\nbootstrap_servers = "west:1"\n')
+    file.write_text(
+        "import kstreams_py as ks\n"
+        "graph = ks.Graph('g')\n"
+        "graph.map(graph.topic('in'), to=graph.topic('out', cluster='west'), errors='dead', id='p')(bytes)\n"
+    )
+    asked: list[tuple[str, list[str]]] = []
+
+    def open_admin(settings: Settings) -> Admin:
+        admin = Admin(unread="")
+        admin.opened = {} if settings.bootstrap_servers == "east:1" else admin.opened
+
+        def partitions(topics: Any = None) -> dict[str, int]:
+            asked.append((settings.bootstrap_servers, sorted(topics)))
+            return {tp.topic: tp.partition + 1 for tp in admin.opened}
+
+        monkeypatch.setattr(admin, "partitions", partitions)
+        return admin
+
+    monkeypatch.setattr(command_line, "TransactionAdmin", open_admin)
+    options = ["-b", "east:1", "--config", str(config)]
+    ended = CliRunner().invoke(command_line.app, ["find-hanging", "--graph", str(file), "--json", *options])
+    own = ["__consumer_offsets", "__ks.g.beginnings", "__ks.g.p.journal", "__ks.g.replayed", "in"]
+    west = ["__ks.g.p.delivered", "dead", "out"]
+    assert [each for each in asked if each[1]] == [("east:1", own), ("west:1", west)]
+    assert json.loads(ended.stdout)["command"].endswith(f"--bootstrap-servers east:1 --config {config} --cluster west")
+    asked.clear()
+    CliRunner().invoke(command_line.app, ["find-hanging", "--graph", str(file), *options, "--cluster", "west"])
+    assert [each for each in asked if each[1]] == [("west:1", west)]
+    refused = CliRunner().invoke(command_line.app, ["list", *options, "--cluster", "wset"])
+    assert str(refused.exception) == "--cluster 'wset' is not in the settings: did you mean west?"
 
 
 def test_log_that_this_user_may_not_read_leaves_the_decision_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

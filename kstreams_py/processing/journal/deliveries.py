@@ -9,8 +9,10 @@ from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, Fatal, RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import TRANSACTIONAL, Cluster, TopicInfo
+from kstreams_py.kafka.contracts import TRANSACTIONAL, TopicInfo
 from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.hidden import Hidden
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
     UNREADABLE,
@@ -49,7 +51,7 @@ class DeliveryJournal:
         self,
         topic: str,
         processor: Processor,
-        cluster: Cluster,
+        environment: Environment,
         topics: Mapping[str, TopicInfo],
         group: str,
         writer: str,
@@ -58,7 +60,6 @@ class DeliveryJournal:
         """Makes no request.
 
         - `topic`: the journal.
-        - `cluster`: has the journal.
         - `topics`: the processor's inputs and outputs.
         - `group`: has the committed offsets.
         - `writer`: the transactional id of this worker's outputs.
@@ -77,8 +78,9 @@ class DeliveryJournal:
         self._written = {topic.name for topic in processor.outputs} | (
             {processor.errors} if processor.errors else set()
         )
-        self._cluster = cluster
-        self._outputs = cluster.named(processor.cluster)
+        self._cluster = environment.cluster
+        self._outputs = environment.cluster.named(processor.cluster)
+        self._hidden = Hidden(processor.id, environment)
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if info.is_compacted}
@@ -88,14 +90,16 @@ class DeliveryJournal:
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
 
-        Raises Retriable while an open transaction hides records that decide, or a cluster does not answer;
-        RecoveryUndecidable if the records contradict each other.
+        Raises Retriable while an open transaction hides records that decide, or a cluster does not answer; Unavailable
+        once one has hidden them for too long (`hidden.py`); RecoveryUndecidable if the records contradict each other.
         """
         self.forget()
         try:
-            return self._recover(positions)
+            recovered = self._recover(positions)
         except BrokerUnavailable as error:  # both clusters have answered this process when it started
             raise Retriable(str(error)) from None
+        self._hidden.clear()
+        return recovered
 
     def _recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         committed: dict[int, dict[str, int]] = {}
@@ -120,10 +124,11 @@ class DeliveryJournal:
         return moved, choices
 
     def look(self, number: int, committed: Mapping[str, int]) -> Recovery:
-        """Decides where a task goes on, and fences nobody. Raises as `recover`.
+        """Decides where a task goes on, and fences nobody. Raises as `recover`, but never Unavailable.
 
         - `committed`: the committed offset of each of its inputs.
         """
+        self._hidden.clear()
         journal = TopicPartition(self.topic, number)
         starts, ends = self._bounds([journal])
         return self._decide(journal, starts[journal], ends[journal], committed, fences=False)
@@ -174,8 +179,9 @@ class DeliveryJournal:
         """The first and the end offsets of journals. Raises Retriable if a transaction is open on one."""
         starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
         written = self._cluster.ends(journals, committed=False)
-        if hidden := [tp for tp in journals if ends[tp] < written[tp]]:
-            raise Retriable(f"a transaction is open on journal {', '.join(map(str, sorted(hidden)))}")
+        for tp in sorted(journals):
+            if ends[tp] < written[tp]:
+                self._hidden.wait(self._cluster, tp, ends[tp], f"journal {tp} from offset {ends[tp]} on")
         return starts, ends
 
     def _has_changed(self, journal: TopicPartition, end: int, committed: Mapping[str, int]) -> bool:
@@ -217,8 +223,8 @@ class DeliveryJournal:
             return None
         if fences and attempt.writer != self.writer:
             self._fence(attempt.writer)
-        if self._outputs.ends([place])[place] < self._outputs.ends([place], committed=False)[place]:
-            raise Retriable(f"a transaction is open on {place}")
+        if (end := self._outputs.ends([place])[place]) < self._outputs.ends([place], committed=False)[place]:
+            self._hidden.wait(self._outputs, place, end, f"{place} from offset {end} on", self._place)
         return self._is_newest(attempt, place, unit)
 
     def _is_newest(self, attempt: Attempt | None, place: TopicPartition, unit: Unit | None) -> bool:
@@ -272,12 +278,12 @@ class DeliveryJournal:
         if place.offset >= end:
             # an aborted record before the end has been read past; one behind it may yet be committed
             if self._outputs.ends([tp], committed=False)[tp] > place.offset:
-                raise Retriable(f"a transaction hides {place}, which an attempt of {self._processor} may have written")
+                self._hidden.wait(self._outputs, tp, place.offset, f"{place}, where it may have written", self._place)
             return Found.OTHER
         messages = self._outputs.read(tp, place.offset, 1)
         if not messages or messages[0].offset() != place.offset:
             return Found.DELETED if place.topic in self._compacted else Found.OTHER
-        return Found.SAME if dict(messages[0].headers() or ()).get(HASH_HEADER) == place.delivery_hash else Found.OTHER
+        return Found.SAME if _is_of(place.delivery_hash, messages[0]) else Found.OTHER
 
     def _truncate(self, journals: Sequence[TopicPartition]) -> None:
         """Deletes the records below the newest snapshots."""
@@ -286,3 +292,8 @@ class DeliveryJournal:
             tail = self._tail(journal, starts[journal], ends[journal])
             if tail and type_of(tail[0]) == RecordType.SNAPSHOT:
                 self._cluster.truncate(journal, tail[0].offset())
+
+
+def _is_of(delivery_hash: bytes, message: Message) -> bool:
+    """Whether a record is an output of the delivery with this hash."""
+    return dict(message.headers() or ()).get(HASH_HEADER) == delivery_hash

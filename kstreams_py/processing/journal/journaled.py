@@ -24,6 +24,7 @@ from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
+from kstreams_py.kafka.transactions import place_options
 from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.committer import Context
 from kstreams_py.processing.guarantees import ExactlyOnce
@@ -70,7 +71,8 @@ class Journaled(ExactlyOnce):
         )
         """The journal's producer: a transaction of it is committed while one of the outputs is open."""
         cluster = context.environment.cluster
-        self.leftovers.append(Leftovers(cluster, "", recorder_id, context.journaled, context.name))
+        options = place_options(context.environment.settings.bootstrap_servers)
+        self.leftovers.append(Leftovers(cluster, options, recorder_id, context.journaled, context.name))
         self._parts: list[Part] = []
         self._places: dict[int, dict[str, Place]] = {}
         """By partition number and topic, the last output that was written."""

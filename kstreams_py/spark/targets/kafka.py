@@ -37,6 +37,7 @@ from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.kafka.sizes import batch_bytes
+from kstreams_py.kafka.transactions import place_options
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Message, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark.encoding import KEY, Encoder
@@ -232,7 +233,8 @@ class KafkaTable:
         try:
             producer.init_transactions()
             partitions = [*self._partitions(), self._runs]
-            Leftovers(self._cluster, "", self._runs.topic, partitions, "").require_none()
+            options = place_options(self._settings.bootstrap_servers)
+            Leftovers(self._cluster, options, self._runs.topic, partitions, "").require_none()
             yield producer
         finally:
             producer.drop()
