@@ -316,7 +316,7 @@ def points_of_recovery(last: Process) -> list[tuple[str, int]]:
     return found[found.index(("init_transactions", 1)) :] + [("function", 1)] * ("function" in last.points)
 
 
-@pytest.mark.parametrize(("place", "count"), [("journal", 2_191), ("transaction", 856), ("two clusters", 2_322)])
+@pytest.mark.parametrize(("place", "count"), [("journal", 2_191), ("transaction", 942), ("two clusters", 2_322)])
 def test_recovery_that_dies_at_any_point_is_made_again(place: str, count: int) -> None:
     """R0 to R5: after producers are fenced, after each thing that is read, once assigned, and in the retry."""
     tried = 0
