@@ -16,8 +16,9 @@ answer to OffsetCommit, killed     0             1
 TxnOffsetCommit, EndTxn, answers                                1
 =================================  ============  =============  ============
 
+Exactly once with a journal, each output is there once, whichever of its three transactions is struck.
 With durability `leader` the broker does not recognize a repeated record: at least once, an answer that is lost doubles
-the output. At most once refuses this durability.
+the output. At most once refuses this durability; with `none` it repeats no request, and loses what is lost.
 The cells without a proxy are in tests/simulation/test_crash_table.py.
 """
 
@@ -40,7 +41,7 @@ import kstreams_py as ks
 
 graph = ks.Graph({name!r}, guarantee={guarantee!r}, durability={durability!r})
 
-@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"))
+@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"), persistence={persistence!r})
 def copy(value):
     return value
 """
@@ -63,14 +64,22 @@ class App:
     """A graph of one copying processor behind the proxy, in a file and as an object."""
 
     def __init__(
-        self, name: str, guarantee: str, durability: str, cluster: Cluster, proxy: Proxy, directory: Path
+        self,
+        name: str,
+        guarantee: str,
+        durability: str,
+        persistence: str,
+        cluster: Cluster,
+        proxy: Proxy,
+        directory: Path,
     ) -> None:
         self.cluster, self.proxy = cluster, proxy
+        self._is_answered = durability != "none"
         self._seen = len(proxy.seen)
         self.source, self.target, self.group = f"{name}.in", f"{name}.out", f"{name}.copy"
         self.cluster.create(self.source, self.target)
         self.file = directory / "copier.py"
-        text = GRAPH.format(name=name, guarantee=guarantee, durability=durability)
+        text = GRAPH.format(name=name, guarantee=guarantee, durability=durability, persistence=persistence)
         self.file.write_text(text)
         scope: dict[str, ks.Graph] = {}
         exec(text, scope)
@@ -87,22 +96,22 @@ class App:
     def await_delivered(self, value: bytes) -> None:
         wait_until(lambda: value in self.cluster.values(self.target), f"{value!r} is delivered")
 
-    def lose(self, api: str, side: Side) -> None:
+    def lose(self, api: str, side: Side, nth: int = 1) -> None:
         """A worker that goes on loses a request or its answer, with the connection."""
         with running(self.graph, self.settings):
             self.begin(api)
-            lost = self.proxy.drop(api, side=side)
+            lost = self.proxy.drop(api, side=side, nth=nth)
             self.cluster.write(self.source, [b"struck"])
             self.await_caught(lost)
             self.deliver(b"last")
         assert len(lost.caught) == 1
 
-    def lose_and_die(self, api: str, side: Side) -> None:
+    def lose_and_die(self, api: str, side: Side, nth: int = 1) -> None:
         """A worker is killed while it waits for an answer, which never comes; another one goes on."""
         worker = WorkerProcess(self.file, 0, self.settings.as_environment())
         try:
             self.begin(api)
-            lost = self.proxy.drop(api, side=side, times=None, silent=True)
+            lost = self.proxy.drop(api, side=side, nth=nth, times=None, silent=True)
             self.cluster.write(self.source, [b"struck"])
             self.await_caught(lost)
             worker.send(signal.SIGKILL)
@@ -117,7 +126,8 @@ class App:
         """Delivers a first record and waits for all answers: the next request of this kind is for the next record."""
         self.deliver(b"first")
         self.cluster.await_committed(self.group, self.source, {0: 1})
-        wait_until(lambda: self._count(api, "response") == self._count(api, "request") > 0, f"the answer to {api}")
+        if self._is_answered or api != "Produce":
+            wait_until(lambda: self._count(api, "response") == self._count(api, "request") > 0, f"the answer to {api}")
 
     def _count(self, api: str, side: Side) -> int:
         return sum((frame.api, frame.side) == (api, side) for frame in list(self.proxy.seen[self._seen :]))
@@ -131,7 +141,10 @@ NewApp = Callable[..., App]
 
 @pytest.fixture
 def new_app(name: str, proxied: tuple[Cluster, Proxy], proxy: Proxy, tmp_path: Path) -> NewApp:
-    return lambda guarantee, durability="committed": App(name, guarantee, durability, proxied[0], proxy, tmp_path)
+    def make(guarantee: str, durability: str = "committed", persistence: str = "transaction") -> App:
+        return App(name, guarantee, durability, persistence, proxied[0], proxy, tmp_path)
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -154,4 +167,38 @@ def test_at_least_once_output_whose_answer_is_lost_is_doubled_by_the_leader_alon
     app = new_app("at_least_once", "leader")
     app.lose("Produce", side)
     assert app.cluster.values(app.target) == [b"first", *[b"struck"] * copies, b"last"]
+    assert app.cluster.committed(app.group, app.source) == {0: 3}
+
+
+@pytest.mark.parametrize(
+    ("api", "side", "copies"),
+    [("Produce", "request", 0), ("OffsetCommit", "request", 1), ("OffsetCommit", "response", 0)],
+)
+def test_at_most_once_that_repeats_no_request_loses_what_is_lost_with_its_worker(
+    api: str, side: Side, copies: int, new_app: NewApp
+) -> None:
+    app = new_app("at_most_once", "none")
+    app.lose_and_die(api, side)
+    assert app.cluster.values(app.target) == [b"first", *[b"struck"] * copies, b"last"]
+    assert app.cluster.committed(app.group, app.source) == {0: 3}
+
+
+@pytest.mark.parametrize("side", ["request", "response"])
+@pytest.mark.parametrize(
+    ("api", "nth", "fate"),
+    [
+        ("Produce", 1, "killed"),  # of the snapshot
+        ("Produce", 2, "alive"),  # of the output
+        ("EndTxn", 1, "alive"),
+        ("EndTxn", 2, "killed"),
+        ("EndTxn", 3, "alive"),
+        ("EndTxn", 3, "killed"),
+    ],
+)
+def test_exactly_once_with_a_journal_delivers_once_whatever_is_lost(
+    api: str, nth: int, fate: str, side: Side, new_app: NewApp
+) -> None:
+    app = new_app("exactly_once", persistence="journal")
+    (app.lose if fate == "alive" else app.lose_and_die)(api, side, nth)
+    assert app.cluster.values(app.target) == [b"first", b"struck", b"last"]
     assert app.cluster.committed(app.group, app.source) == {0: 3}

@@ -63,5 +63,5 @@ def test_joined_hash_depends_on_every_offset_and_not_on_the_order_of_inputs() ->
 
 
 def test_hashes_of_many_offsets_do_not_collide() -> None:
-    joined = {joined_hash("p", [("a", "x", 0, i), ("b", "y", 0, j)]) for i in range(300) for j in range(300)}
-    assert len(joined) == 90_000
+    joined = {joined_hash("p", [("a", "x", 0, i), ("b", "y", 0, j)]) for i in range(1_000) for j in range(1_000)}
+    assert len(joined) == 1_000_000

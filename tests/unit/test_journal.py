@@ -621,6 +621,24 @@ def test_journal_of_a_task_with_few_records_is_cut_beside_one_with_many(journale
     assert len(journaled.values("out")) == 160
 
 
+def test_function_sees_no_record_before_its_snapshot_is_committed() -> None:
+    calls: list[bytes] = []
+    graph = ks.Graph("g")
+    graph.sink(graph.topic("in"), id="p", persistence=ks.Journal(batch=1))(calls.append)
+    with TestDriver(graph, partitions=1) as driver:
+        driver.send("in", b"one")
+        driver.run()
+        for number, request in enumerate(("add_offsets", "produce", "commit_transaction"), 2):
+            driver.cluster.faults.begin_outage(20.0, [request])
+            driver.send("in", b"%d" % number)
+            for _ in range(15):
+                driver.step()
+            assert (len(calls), driver.committed("p")) == (number - 1, {TopicPartition("in", 0): number - 1})
+            driver.advance(20.0)
+            driver.run()
+    assert calls == [b"one", b"2", b"3", b"4"]
+
+
 # The declaration.
 
 
