@@ -1,4 +1,4 @@
-"""Seconds and memory of `kstreams recover audit`: `python -m bench.audit`.
+"""Seconds and memory of `kstreams recover audit`: `scripts/bench audit`.
 
 A map copies 1,000,000 records of 100 bytes, and a join 500,000 pairs of such records. Each graph is audited whole, and
 one with a tenth of its records, each time by the command in a process of its own. Prints the medians of the rounds

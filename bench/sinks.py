@@ -1,4 +1,4 @@
-"""Rows a second that each target of a sink stores: `python -m bench.sinks`.
+"""Rows a second that each target of a sink stores: `scripts/bench sinks`.
 
 One connection writes batches of 1,000 rows of about 100 bytes, each with a delivery hash of 16 bytes, or with the
 offsets of its batch. Every write is on the disk before the next begins. PostgreSQL and Redis are started for the run.

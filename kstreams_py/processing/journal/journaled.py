@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
 from kstreams_py.errors import ClientError
@@ -62,7 +63,7 @@ class Journaled(ExactlyOnce):
         self._name = context.name
         recorder_id = f"{context.transactional_id}.journal"
         self._recorder = Session(
-            self.producer_mode(context.processor.durability),
+            replace(self.producer_mode(context.processor.durability), lingers=False),
             context.consumer,
             context.environment,
             self.attempts,
