@@ -158,7 +158,7 @@ class Cluster:
             found[:] = metadata(self.admin, topic).topics[topic].partitions
             return bool(found)
 
-        wait_until(known, f"{topic} is known", 10)
+        wait_until(known, f"{topic} is known")
         return sorted(found)
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
