@@ -415,7 +415,8 @@ def run_cells(
     with (
         processes() as parent,
         ThreadPoolExecutor(at_once) as pool,
-        open_environment(Settings.load(**settings)) as environment,
+        # the statuses of all lanes are read in this process: on a busy machine some take long
+        open_environment(Settings.load(**settings, request_timeout_ms=90_000)) as environment,
     ):
         lanes = {
             Lane(case, f"{name}-{number}", cluster, parent, settings, directory, environment): of_case
