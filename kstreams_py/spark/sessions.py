@@ -66,6 +66,8 @@ def session(
         "spark.sql.globalTempDatabase": "kstreams",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, has lost its time zone
         "spark.sql.shuffle.partitions": "4",
+        # how long Python may take to fetch the rows that Spark has: 15 s, the default, are too few on a busy machine
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
         **_packages(jars),
     }

@@ -222,7 +222,7 @@ class Cluster:
             (future,) = self.admin.alter_consumer_group_offsets(request).values()
             return all(p.error is None for p in future.result().topic_partitions)
 
-        wait_until(are_set, f"{group} at {offsets}", 20)
+        wait_until(are_set, f"{group} at {offsets}")
 
     def delete_records(self, topic: str, partition: int = 0, before: int = ck.OFFSET_END) -> None:
         """Deletes the records of a partition that are before an offset; all by default."""

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-import pytest
-
 from kstreams_py import Settings
 from kstreams_py.embedded.nodes import free_ports
 from tests.system.command import RunningCommand, command, kstreams
@@ -177,7 +175,6 @@ def test_worker_that_ends_by_an_exception_is_not_restarted_until_the_next_save(
     assert (len(values), set(values)) == (3, {b"0-1", b"1-1", b"2-1"})
 
 
-@pytest.mark.timeout(240)
 def test_broker_of_dev_ends_with_it_and_keeps_its_data_for_the_next_one(tmp_path: Path) -> None:
     file = write_graph(tmp_path, "own")
     (port,) = free_ports([None])

@@ -511,7 +511,7 @@ def test_exit_inside_a_function_ends_with_its_status_and_delivers_nothing_twice(
 def await_failure(slot: RunningSlot) -> BaseException | None:
     """Waits until a slot has ended by itself, and returns its exception; a slot that does not end is stopped."""
     try:
-        wait_until(lambda: not slot.thread.is_alive(), "the slot ends", 10)
+        wait_until(lambda: not slot.thread.is_alive(), "the slot ends")
     finally:
         slot.stop()
     return slot.failure

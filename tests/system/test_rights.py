@@ -28,11 +28,12 @@ from kstreams_py.processing.environment import Environment
 from tests.system.command import kstreams
 from tests.system.hanging import Work, leave_hanging
 from tests.system.harness import Cluster, RunningSlot, broker_with_password, running, wait_until
+from tests.waiting import WAIT
 
 MakeSettings = Callable[..., Settings]
 
 PASSWORD = "sesame"
-BOUND = 20.0
+BOUND = WAIT
 """Seconds until a worker that lacks a right must have ended."""
 
 

@@ -40,7 +40,7 @@ from kstreams_py.spark import (
     view_errors,
 )
 from kstreams_py.spark.views import META
-from tests.waiting import wait_until
+from tests.waiting import WAIT, wait_until
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:unclosed <socket:ResourceWarning"
@@ -319,7 +319,7 @@ def drain(df: DataFrame) -> list[tuple[Any, ...]]:
     """Collects all records that a stream has now."""
     found: list[tuple[Any, ...]] = []
     query = df.writeStream.foreachBatch(lambda batch, _: found.extend(rows(batch))).trigger(availableNow=True).start()
-    query.awaitTermination(60)
+    assert query.awaitTermination(int(WAIT))
     return found
 
 
@@ -929,7 +929,7 @@ def test_session_forgets_what_its_pages_would_show(spark: SparkSession) -> None:
 
 def in_new_process(code: str, environment: Mapping[str, str]) -> str:
     ran = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=WAIT,
         check=False,
     )  # fmt: skip
     return ran.stdout + ran.stderr
