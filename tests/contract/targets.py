@@ -56,7 +56,8 @@ class SQLiteTarget:
             return connection.execute(statement).fetchall()
 
     def rows(self) -> list[tuple[Any, ...]]:
-        return self.execute(f"SELECT {', '.join(self._columns)} FROM stored")
+        made = self.execute("SELECT 1 FROM sqlite_master WHERE name = 'stored'")
+        return self.execute(f"SELECT {', '.join(self._columns)} FROM stored") if made else []
 
     @contextmanager
     def broken(self) -> Iterator[str]:
@@ -86,7 +87,8 @@ class PostgreSQLTarget:
             return cursor.fetchall() if cursor.description else []
 
     def rows(self) -> list[tuple[Any, ...]]:
-        return self.execute(f"SELECT {', '.join(self._columns)} FROM stored")
+        [(made,)] = self.execute("SELECT to_regclass('stored') IS NOT NULL")
+        return self.execute(f"SELECT {', '.join(self._columns)} FROM stored") if made else []
 
     @contextmanager
     def broken(self) -> Iterator[str]:
