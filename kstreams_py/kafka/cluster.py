@@ -288,7 +288,7 @@ class KafkaCluster(_Reading):
     def producer(self, mode: ProducerMode, transactional_id: str, batch_bytes: int | None = None) -> KafkaProducer:
         settings: dict[str, Any] = {
             "batch.size": min(batch_bytes or BATCH_BYTES, BATCH_BYTES),
-            "linger.ms": 20 if mode.lingers else 0,
+            "linger.ms": 20,
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 256 << 10,
             **self._common,

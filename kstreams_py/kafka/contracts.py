@@ -95,14 +95,12 @@ class ProducerMode:
       the broker recognizes a repeated record by its sequence number, and drops it.
     - `may_repeat`: a record may be written again though it may have arrived.
     - `reports`: outputs that ask for it are told where they are written.
-    - `lingers`: a record waits up to 20 ms for others of its batch, unless the producer is flushed.
     """
 
     transactional: bool
     acks: int
     may_repeat: bool
     reports: bool = False
-    lingers: bool = True
 
     @property
     def idempotent(self) -> bool:

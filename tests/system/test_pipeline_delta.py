@@ -64,10 +64,11 @@ def spark() -> Iterator[SparkSession]:
     conf = {"spark.log.level": "ERROR", **delta_conf()}
     made = session("test_delta", jars=spark_jars(), java=find_java(for_spark=True), **conf)
     yield made
-    system = made.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
+    jvm = made.sparkContext._jvm
+    assert jvm is not None
     made.stop()
     for name in conf:  # the first session's settings are those of the JVM, and later sessions of the process have them
-        system.clearProperty(name)
+        jvm.java.lang.System.clearProperty(name)
 
 
 class Shop:

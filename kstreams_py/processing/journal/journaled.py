@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import partial
 
 from kstreams_py.errors import ClientError
@@ -63,7 +62,7 @@ class Journaled(ExactlyOnce):
         self._name = context.name
         recorder_id = f"{context.transactional_id}.journal"
         self._recorder = Session(
-            replace(self.producer_mode(context.processor.durability), lingers=False),
+            self.producer_mode(context.processor.durability),
             context.consumer,
             context.environment,
             self.attempts,
