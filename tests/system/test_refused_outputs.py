@@ -119,7 +119,7 @@ class RefusingApp:
 
 @pytest.fixture
 def settings(settings: MakeSettings) -> MakeSettings:
-    """Looks for refused outputs in less time: each attempt waits for the fetch from the idle input that it overtakes."""
+    """Attempts of the search in less time: each one waits for the fetch from an idle input that was sent before it."""
     return partial(settings, kafka={"fetch.wait.max.ms": 50})
 
 
