@@ -64,8 +64,7 @@ class _Tasks:
         self._was_started = graph.beginnings in existing
         self._journaled = existing[self._backing].partitions if self._backing in existing else 0
         """Tasks that have a journal: the next start creates and grows it."""
-        written = [*(topic.name for topic in processor.outputs), *([processor.errors] if processor.errors else [])]
-        self._outputs = [TopicPartition(name, n) for name in written for n in range(topics[name].partitions)]
+        self._outputs = [TopicPartition(name, n) for name in processor.written for n in range(topics[name].partitions)]
         if (delivered := graph.delivered(processor)) is not None:
             self._outputs += [TopicPartition(delivered, number) for number in range(self._journaled)]
 
