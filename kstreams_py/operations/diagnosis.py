@@ -11,7 +11,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, LogInfo, Logs, TopicDescription
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, slot_of
-from kstreams_py.kafka.transactions import command, find_command
+from kstreams_py.kafka.transactions import cluster_option, command, find_command
 from kstreams_py.operations.hanging import Found, headline
 from kstreams_py.records import TopicPartition
 
@@ -78,7 +78,7 @@ class Facts:
     @property
     def options(self) -> str:
         """Those of a command that name the cluster."""
-        return f" --cluster {self.name}" if self.name else ""
+        return cluster_option(self.name)
 
 
 @dataclass(frozen=True, slots=True)
