@@ -178,11 +178,13 @@ class Abortable(ClientError):
 
     - `outputs`: those that the broker has not written, as they were passed to the producer, if it keeps them. The
       caller may write them again.
+    - `unanswered`: no broker answers: it is waited for, however many attempts fail.
     """
 
-    def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, outputs: Sequence[Any] = (), *, unanswered: bool = False) -> None:
         super().__init__(message)
         self.outputs = outputs
+        self.unanswered = unanswered
 
 
 class OutcomeUnknown(ClientError):

@@ -18,7 +18,7 @@ from kstreams_py.cli.options import UNITS, Bootstrap, Config, DryRun, Yes, check
 from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, did_you_mean
 from kstreams_py.graph.loading import load
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
-from kstreams_py.kafka.transactions import STATES, Coordinated
+from kstreams_py.kafka.transactions import STATES, Coordinated, cluster_option
 from kstreams_py.operations.ending import UNCHANGED, Transactions
 from kstreams_py.operations.hanging import as_fields, clusters_of, consequences, describe, headline, topics_of
 from kstreams_py.records import TopicPartition
@@ -239,8 +239,9 @@ def _admin(bootstrap_servers: str | None, config: Path | None, cluster: str | No
 
 def _options(bootstrap_servers: str | None, config: Path | None, cluster: str | None) -> str:
     """The options of a printed command that name the cluster, as they were given to this one."""
-    options = {"--bootstrap-servers": bootstrap_servers, "--config": config, "--cluster": cluster or None}
-    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
+    options = {"--bootstrap-servers": bootstrap_servers, "--config": config}
+    given = (f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
+    return "".join(given) + cluster_option(cluster or "")
 
 
 def _seconds(text: str) -> float:

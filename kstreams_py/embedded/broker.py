@@ -145,16 +145,21 @@ class EmbeddedKafka:
         with self:
             return self.terminate(0, ARCHIVE_SECONDS) and archive.exists()
 
-    def restart(self, broker: int) -> None:
-        """Starts one broker again with its port and data; shuts it down first if it runs."""
-        node = self._nodes[broker]
-        if broker in self._running:
-            if self._running[broker].poll() is not None and (why := full_disks(self.data_dir, [broker])):
-                logger.warning("the embedded cluster in %s: %s", self.data_dir, why)
-            self.terminate(broker)
-        check_space(self.data_dir, 1)
-        self._spawn(node)
-        self._await_ready([node], 1)
+    def restart(self, *brokers: int) -> None:
+        """Starts brokers again with their ports and data, at once; shuts those down first that run.
+
+        Where so few run that one more makes no quorum of controllers, it does not get ready alone: name several.
+        """
+        for broker in brokers:
+            if broker in self._running:
+                if self._running[broker].poll() is not None and (why := full_disks(self.data_dir, [broker])):
+                    logger.warning("the embedded cluster in %s: %s", self.data_dir, why)
+                self.terminate(broker)
+        nodes = [self._nodes[broker] for broker in brokers]
+        check_space(self.data_dir, len(nodes))
+        for node in nodes:
+            self._spawn(node)
+        self._await_ready(nodes, len(nodes))
 
     def pause(self, broker: int) -> None:
         """Stops all threads of one broker (SIGSTOP): its connections stay open, and it does not answer."""

@@ -137,6 +137,12 @@ class Processor:
     target: Sink | None = None
 
     @property
+    def written(self) -> tuple[str, ...]:
+        """The names of the topics of its outputs, then that of its dead letters."""
+        outputs = tuple(topic.name for topic in self.outputs)
+        return outputs if self.errors is None else (*outputs, self.errors)
+
+    @property
     def overlaps(self) -> bool:
         """Calls go on while the worker fetches, writes and commits."""
         return not self.batch and (self.asynchronous or self.concurrency > 1)

@@ -424,9 +424,7 @@ class Graph:
         if not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
         for pipeline in self.pipelines:
-            writers = [
-                each for each in self.processors if str(pipeline.target) in {each.errors, *map(str, each.outputs)}
-            ]
+            writers = [each for each in self.processors if str(pipeline.target) in each.written]
             if isinstance(pipeline.target, Topic) and writers:
                 raise GraphError(
                     f"{pipeline} writes to {pipeline.target.name!r}, as processor {writers[0].id!r} does: give it a "
@@ -462,7 +460,7 @@ class Graph:
             if found := [known[topic] for topic in wave if topic in known]:
                 return max(found)
             seen |= wave
-            writers = [p for p in self.processors if wave & {p.errors, *map(str, p.outputs)}]
+            writers = [p for p in self.processors if not wave.isdisjoint(p.written)]
             wave = {topic.name for writer in writers for topic in writer.inputs} - seen
         return default
 

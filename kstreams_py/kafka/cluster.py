@@ -75,7 +75,8 @@ class _Reading:
 class KafkaCluster(_Reading):
     """kafka.contracts.Cluster on a real cluster."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name: str = "") -> None:
+        """Makes no client yet. `name`: of another cluster, for errors; "" for that of the inputs."""
         if settings.leave_on_stop:
             connection(settings)  # raises now, not at the stop, for settings with which no worker can leave
         self._settings = settings
@@ -84,6 +85,8 @@ class KafkaCluster(_Reading):
         """Held while another cluster is opened: workers of several processors ask for it at once."""
         self._keepers = 0  # see _count_keepers
         self._limit = settings.request_timeout_ms / 1000
+        servers = settings.bootstrap_servers
+        self._place = f"cluster {name!r} at {servers}" if name else f"the broker at {servers}"
         self._common = {
             "bootstrap.servers": settings.bootstrap_servers,
             "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
@@ -103,7 +106,7 @@ class KafkaCluster(_Reading):
         }
         log = ClientLog("admin")
         self._groups = GroupReader(self._common, log)
-        self._topics = TopicAdmin(self._common, self._limit, log)
+        self._topics = TopicAdmin(self._common, self._limit, log, name)
         self._reader = Reader(self._of_consumers, self._limit, self._topics.explain)
         self._uncommitted = Reader(
             lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"}, self._limit, self._topics.explain
@@ -122,7 +125,7 @@ class KafkaCluster(_Reading):
             return self
         with self._lock:
             if name not in self._others:
-                self._others[name] = KafkaCluster(self._settings.of_cluster(name))
+                self._others[name] = KafkaCluster(self._settings.of_cluster(name), name)
             return self._others[name]
 
     def consumer(
@@ -311,7 +314,9 @@ class KafkaCluster(_Reading):
             settings["message.timeout.ms"] = 0
             if not (mode.idempotent or mode.may_repeat):
                 settings["retries"] = 0
-        return KafkaProducer(settings, self._limit, keeps_failed=not mode.may_repeat, reports=mode.reports)
+        return KafkaProducer(
+            settings, self._limit, keeps_failed=not mode.may_repeat, reports=mode.reports, place=self._place
+        )
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         return self._topics.topics(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ from kstreams_py.kafka.described_cluster import (
     TopicDescription,
 )
 from kstreams_py.records import TopicPartition
+
+CONNECT_SECONDS: Final = 1.0
+"""Seconds in which a connection to a broker has to be made."""
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -35,14 +39,17 @@ class ClusterAdmin(Requests):
             known = [each for each in metadata["topics"] if not each["error_code"]]
             denied = errors.TopicAuthorizationFailedError.errno
             hidden = tuple(sorted(each["name"] for each in metadata["topics"] if each["error_code"] == denied))
-            brokers = [broker["node_id"] for broker in metadata["brokers"]]
+            addresses = {each["node_id"]: (each["host"], each["port"]) for each in metadata["brokers"]}
+            brokers = [number for number, address in addresses.items() if _answers(address)]
+            silent = {number: f"{host}:{port}" for number, (host, port) in addresses.items() if number not in brokers}
             settings = _settings(client, brokers, [each["name"] for each in known])
             release = client.get_broker_version_data(brokers[0]).broker_version
             return ClusterDescription(
                 {number: settings["broker", str(number)] for number in brokers},
-                {each["name"]: _topic(each, settings["topic", each["name"]]) for each in known},
+                {each["name"]: _topic(each, settings["topic", each["name"]], silent) for each in known},
                 hidden,
                 ".".join(map(str, release)),
+                silent,
             )
 
         return self.ask("describing the cluster", "DESCRIBE on the topics", ask)
@@ -79,12 +86,26 @@ class ClusterAdmin(Requests):
         return self.ask("reading the positions of groups", "DESCRIBE on the groups and their topics", ask)
 
 
-def _topic(found: Mapping[str, Any], settings: Settings) -> TopicDescription:
+def _answers(address: tuple[str, int]) -> bool:
+    """Whether a connection can be made: kafka-python asks a broker that is down until its whole limit has passed."""
+    try:
+        with socket.create_connection(address, CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _topic(found: Mapping[str, Any], settings: Settings, silent: Collection[int]) -> TopicDescription:
     partitions = sorted(found["partitions"], key=lambda each: each["partition_index"])
     return TopicDescription(
         found["name"],
         tuple(
-            PartitionInfo(each["leader_id"], len(each["replica_nodes"]), len(each["isr_nodes"])) for each in partitions
+            PartitionInfo(
+                -1 if each["leader_id"] in silent else each["leader_id"],
+                len(each["replica_nodes"]),
+                len({*each["isr_nodes"]}.difference(silent)),
+            )
+            for each in partitions
         ),
         settings,
     )

@@ -34,6 +34,8 @@ class ClusterDescription:
     """The brokers with their settings, by number; the topics that were asked for and exist.
 
     - `hidden`: topics on which this user lacks DESCRIBE.
+    - `silent`: brokers to which no connection can be made, with their addresses. They count as no leader and as no
+      replica in sync: without a quorum of controllers the others describe them as they were.
     - `release`: of Kafka, as far as the requests that a broker knows tell it, such as "4.1".
     """
 
@@ -41,6 +43,7 @@ class ClusterDescription:
     topics: Mapping[str, TopicDescription]
     hidden: tuple[str, ...] = ()
     release: str = ""
+    silent: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

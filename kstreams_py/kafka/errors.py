@@ -37,6 +37,9 @@ _UNKNOWN_PRODUCER: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID
 _MUST_ABORT: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS, E.TRANSACTION_ABORTABLE}
 """The group has rebalanced, or the broker asks for an abort."""
 
+CONNECTION: Final = {E._TRANSPORT, E._RESOLVE, E._SSL, E._AUTHENTICATION}
+"""Errors of a connection to a broker, whose text has its address."""
+
 UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
 _TRANSIENT: Final = {
     E._TIMED_OUT_QUEUE,
@@ -171,6 +174,7 @@ class ClientLog(logging.Handler):
     - `coordinator_lost`: one of these requests went to the group's coordinator.
     - `fenced`: another member has taken the membership.
     - `error`: the last error; a fatal one and refused credentials are not replaced by later ones.
+    - `connection`: the last error of a connection, as text with the broker's address; "" for none.
     """
 
     def __init__(self, name: str) -> None:
@@ -179,6 +183,7 @@ class ClientLog(logging.Handler):
         self.coordinator_lost = False
         self.fenced = False
         self.error: ck.KafkaError | None = None
+        self.connection = ""
         self.logger = logging.Logger(name, logging.DEBUG)
         self.logger.addHandler(self)
 
@@ -192,6 +197,8 @@ class ClientLog(logging.Handler):
         logger.debug("%s", text)
 
     def on_error(self, error: ck.KafkaError) -> None:
+        if error.code() in CONNECTION:
+            self.connection = error.str()
         if self.error is None or not (self.error.fatal() or self.error.code() in UNAUTHENTICATED | {E._FATAL}):
             self.error = error
 

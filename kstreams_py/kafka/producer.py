@@ -24,7 +24,16 @@ from kstreams_py.errors import (
 from kstreams_py.kafka import contracts
 from kstreams_py.kafka.clients import Caller, end, new_client
 from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
-from kstreams_py.kafka.errors import REFUSED, ClientLog, E, classify, may_be_written, name_object, record_refused
+from kstreams_py.kafka.errors import (
+    REFUSED,
+    UNREACHABLE,
+    ClientLog,
+    E,
+    classify,
+    may_be_written,
+    name_object,
+    record_refused,
+)
 from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
 from kstreams_py.records import Positions
 
@@ -64,7 +73,13 @@ class KafkaProducer:
     """contracts.Producer on a real cluster."""
 
     def __init__(
-        self, settings: Mapping[str, Any], limit: float, *, keeps_failed: bool = False, reports: bool = False
+        self,
+        settings: Mapping[str, Any],
+        limit: float,
+        *,
+        keeps_failed: bool = False,
+        reports: bool = False,
+        place: str = "",
     ) -> None:
         """Makes a client.
 
@@ -72,6 +87,7 @@ class KafkaProducer:
         - `limit`: seconds that a request may take, and that the broker may make no progress.
         - `keeps_failed`: Refused and Abortable have the outputs that may be written again.
         - `reports`: outputs may have a callback of their own.
+        - `place`: the cluster and its address, for errors; "" to name neither.
         """
         self._log = ClientLog("producer")
         self._failed: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
@@ -84,6 +100,7 @@ class KafkaProducer:
         self._idempotent = settings["enable.idempotence"]
         self._keeps_failed = keeps_failed
         self._reports = reports
+        self._place = place
         self._limit = limit
         self._caller: Caller | None = None
         """Makes the calls of the transactional API; None before the first one."""
@@ -139,7 +156,8 @@ class KafkaProducer:
     def _acknowledge(self) -> None:
         """Waits until all queued records are acknowledged. Raises the error of those that are not."""
         if left := self._await_acknowledgements():
-            raise self._take_failure() or Retriable(f"{left} records were not acknowledged within {self._limit:g} s")
+            text = f"{left} records were not acknowledged within {self._limit:g} s"
+            raise self._take_failure() or Retriable(self._unanswered(text))
         if self._failed and (failure := self._take_failure()) is not None:
             raise failure
 
@@ -185,7 +203,7 @@ class KafkaProducer:
             self._poll(0.02)
             if time.monotonic() > deadline:
                 leaf = Abortable if self._transactional else Retriable
-                raise leaf(f"the producer's queue stayed full for {self._limit:g} s")
+                raise leaf(self._unanswered(f"the producer's queue stayed full for {self._limit:g} s"))
 
     def _classify_refusal(self, error: ck.KafkaError, output: contracts.Output) -> Exception:
         if error.code() in REFUSED:
@@ -249,7 +267,8 @@ class KafkaProducer:
 
     def commit_transaction(self) -> None:
         if left := self._await_acknowledgements():
-            raise self._take_failure() or Abortable(f"{left} records were not acknowledged within {self._limit:g} s")
+            text = f"{left} records were not acknowledged within {self._limit:g} s"
+            raise self._take_failure() or Abortable(self._unanswered(text))
         try:
             self._call(lambda client, limit: client.commit_transaction(limit), "committing the transaction")
         except Retriable as error:
@@ -273,7 +292,8 @@ class KafkaProducer:
         if (failure := self._take_failure()) is not None:
             raise failure
         if left:
-            raise Retriable(f"{left} records wait for their acknowledgement, and none came within {self._limit:g} s")
+            text = f"{left} records wait for their acknowledgement, and none came within {self._limit:g} s"
+            raise Retriable(self._unanswered(text))
 
     def _await_acknowledgements(self) -> int:
         """Waits for acknowledgements or failures while some arrive; returns how many records have neither."""
@@ -308,9 +328,14 @@ class KafkaProducer:
         for error, topic, _ in failed:
             if isinstance(failure := classify(error, f"writing to topic {topic!r}"), NotAuthorized):
                 return failure
-            may_be_missing = error.code() in MISSING | {E._MSG_TIMED_OUT}
-            if may_be_missing and is_missing(describe_topic(self._producer, topic, self._limit)):
+        unanswered = False
+        # once for each topic: where no broker answers, each question takes the whole limit
+        for topic in dict.fromkeys(each[1] for each in failed if each[0].code() in MISSING | {E._MSG_TIMED_OUT}):
+            found = describe_topic(self._producer, topic, self._limit)
+            if is_missing(found):
                 return no_such_topic(topic)
+            if unanswered := found is None:
+                break
         if refused:
             self._failed = [each for each in failed if each[0].code() not in REFUSED]
             error, topic, _ = next(
@@ -322,8 +347,15 @@ class KafkaProducer:
             if kept:
                 self._failed = [each for each in failed if each not in kept]
             error, topic, _ = (kept or failed)[0]
-            return Abortable(f"writing to {topic}: {error.str()} ({error.name()})", [output for *_, output in kept])
+            text = f"writing to {topic}: {error.str()} ({error.name()})"
+            text = self._unanswered(text) if unanswered else text
+            return Abortable(text, [output for *_, output in kept], unanswered=unanswered)
         return None
+
+    def _unanswered(self, text: str) -> str:
+        """Adds to a text which brokers do not answer, and the last error of a connection to them."""
+        cause = f" ({self._log.connection})" if self._log.connection else ""
+        return f"{text}: no answer from {self._place}{cause}" if self._place else text
 
     def drop(self) -> None:
         self._producer.purge(blocking=False)
@@ -375,6 +407,8 @@ class KafkaProducer:
         if error is not None:
             doing = name_object(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
             leaf = classify(error, doing)
+            if isinstance(leaf, Retriable) and error.code() in UNREACHABLE:
+                leaf = Retriable(self._unanswered(str(leaf)))
             if not isinstance(leaf, Fenced):
                 # a record that was refused fails each later call, with that error but not its topic
                 until = time.monotonic() + (REFUSED_SECONDS if isinstance(leaf, NotAuthorized) else 0)

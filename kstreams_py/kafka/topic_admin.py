@@ -22,10 +22,21 @@ logger = logging.getLogger(__name__)
 class TopicAdmin:
     """An admin client, which the first call makes. The methods are those of contracts.Cluster."""
 
-    def __init__(self, configuration: Mapping[str, Any], limit: float, log: ClientLog) -> None:
-        """`limit` is how many seconds each call may take; `log` watches the client."""
+    def __init__(self, configuration: Mapping[str, Any], limit: float, log: ClientLog, name: str = "") -> None:
+        """Makes no client yet.
+
+        - `limit`: seconds that each call may take.
+        - `log`: watches the client.
+        - `name`: of another cluster, for errors; "" for that of the inputs.
+        """
         self._configuration, self._limit, self._log = configuration, limit, log
         self._address = configuration["bootstrap.servers"]
+        self._cluster = f"cluster {name!r}: " if name else ""
+        table = f"clusters.{name}." if name else ""
+        self._options = f"[{table}kafka] or in KSTREAMS_{table.upper().replace('.', '__')}KAFKA__*"
+        self._setting = (
+            f"bootstrap_servers under [clusters.{name}]" if name else "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
+        )
         self._clients: list[ck_admin.AdminClient] = []
 
     def close(self) -> None:
@@ -131,14 +142,15 @@ class TopicAdmin:
         cause = self._log.error
         if cause is not None and cause.code() in UNAUTHENTICATED:
             return BrokerUnavailable(
-                f"the broker at {self._address} refuses the credentials ({cause.str()}): correct security.protocol, "
-                "sasl.* or ssl.* under [kafka] or in KSTREAMS_KAFKA__*"
+                f"{self._cluster}the broker at {self._address} refuses the credentials ({cause.str()}): correct "
+                f"security.protocol, sasl.* or ssl.* under {self._options}"
             )
         if error.code() in UNREACHABLE:
+            newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""
             return BrokerUnavailable(
-                f"no Kafka broker answers at {self._address}: start one (`kstreams broker start`), correct "
-                "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
-                "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*"
+                f"{self._cluster}no Kafka broker answers at {self._address}: start one (`kstreams broker start`), "
+                f"correct {self._setting}, or, if it wants credentials, set security.protocol and sasl.* under "
+                f"{self._options}{newest}"
             )
         return classify(error, name_object(f"asking the broker at {self._address}", error, topics=topics, group=group))
 

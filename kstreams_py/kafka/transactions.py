@@ -126,9 +126,14 @@ def command(verb: str, partition: TopicPartition, start: int) -> str:
     return f"kstreams transactions {verb} --topic {topic} --partition {number} --start-offset {start}"
 
 
+def cluster_option(name: str) -> str:
+    """The option of a printed command that names another cluster; none for "", the graph's own."""
+    return f" --cluster {shlex.quote(name)}" if name else ""
+
+
 def place_options(bootstrap_servers: str, cluster: str = "") -> str:
     """The options of a printed command that name a cluster: by its name in the settings, "" for the graph's own."""
-    return f" --cluster {cluster}" if cluster else f" --bootstrap-servers {shlex.quote(bootstrap_servers)}"
+    return cluster_option(cluster) or f" --bootstrap-servers {shlex.quote(bootstrap_servers)}"
 
 
 def find_command(options: str, topics: Collection[str] = ()) -> str:
@@ -139,6 +144,11 @@ def find_command(options: str, topics: Collection[str] = ()) -> str:
     """
     named = "".join(f" --topic {topic}" for topic in sorted(topics))
     return f"kstreams transactions find-hanging{named}{options}"
+
+
+def find_command_at(bootstrap_servers: str, topics: Collection[str] = ()) -> str:
+    """find_command() for the cluster at this address."""
+    return find_command(place_options(bootstrap_servers), topics)
 
 
 def match(

@@ -305,7 +305,7 @@ class _Run:
 
     def _deleted(self, processor: Processor) -> list[str]:
         """The topics where records are deleted that a processor writes, or joins: their pairs are then not known."""
-        names = [topic.name for topic in processor.outputs] + ([processor.errors] if processor.errors else [])
+        names = processor.written
         pairs = [topic.name for topic in processor.inputs if self._topics[topic.name].is_compacted]
         partitions = [TopicPartition(name, n) for name in names for n in range(self._topics[name].partitions)]
         starts = ask_clusters(self._graph, self._cluster, partitions, lambda cluster, each: cluster.starts(each))

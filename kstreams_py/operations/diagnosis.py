@@ -11,7 +11,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, LogInfo, Logs, TopicDescription
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, slot_of
-from kstreams_py.kafka.transactions import command, find_command
+from kstreams_py.kafka.transactions import cluster_option, command, find_command
 from kstreams_py.operations.hanging import Found, headline
 from kstreams_py.records import TopicPartition
 
@@ -78,7 +78,7 @@ class Facts:
     @property
     def options(self) -> str:
         """Those of a command that name the cluster."""
-        return f" --cluster {self.name}" if self.name else ""
+        return cluster_option(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +148,26 @@ def find_transactions(facts: Facts) -> Iterator[Finding]:
 
 def find_replication(facts: Facts) -> Iterator[Finding]:
     """Partitions without a leader or out of sync, and topics with too few replicas."""
+    brokers, silent = facts.cluster.brokers, facts.cluster.silent
+    for number, address in silent.items():
+        yield Finding(
+            Severity.WARNING,
+            "broker_away",
+            f"broker {number}",
+            f"no connection to {address} can be made: what it leads is offline, and its replicas are not in sync",
+            "start it, or make it reachable from this machine",
+        )
     for topic in facts.cluster.topics.values():
         yield from _of_partitions(topic)
-        yield from _of_settings(topic, len(facts.cluster.brokers))
+        yield from _of_settings(topic, len(brokers) + len(silent))
 
 
 def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
     """What of a topic is away now."""
     offline = [number for number, each in enumerate(topic.partitions) if each.leader < 0]
     behind = [n for n, each in enumerate(topic.partitions) if each.leader >= 0 and each.in_sync < each.replicas]
+    least = int(topic.settings.get("min.insync.replicas", 1))
+    few = [n for n in behind if topic.partitions[n].in_sync < least]
     if offline:
         yield Finding(
             Severity.ERROR,
@@ -165,7 +176,15 @@ def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
             "the partition has no leader: it can be neither read nor written",
             "start the brokers that have it (kafka-topics.sh --describe --unavailable-partitions)",
         )
-    if behind:
+    if few:
+        yield Finding(
+            Severity.ERROR,
+            "too_few_in_sync",
+            f"{topic.name}{few}",
+            f"fewer replicas are in sync than min.insync.replicas ({least}): every write with acks=all is refused",
+            "start the brokers that are away, and wait (kafka-topics.sh --describe --under-min-isr-partitions)",
+        )
+    if behind := [number for number in behind if number not in few]:
         yield Finding(
             Severity.WARNING,
             "under_replicated",

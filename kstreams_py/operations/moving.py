@@ -19,7 +19,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer, TopicInfo
-from kstreams_py.kafka.transactions import find_command, place_options
+from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.ending import UNCHANGED
 from kstreams_py.operations.positions import (
@@ -232,7 +232,7 @@ class GraphPositions:
         group, partitions = self._committed.group(processor), partitions_of(processor, topics)
         # a client would ask for them until its limit
         if (pending := self._cluster.pending(group, partitions)).partitions:
-            find = find_command(place_options(self._environment.settings.bootstrap_servers))
+            find = find_command_at(self._environment.settings.bootstrap_servers)
             raise UserMistake(f"{pending.describe(time.time(), find)}: {UNCHANGED}")
         return self._committed.read(processor, partitions)
 

@@ -30,7 +30,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.kafka.sizes import batch_bytes
-from kstreams_py.kafka.transactions import find_command, place_options
+from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.operations.letters import Letter, Place
 from kstreams_py.operations.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.reading import LetterReader
@@ -170,7 +170,7 @@ class Transactions:
         deadline = self._environment.clock() + self._environment.settings.request_timeout_ms / 1000
         while (newest := self._cluster.newest(tp)) is None or newest.value() != token:
             if self._environment.clock() > deadline:
-                find = find_command(place_options(self._environment.settings.bootstrap_servers), [tp.topic])
+                find = find_command_at(self._environment.settings.bootstrap_servers, [tp.topic])
                 raise BrokerUnavailable(
                     f"{tp}: what was just committed cannot be read: a transaction hangs there and hides which letters "
                     f"are replayed: `{find}` prints the command that ends it; then start again"

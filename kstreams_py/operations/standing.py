@@ -11,7 +11,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.groups import GroupInfo
-from kstreams_py.kafka.transactions import OpenTransaction, find_command, place_options
+from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.positions import partitions_of
 from kstreams_py.operations.task_status import Tail, TaskStatus, plan_of
@@ -51,7 +51,7 @@ class _Tasks:
         group: GroupInfo,
     ) -> None:
         self._cluster = environment.cluster
-        self._find = find_command(place_options(environment.settings.bootstrap_servers))
+        self._find = find_command_at(environment.settings.bootstrap_servers)
         self._committed = CommittedReader(graph, environment)
         self._processor = processor
         self._name, self._group = f"{graph.name}.{processor.id}", group
@@ -64,8 +64,7 @@ class _Tasks:
         self._was_started = graph.beginnings in existing
         self._journaled = existing[self._backing].partitions if self._backing in existing else 0
         """Tasks that have a journal: the next start creates and grows it."""
-        written = [*(topic.name for topic in processor.outputs), *([processor.errors] if processor.errors else [])]
-        self._outputs = [TopicPartition(name, n) for name in written for n in range(topics[name].partitions)]
+        self._outputs = [TopicPartition(name, n) for name in processor.written for n in range(topics[name].partitions)]
         if (delivered := graph.delivered(processor)) is not None:
             self._outputs += [TopicPartition(delivered, number) for number in range(self._journaled)]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kstreams_py.errors import ClientError, Fatal, Refused, Retriable, SinkAway
+from kstreams_py.errors import Abortable, ClientError, Fatal, Refused, Retriable, SinkAway
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import WorkerState
 
@@ -81,8 +81,8 @@ class Attempts:
     def failed(self, error: ClientError, then: str) -> None:
         """Logs a failure and the reaction to it (`then`), and waits if there were several in a row.
 
-        Raises Fatal after FAILURES_MAX of them. Retriable does not count: what is away is waited for without
-        limit, and the rebalance that follows a long outage must not end the worker.
+        Raises Fatal after FAILURES_MAX of them. Those of what is away do not count: it is waited for without limit,
+        and the rebalance that follows a long outage must not end the worker.
         """
         self.cause = str(error)
         if isinstance(error, Refused):
@@ -91,7 +91,7 @@ class Attempts:
             return
         self.away = _what_is_away(error)
         self._failures += 1
-        self._no_outages += not isinstance(error, Retriable)
+        self._no_outages += self.away is None
         level = logging.WARNING if self._failures >= FAILURES_WARNED else logging.INFO
         is_of_broker = self.away is WorkerState.BROKER_AWAY
         self._is_away |= is_of_broker
@@ -132,4 +132,5 @@ class Attempts:
 def _what_is_away(error: ClientError) -> WorkerState | None:
     if isinstance(error, SinkAway):
         return WorkerState.SINK_AWAY
-    return WorkerState.BROKER_AWAY if isinstance(error, Retriable) else None
+    unanswered = isinstance(error, Retriable) or (isinstance(error, Abortable) and error.unanswered)
+    return WorkerState.BROKER_AWAY if unanswered else None

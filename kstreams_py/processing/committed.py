@@ -9,7 +9,7 @@ from typing import Final
 
 from kstreams_py.errors import KStreamsError, Retriable
 from kstreams_py.kafka.contracts import Consumer
-from kstreams_py.kafka.transactions import find_command, place_options
+from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.log_fields import repeated
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Positions, TopicPartition
@@ -30,7 +30,7 @@ class CommittedOffsets:
         self._consumer = consumer
         self._cluster = environment.cluster
         self._clock = environment.clock
-        self._find = find_command(place_options(environment.settings.bootstrap_servers))
+        self._find = find_command_at(environment.settings.bootstrap_servers)
         self._unread_since: float | None = None
 
     def read(self, partitions: Collection[TopicPartition]) -> Positions:

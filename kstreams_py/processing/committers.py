@@ -57,7 +57,6 @@ def partitions_written(
     def partitions(*names: str | None) -> list[TopicPartition]:
         return [TopicPartition(name, number) for name in names if name for number in range(counts.get(name, 0))]
 
-    outputs = [topic.name for topic in processor.outputs]
     if processor.journal is None:
-        return partitions(*outputs, processor.errors, journal), []
-    return partitions(*outputs, processor.errors, delivered), partitions(journal)
+        return partitions(*processor.written, journal), []
+    return partitions(*processor.written, delivered), partitions(journal)

@@ -64,8 +64,7 @@ def ask_clusters(
 
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
     """The topics of a processor that exist, with its journal."""
-    names = [topic.name for topic in (*processor.inputs, *processor.outputs)]
-    found = find_topics(graph, cluster, [*names, *([processor.errors] if processor.errors else [])])
+    found = find_topics(graph, cluster, [*(topic.name for topic in processor.inputs), *processor.written])
     journal = graph.journal(processor)
     return found if journal is None else found | cluster.topics([journal])
 

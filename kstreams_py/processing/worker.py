@@ -103,9 +103,8 @@ class Worker:
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
-        written = [topic.name for topic in processor.outputs] + ([dead_letters.topic] if dead_letters else [])
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
-        limit = batch_bytes(topics[topic] for topic in written if topic in topics)
+        limit = batch_bytes(topics[topic] for topic in processor.written if topic in topics)
         context = self._context(environment, topic_ids, limit, tracing)
         outputs, journaled = partitions_written(graph, processor, topics)
         self.committer = committer(replace(context, written=outputs, journaled=journaled))

@@ -23,6 +23,7 @@ from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import logs
+from kstreams_py.running.health import AWAY
 from kstreams_py.running.hidden import HiddenRecords
 from kstreams_py.running.reports import Report
 from kstreams_py.running.watch import Stillness
@@ -53,9 +54,16 @@ class _Loop:
         self.thread = threading.Thread(target=run, args=(worker,), name=self.id, daemon=True)
         self._stillness = Stillness()
 
-    def look(self) -> tuple[float, str]:
-        """Returns the seconds since the loop last turned or began another step, and the place where it stands still."""
+    def look(self, state: WorkerState) -> tuple[float, str]:
+        """Returns the seconds since the loop last turned or began another step, and the place where it stands still.
+
+        Those for which the worker waits for another system do not count: a restart would not help, and once that
+        answers, the loop has its time to turn again.
+        """
         if not self.thread.is_alive():
+            return 0.0, ""
+        if state in AWAY:
+            self._stillness = Stillness()
             return 0.0, ""
         # one turn may run many slow steps: a loop that begins the next one is not stuck
         call = self.worker.overlapping.oldest if self.worker.overlapping else None
@@ -93,8 +101,8 @@ class Slot:
         self._failures: list[BaseException] = []
         self._lags: dict[str, dict[TopicPartition, int]] = {}
         """The lags of each processor's partitions; without the processor if they are not known."""
-        self._broker_away = ""
-        """Why the newest request for the ends of the inputs failed; "" if no broker is the reason, or it did not."""
+        self._brokers_away = dict[str, str]()
+        """By the name of a cluster, why its newest request failed: of those of which no broker answers."""
         self._hidden = HiddenRecords(environment.cluster)
 
     def stop(self) -> None:
@@ -130,6 +138,9 @@ class Slot:
             loop.thread.start()
         threading.Thread(target=self._keep_lags, args=(workers,), name="lag", daemon=True).start()
         threading.Thread(target=self._keep_asking, name="hidden", daemon=True).start()
+        written = {each.cluster: each.written[0] for each in self._graph.processors if each.cluster}
+        for cluster, topic in written.items():
+            threading.Thread(target=self._keep_looking, args=(cluster, topic), name=cluster, daemon=True).start()
         try:
             report(self._reports(loops))  # at once: the supervisor measures silence from the first report on
             while not self._stopping.wait(REPORT_INTERVAL):
@@ -199,8 +210,9 @@ class Slot:
         """Makes no request: a broker that does not answer must not delay reports, signals or draining."""
         reports = []
         for loop in loops:
-            still_seconds, place = loop.look()
             worker, known = loop.worker, self._lags.get(loop.id)
+            state = self._state_of(worker)
+            still_seconds, place = loop.look(state)
             # right after an assignment not every partition has been asked for: that is not a lag of 0
             of_each = {tp: (known or {}).get(tp) for tp in worker.ledger.cursors}
             complete = known is not None and None not in of_each.values()
@@ -213,12 +225,12 @@ class Slot:
                     sum(lag or 0 for lag in of_each.values()) if complete else None,
                     still_seconds,
                     place,
-                    state=self._state_of(worker),
+                    state=state,
                     open_seconds=worker.committer.session.open_seconds,
                     measures=worker.counters.measures(),
                     lags=of_each,
                     failure=worker.committer.newest_failure,
-                    why=self._broker_away or worker.why,
+                    why=self._why_away(worker) or worker.why,
                     hidden_seconds=hidden.seconds,
                     hidden=hidden.text,
                     hidden_partitions=hidden.partitions,
@@ -231,7 +243,12 @@ class Slot:
             return WorkerState.REPLACED
         if self._stopping.is_set():
             return WorkerState.DRAINING
-        return WorkerState.BROKER_AWAY if self._broker_away else worker.state
+        return WorkerState.BROKER_AWAY if self._why_away(worker) else worker.state
+
+    def _why_away(self, worker: Worker) -> str:
+        """Why a cluster that the worker needs is away; "" if each answers."""
+        away = self._brokers_away
+        return away.get("") or away.get(worker.processor.cluster, "")
 
     def _keep_lags(self, workers: Sequence[Worker]) -> None:
         """Asks for the ends of the inputs every REPORT_INTERVAL seconds, in a thread of its own."""
@@ -244,7 +261,7 @@ class Slot:
                 # a slot without partitions asks too: it has to know whether the broker is away
                 ends = self._cluster.ends(asked or {TopicPartition(workers[0].processor.inputs[0].name, 0)})
                 self._lags = {processor: lags(reached, ends) for processor, reached in positions.items()}
-                self._broker_away = ""
+                self._brokers_away.pop("", None)
                 self._hidden.look(ends, [worker.consumer.highs for worker in workers], time.monotonic())
                 if failures:
                     logger.info("the ends of the inputs are known again", extra=answers("ends"))
@@ -253,9 +270,29 @@ class Slot:
                 failures += 1
                 logger.info("the ends of the inputs are not known now: %s", error, extra=away("ends"))
                 self._lags = {}
-                self._broker_away = str(error) if isinstance(error, Retriable | Unavailable) else ""
+                self._note_away("", error)
             if self._stopping.wait(REPORT_INTERVAL):
                 return
+
+    def _keep_looking(self, name: str, topic: str) -> None:
+        """Asks another cluster whether it answers every REPORT_INTERVAL seconds, in a thread of its own."""
+        logs.set_context(graph=self._graph.name, slot=self._slot)
+        while not self._stopping.wait(REPORT_INTERVAL):
+            try:
+                self._cluster.named(name).ends({TopicPartition(topic, 0)})
+            except KStreamsError as error:
+                self._note_away(name, error)
+                logger.warning("outputs wait for cluster %r: %s", name, error, extra=away(f"cluster {name}"))
+            else:
+                if self._brokers_away.pop(name, None) is not None:
+                    logger.info("cluster %r answers again", name, extra=answers(f"cluster {name}"))
+
+    def _note_away(self, cluster: str, error: KStreamsError) -> None:
+        """Notes why a cluster is away, if the error says that it is."""
+        if isinstance(error, Retriable | Unavailable):
+            self._brokers_away[cluster] = str(error)
+        else:
+            self._brokers_away.pop(cluster, None)
 
     def _keep_asking(self) -> None:
         """Asks whose transactions hide records: in a thread of its own, as each request may take 10 s."""

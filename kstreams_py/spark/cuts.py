@@ -194,9 +194,8 @@ def _all_writers(graph: Graph) -> list[Writer]:
     """All processors, and the pipelines into topics."""
     found = list[Writer]()
     for each in graph.processors:
-        written = {topic.name for topic in each.outputs} | ({each.errors} if each.errors else set())
         inputs = tuple(topic.name for topic in each.inputs)
-        found.append(Writer(each.id, inputs, frozenset(written), frozenset(inputs), each))
+        found.append(Writer(each.id, inputs, frozenset(each.written), frozenset(inputs), each))
     for pipeline in graph.pipelines:
         if isinstance(pipeline.target, Topic):
             reads = frozenset(topic.name for topic in pipeline.inputs)

@@ -20,7 +20,7 @@ from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError, UserMis
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
-from kstreams_py.kafka.transactions import find_command
+from kstreams_py.kafka.transactions import find_command, place_options
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark.cuts import (
@@ -58,7 +58,7 @@ def cut(
     limit = settings.transaction_timeout_ms / 1000 + GRACE_SECONDS if timeout is None else timeout
     cluster = KafkaCluster(settings)
     try:
-        return Cutting(graph, topics, cluster, limit).make()
+        return Cutting(graph, topics, cluster, limit, options=place_options(settings.bootstrap_servers)).make()
     finally:
         cluster.close()
 
@@ -73,13 +73,17 @@ class Cutting:
         cluster: Cluster,
         limit: float,
         *,
+        options: str = "",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        now: Callable[[], float] = time.time,
     ) -> None:
-        """Makes no request. `limit` is in seconds; the others as for `cut`."""
+        """Makes no request; the arguments that are not listed are as for `cut`.
+
+        - `limit`: seconds.
+        - `options`: those of a printed command that name the cluster, see place_options().
+        """
         self._graph, self._cluster, self._limit = graph, cluster, limit
-        self._clock, self._sleep, self._now = clock, sleep, now
+        self._options, self._clock, self._sleep = options, clock, sleep
         self._names = choose_topics(graph, topics)
         self._writers = choose_writers(graph, self._names)
 
@@ -98,7 +102,7 @@ class Cutting:
             self._sleep(POLL_SECONDS)
 
     def _try(self, deadline: float) -> Cut | None:
-        made = self._now()
+        made = time.time()
         topics = self._find_topics()
         partitions = [TopicPartition(name, n) for name in self._names for n in range(topics[name].partitions)]
         starts = self._cluster.starts(partitions)
@@ -154,7 +158,8 @@ class Cutting:
         found, left = first, first.pending
         while left:
             if self._clock() > deadline:
-                raise UserMistake(self._cluster.pending(group, partitions).describe(time.time(), find_command("")))
+                find = find_command(self._options)
+                raise UserMistake(self._cluster.pending(group, partitions).describe(time.time(), find))
             self._sleep(POLL_SECONDS)
             found = self._cluster.group_offsets(group, partitions)
             left = frozenset(tp for tp in left & found.pending if found.committed.get(tp) == first.committed.get(tp))
@@ -169,7 +174,7 @@ class Cutting:
                 return
             if self._clock() > deadline:
                 tp = behind[0]
-                find = find_command("", [tp.topic])
+                find = find_command(self._options, [tp.topic])
                 raise UserMistake(
                     f"{tp}: a transaction below offset {ends[tp]} has been open for {self._limit:g} s (the last stable "
                     f"offset is {stable[tp]}): run `{find}`, which prints how to end those that hang"

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -242,15 +242,17 @@ class Lane:
         self,
         case: Case,
         name: str,
-        cluster: Cluster,
+        clusters: Mapping[str, Cluster],
         processes: Processes,
         settings: dict[str, Any],
         directory: Path,
         environment: Environment,
     ) -> None:
         self.case, self.name, self._environment = case, name, environment
-        self._cluster, self._processes, self._settings, self._directory = cluster, processes, settings, directory
-        self._producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "linger.ms": 0})
+        self._processes, self._settings, self._directory = processes, settings, directory
+        self._cluster, self._outputs = clusters[""], clusters[case.cluster]
+        servers = self._cluster.bootstrap_servers
+        self._producer = ck.Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
         self._ends = dict.fromkeys(case.inputs, 0)
         self._sets: list[str] = []
         """The values of each set of inputs, in the order in which they were written."""
@@ -258,10 +260,11 @@ class Lane:
         """The delivery hashes of each set."""
         self._numbers = itertools.count()
 
-    def topics(self) -> list[str]:
-        """The topics that exist before the first process."""
-        dead = ["dead"] if self.case.errors else []
-        return [f"{self.name}.{topic}" for topic in (*self.case.inputs, *self.case.outputs, *dead)]
+    def topics(self, cluster: str) -> list[str]:
+        """The topics of a cluster that exist before the first process."""
+        written = [*self.case.outputs, *(["dead"] if self.case.errors else [])]
+        found = [*(self.case.inputs if not cluster else ()), *(written if cluster == self.case.cluster else ())]
+        return [f"{self.name}.{topic}" for topic in found]
 
     def feed(self, value: str, topics: tuple[str, ...] = ()) -> None:
         """Writes one set of inputs; of an alts a record of the last one, by default."""
@@ -389,7 +392,7 @@ class Lane:
         arrange: Callable[[Any], list[Any]] = sorted if self.case.is_alts else list
         for topic in (*self.case.outputs, *(["dead"] if self.case.errors else [])):
             found = [
-                (m.value(), dict(m.headers())[HASH_HEADER].hex()) for m in self._cluster.read(f"{self.name}.{topic}")
+                (m.value(), dict(m.headers())[HASH_HEADER].hex()) for m in self._outputs.read(f"{self.name}.{topic}")
             ]
             if topic == "dead":  # its value has the time
                 written = [digest for _, digest in expected] if topic in self.case.written else []
@@ -405,9 +408,17 @@ class Lane:
 
 
 def run_cells(
-    cells: list[Cell], name: str, cluster: Cluster, settings: dict[str, Any], directory: Path, at_once: int = AT_ONCE
+    cells: list[Cell],
+    name: str,
+    clusters: Mapping[str, Cluster],
+    settings: dict[str, Any],
+    directory: Path,
+    at_once: int = AT_ONCE,
 ) -> int:
-    """Runs all cells, those of a case one after the other; returns how many there were."""
+    """Runs all cells, those of a case one after the other; returns how many there were.
+
+    `clusters` are that of the inputs (""), and others by their names.
+    """
     by_case: dict[Case, list[Cell]] = {}
     for cell in cells:
         by_case.setdefault(cell.case, []).append(cell)
@@ -419,10 +430,12 @@ def run_cells(
         open_environment(Settings.load(**settings, request_timeout_ms=90_000)) as environment,
     ):
         lanes = {
-            Lane(case, f"{name}-{number}", cluster, parent, settings, directory, environment): of_case
+            Lane(case, f"{name}-{number}", clusters, parent, settings, directory, environment): of_case
             for number, (case, of_case) in enumerate(by_case.items())
         }
-        cluster.create(*(topic for lane in lanes for topic in lane.topics()))
+        for place, cluster in clusters.items():
+            if created := [topic for lane in lanes for topic in lane.topics(place)]:
+                cluster.create(*created)
 
         def run(lane: Lane, of_case: list[Cell]) -> int:
             lane.feed("first")

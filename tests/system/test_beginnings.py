@@ -14,7 +14,7 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.kafka.administration import GroupAdmin
-from tests.system.harness import Cluster, RunningSlot, running, wait_until
+from tests.system.harness import Cluster, RunningSlot, metadata, running, wait_until
 from tests.system.test_errors import GUARANTEES
 
 MakeSettings = Callable[..., Settings]
@@ -136,7 +136,7 @@ def test_topic_deleted_and_created_again_is_read_from_its_start(
     job.run_until_committed(10)
     for future in cluster.admin.delete_topics([job.source]).values():
         future.result()
-    wait_until(lambda: job.source not in cluster.admin.list_topics(timeout=10).topics, "the topic is deleted")
+    wait_until(lambda: job.source not in metadata(cluster.admin).topics, "the topic is deleted")
     cluster.create(job.source)
     cluster.write(job.source, numbered(10, 15))
     job.run_until_committed(5)

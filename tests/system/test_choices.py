@@ -10,7 +10,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from tests.system.harness import Cluster, running, wait_until
+from tests.system.harness import Cluster, metadata, running, wait_until
 
 MakeSettings = Callable[..., Settings]
 
@@ -48,7 +48,7 @@ class Merge:
         topic = f"{self.name}.{end}"
         for future in self.cluster.admin.delete_topics([topic]).values():
             future.result()
-        wait_until(lambda: topic not in self.cluster.admin.list_topics(timeout=10).topics, f"{topic} is deleted")
+        wait_until(lambda: topic not in metadata(self.cluster.admin).topics, f"{topic} is deleted")
         self.cluster.create(topic)
 
 

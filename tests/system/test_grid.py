@@ -1,7 +1,7 @@
 """The grid of crash points on a real broker: real processes die by SIGKILL at each point (tests/crash_grid.py).
 
-`scripts/test` runs cells in which each two factors meet, `scripts/test-long` all of them. The other cluster is the same
-broker by another name: worker, transactions and journal take it for another one.
+`scripts/test` runs cells in which each two factors meet, `scripts/test-long` all of them. Between two clusters, outputs
+and dead letters are on a second broker.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 import kstreams_py as ks
+from kstreams_py.embedded import EmbeddedKafka
 from tests.crash_grid import KINDS
 from tests.system.harness import Cluster
 from tests.system.kafka_grid import EARLIER, STARTS, Cell, cover_pairs, grid, run_cells, whole_grid
@@ -33,13 +34,14 @@ RunCells = Callable[[list[Cell]], int]
 
 
 @pytest.fixture
-def run(cluster: Cluster, name: str, tmp_path: Path) -> RunCells:
+def run(cluster: Cluster, elsewhere: EmbeddedKafka, name: str, tmp_path: Path) -> RunCells:
+    other = Cluster(elsewhere.bootstrap_servers)
     settings = {
         "bootstrap_servers": cluster.bootstrap_servers,
         "schema_directory": str(tmp_path / "schemas"),
-        "clusters": {"other": {"bootstrap_servers": cluster.bootstrap_servers}},
+        "clusters": {"other": {"bootstrap_servers": other.bootstrap_servers}},
     }
-    return lambda cells: run_cells(cells, name, cluster, settings, tmp_path)
+    return lambda cells: run_cells(cells, name, {"": cluster, "other": other}, settings, tmp_path)
 
 
 def test_sample_of_the_grid_has_all_kinds_points_attempts_and_starts() -> None:

@@ -352,3 +352,36 @@ def test_committed_offsets_that_were_set_back_below_a_snapshot_end_the_worker(
     app.drain(worker)
     assert "copy: partition 0: recovery 1b" in worker.text
     app.verify()
+
+
+def test_outputs_that_were_deleted_are_decided_by_the_committed_offsets_and_otherwise_by_nobody(
+    new_app: MakeApp, cluster: Cluster, name: str
+) -> None:
+    app, journal = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000), f"__ks.{name}.copy.journal"
+    app.write(5, 0)
+    app.drain(app.start(0))
+    cluster.delete_records(app.target)
+    app.write(1, 0)
+    after = app.start(0)
+    app.drain(after)
+    assert "copy: partition 0: recovery 1d, 2, 3a" in after.text
+    assert cluster.values(app.target) == [b"5"], "nothing of the delivery is made again"
+    cluster.delete_records(app.target)
+    unit = units_of(cluster, journal)[-1][1]
+    assert unit.attempt is not None
+    assert (unit.snapshot.offsets, unit.attempt.offsets) == ({app.source: 5}, {app.source: 6})
+    cluster.set_committed(app.group, {(app.source, 0): 2})
+    refused = app.start(0)
+    assert refused.wait() == 5, refused.text
+    (place,) = unit.attempt.outputs
+    assert (
+        f"copy: partition 0: journal {journal}[0]: the newest record is an attempt-output from {app.source}@5 to "
+        f"{app.source}@6, the committed offsets are {app.source}@2, and of its outputs: {place} may be deleted: it is "
+        f"below the first offset of its partition, or its topic is compacted: {REMEDY}"
+    ) in refused.text
+    assert cluster.values(app.target) == []
+    cluster.set_committed(app.group, {(app.source, 0): 5})
+    again = app.start(0)
+    app.drain(again)
+    assert "copy: partition 0: recovery 1d, 2, 3b" in again.text
+    assert cluster.values(app.target) == [b"5"]

@@ -39,7 +39,7 @@ from kstreams_py.spark.targets import parquet
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.parquet import ParquetTable
 from tests.system.command import command
-from tests.system.harness import Cluster
+from tests.system.harness import Cluster, metadata
 from tests.system.shop import Shop
 from tests.waiting import wait_until
 
@@ -493,7 +493,7 @@ def test_topic_that_was_created_again_stops_what_is_incremental(shop: Shop, capl
     shop.run("totals")
     topic = f"{shop.name}.orders"
     shop.cluster.admin.delete_topics([topic])[topic].result()
-    wait_until(lambda: topic not in shop.cluster.admin.list_topics(timeout=10).topics, "the topic is deleted")
+    wait_until(lambda: topic not in metadata(shop.cluster.admin).topics, "the topic is deleted")
     shop.cluster.create(topic)
     shop.write("orders:ink")
     with pytest.raises(SettingsError, match=r"^pipeline 'added': .* deleted and created again .* pipeline reset`"):

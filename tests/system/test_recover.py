@@ -15,7 +15,7 @@ import kstreams_py as ks
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.choices import Choices, Start
 from tests.system.command import Finished, kstreams
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, metadata, wait_until
 
 MAP = "graph.map(topic('in'), to=topic('out'), id='work')(lambda value: value)"
 JOURNALED = "graph.map(topic('in'), to=topic('out'), id='work', persistence='journal')(lambda value: value)"
@@ -97,7 +97,7 @@ class Site:
         assert ended.status == 0, ended
 
     def positions(self) -> dict[str, dict[int, int]]:
-        known = self.cluster.admin.list_topics(timeout=10).topics
+        known = metadata(self.cluster.admin).topics
         inputs = [self.topic(end) for end in ("in", "a", "b") if self.topic(end) in known]
         return {topic: self.cluster.committed(self.group, topic) for topic in inputs}
 
@@ -346,7 +346,7 @@ def test_export_is_restored_after_the_graph_went_on_and_other_files_are_refused(
     _refuse_files(here, json.loads(exported.out), file)
     for future in cluster.admin.delete_topics([here.topic("in")]).values():
         future.result()
-    wait_until(lambda: here.topic("in") not in cluster.admin.list_topics(timeout=10).topics, "the topic is deleted")
+    wait_until(lambda: here.topic("in") not in metadata(cluster.admin).topics, "the topic is deleted")
     cluster.create(here.topic("in"))
     file.write_text(exported.out, encoding="utf-8")
     assert "was deleted and created again since" in here.refused("restore", file)

@@ -1,9 +1,10 @@
-"""Real targets under real workers: these are killed at random, and each row is stored once."""
+"""Real targets under real workers: these are killed at random, or frozen in a step, and each row is stored once."""
 
 from __future__ import annotations
 
 import pickle
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,8 +21,11 @@ from tests.system.recorder import Recorder
 
 GRAPH = """
 import pickle
+import time
+from pathlib import Path
 import kstreams_py as ks
 
+place = Path({place!r})
 graph = ks.Graph({name!r}, errors="{name}.errors")
 
 @graph.sink(graph.topic("{name}.in"), to=pickle.loads({target!r}))
@@ -29,6 +33,9 @@ def store(value):
     number = int(value)
     if number % 50 == 7:
         raise ValueError(number)
+    while number == {waits_at} and (place / "closed").exists():
+        (place / "waiting").touch()
+        time.sleep(0.01)
     return [(number, i) for i in range(number % 3)]
 """
 
@@ -38,6 +45,9 @@ WRITTEN = 200
 """Records that are written before each kill."""
 
 KILLS = 6
+
+WAITS_AT = 5
+"""The record whose step waits while the file `closed` exists; it has two rows."""
 
 
 @pytest.fixture(params=["sqlite-hash", "sqlite-offsets", "postgresql-hash", "postgresql-offsets", "redis", "parquet"])
@@ -54,11 +64,13 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def start(target: Target, name: str, tmp_path: Path, settings: Callable[..., Settings]) -> Iterator[Any]:
     """Starts a worker in a slot; all of them are killed with the test."""
     file = tmp_path / "storing_graph.py"
-    file.write_text(GRAPH.format(name=name, target=pickle.dumps(target.declare(COLUMNS))), encoding="utf-8")
-    short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50)
+    stored = pickle.dumps(target.declare(COLUMNS))
+    text = GRAPH.format(name=name, target=stored, place=str(tmp_path), waits_at=WAITS_AT)
+    file.write_text(text, encoding="utf-8")
     started: list[WorkerProcess] = []
 
-    def start(slot: int) -> WorkerProcess:
+    def start(slot: int, **changed: int) -> WorkerProcess:
+        short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50, **changed)
         started.append(WorkerProcess(file, slot, short.as_environment()))
         return started[-1]
 
@@ -69,6 +81,45 @@ def start(target: Target, name: str, tmp_path: Path, settings: Callable[..., Set
 
 def await_rows(target: Target, least: int) -> None:
     wait_until(lambda: len(target.rows()) >= least, f"{least} rows")
+
+
+def expected_rows(written: int) -> Counter[tuple[int, int]]:
+    """The rows of so many records."""
+    return Counter((n, i) for n in range(written) if n % 50 != 7 for i in range(n % 3))
+
+
+def stop(*workers: WorkerProcess) -> None:
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+    assert [worker.wait() for worker in workers] == [0] * len(workers), [worker.text for worker in workers]
+
+
+def test_worker_frozen_in_a_step_stores_nothing_again_after_another_slot_took_its_task(
+    target: Target, start: Callable[..., WorkerProcess], cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed"
+    cluster.create(f"{name}.in", partitions=4)
+    cluster.create(f"{name}.errors")
+    values: list[bytes | None] = [b"%d" % number for number in range(2 * WRITTEN)]
+    closed.touch()
+    cluster.write(f"{name}.in", values[:WRITTEN], keys=values[:WRITTEN])
+    frozen = start(0, commit_records=1)  # the turn of a step stores its rows: it hears of its group after that only
+    wait_until((tmp_path / "waiting").exists, "a step waits")
+    frozen.send(signal.SIGSTOP)
+    closed.unlink()
+    other = start(1)
+    wait_until(lambda: Counter(target.rows()) == expected_rows(WRITTEN), "the other slot stores the rows")
+    Recorder(cluster.bootstrap_servers).await_done(f"{name}.store", f"{name}.in")
+    frozen.send(signal.SIGCONT)
+    if target.evidence is Evidence.OFFSETS:
+        refused = re.compile(r"store: .*: another writer .*; going back to the committed offsets")
+        wait_until(lambda: refused.search(frozen.text), "its rows are refused")
+    cluster.write(f"{name}.in", values[WRITTEN:], keys=values[WRITTEN:])
+    wait_until(lambda: Counter(target.rows()) >= expected_rows(2 * WRITTEN), "all rows")
+    wait_until(lambda: frozen.text.count("store: holds") == 2, "it is a member again")
+    Recorder(cluster.bootstrap_servers).await_done(f"{name}.store", f"{name}.in")
+    stop(frozen, other)
+    assert Counter(target.rows()) == expected_rows(2 * WRITTEN)
 
 
 def test_workers_killed_at_random_store_each_row_once(
@@ -89,14 +140,12 @@ def test_workers_killed_at_random_store_each_row_once(
         workers[slot].send(signal.SIGKILL)
         workers[slot].wait()
         workers[slot] = start(slot)
-    expected = Counter((n, i) for n in range(written) if n % 50 != 7 for i in range(n % 3))
+    expected = expected_rows(written)
     wait_until(lambda: Counter(target.rows()) >= expected, "all rows")
     wait_until(lambda: all("store: holds" in worker.text for worker in workers), "both have partitions")
     # rows may be stored of steps that are not committed: their dead letters come when they are run again
     Recorder(cluster.bootstrap_servers).await_done(f"{name}.store", f"{name}.in")
-    for worker in workers:
-        worker.send(signal.SIGTERM)
-    assert [worker.wait() for worker in workers] == [0, 0], [worker.text for worker in workers]
+    stop(*workers)
     assert Counter(target.rows()) == expected
     letters = Counter(dict(m.headers())["ks-hash"] for m in cluster.read(f"{name}.errors"))
     assert len(letters) == len([n for n in range(written) if n % 50 == 7])

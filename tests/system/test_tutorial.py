@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import Cluster, wait_until
+from tests.system.harness import Cluster, metadata, wait_until
 
 TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, flags=re.DOTALL) for line in block.splitlines()]
@@ -78,7 +78,7 @@ def terminal(tmp_path: Path, cluster: Cluster) -> Terminal:
 def test_tutorial_runs_as_printed_from_the_graph_to_the_replay(terminal: Terminal, cluster: Cluster) -> None:
     terminal.write()
     with terminal.running("kstreams run weather.py --workers 2 --create-topics"):
-        wait_until(lambda: "weather.readings" in cluster.admin.list_topics(timeout=10).topics, "the topics are created")
+        wait_until(lambda: "weather.readings" in metadata(cluster.admin).topics, "the topics are created")
         terminal.run("python send.py")
         wait_until(
             lambda: sum(cluster.committed("weather.convert", "weather.readings").values()) == 3, "three are committed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,10 @@ from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
-from tests.system.command import Finished, kstreams
+from tests.system.command import Finished, command, kstreams
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.recorder import Recorder
+from tests.system.site import Site
 
 MakeSettings = Callable[..., Settings]
 
@@ -183,7 +185,10 @@ def test_other_cluster_that_is_away_is_waited_for(app: App, elsewhere: EmbeddedK
     app.await_copied()
     elsewhere.kill(0)
     app.write(*digits(10, 60))
-    wait_until(lambda: "_TIMED_OUT" in worker.text, "the worker says that the other cluster does not answer")
+    wait_until(
+        lambda: "outputs wait for cluster 'other'" in worker.text,
+        "the worker says that the other cluster does not answer",
+    )
     assert worker.process.poll() is None, worker.text
     elsewhere.restart(0)
     app.write(*digits(60, 100))
@@ -253,6 +258,52 @@ def test_other_cluster_that_is_away_for_longer_than_each_timeout_is_waited_for(
         app.drain(worker)
     finally:
         app.kill()
+
+
+@pytest.mark.long
+def test_other_cluster_that_is_away_for_a_minute_leaves_the_run_alive(
+    tmp_path: Path, name: str, cluster: Cluster, elsewhere: EmbeddedKafka
+) -> None:
+    """All time-outs are the defaults of the settings, and a worker that stood still would be restarted."""
+    address = elsewhere.bootstrap_servers
+    here = Settings.load(
+        bootstrap_servers=cluster.bootstrap_servers,
+        schema_directory=tmp_path / "schemas",
+        clusters={"other": {"bootstrap_servers": address}},
+        stuck_timeout_ms=40_000,
+    )
+    app = App(tmp_path, name, here, "")
+    with command(tmp_path, "run", app.file, "--http", "127.0.0.1:0", environment=here.as_environment()) as running:
+        site = Site(running)
+        app.write(*digits(0, 10))
+        app.await_copied()
+        elsewhere.kill(0)
+        app.write(*digits(10, 500))
+        killed_at, answers = time.monotonic(), list[tuple[int, str]]()
+
+        def a_minute_is_over() -> bool:
+            answers.append(site.get("/livez"))
+            return time.monotonic() > killed_at + 60
+
+        site.await_kinds({("broker_away", "copy")})
+        (worker,) = site.slot(0)["workers"]
+        assert (worker["state"], worker["still_seconds"]) == ("broker away", 0.0)
+        wait_until(a_minute_is_over, "a minute is over")
+        said = next(each.what for each in site.findings() if each.kind == "broker_away")
+        away = rf"cluster 'other': no Kafka broker answers at {address}: start one .* failed: Connection refused"
+        assert re.match(f"slot 0: copy waits for a broker: {away}", said)
+        elsewhere.restart(0)
+        app.write(*digits(500, 600))
+        wait_until(lambda: a_minute_is_over() and site.get("/readyz") == (200, "ok\n"), "the worker is ready again")
+        app.await_copied()
+        app.verify()
+        answers.append(site.get("/livez"))
+        assert set(answers) == {(200, "ok\n")}
+        assert site.sums("restarts_total") == {(): 0}
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+    assert re.search(f"WARNING .* outputs wait for cluster 'other': {away}", running.text)
+    assert "has not turned" not in running.text
 
 
 def test_cluster_that_no_setting_describes_is_one_message(tmp_path: Path, name: str, settings: MakeSettings) -> None:

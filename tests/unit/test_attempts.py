@@ -17,6 +17,7 @@ from kstreams_py.errors import (
     Refused,
     Retriable,
 )
+from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, PRODUCERS_MAX, WAIT_MAX
 from kstreams_py.processing.states import State
 from tests.unit.guarantee import ALO, EO, Bench
@@ -76,6 +77,17 @@ def test_repeated_aborts_log_warnings_until_a_commit(caplog: pytest.LogCaptureFi
             bench.recover(Abortable("no"))
     levels = [record.levelname for record in caplog.records if "going back" in record.getMessage()]
     assert levels == ["INFO", "INFO", "WARNING", "WARNING", "INFO"]
+
+
+def test_records_that_time_out_while_no_broker_answers_are_waited_for_without_limit() -> None:
+    bench = Bench(session_timeout=1e6)
+    for _ in range(FAILURES_MAX + 1):
+        bench.write()
+        bench.recover(Abortable("writing to out: no answer", unanswered=True))
+        assert bench.guarantee.attempts.away is WorkerState.BROKER_AWAY
+    bench.write()
+    bench.guarantee.commit()
+    assert bench.guarantee.attempts.away is None
 
 
 def test_error_that_is_not_retriable_does_not_repeat_the_call() -> None:

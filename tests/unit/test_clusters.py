@@ -48,6 +48,7 @@ def test_processor_that_writes_elsewhere_has_a_journal_and_its_dead_letters_ther
     assert (processor.journal, processor.cluster, graph.delivered(processor)) == (
         ks.Journal(), "west", "__ks.g.p.delivered",
     )  # fmt: skip
+    assert processor.written == ("out", "dead")
     assert {name: topic.cluster for name, topic in graph.topics.items()} == {"in": "", "out": "west", "dead": "west"}
     assert "  out   key Bytes(), value Bytes(), cluster west" in graph.describe()
     assert topics_of(graph) == {

@@ -12,6 +12,7 @@ from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError, UserMis
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TRANSACTIONAL
+from kstreams_py.kafka.transactions import place_options
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Positions, TopicPartition
 from kstreams_py.spark.cuts import Cut, CutInput, CutTopic, CutWriter, Span
 from kstreams_py.spark.cutting import Cutting
@@ -82,7 +83,8 @@ def cutting(cluster: MemoryCluster, sleep: Callable[[], None] = lambda: None, gr
         clock.advance(seconds)
         sleep()
 
-    return Cutting(graph or make_graph(), ["a", "b"], cluster, HIGH, clock=clock, sleep=wait)
+    options = place_options("east:9092")
+    return Cutting(graph or make_graph(), ["a", "b"], cluster, HIGH, options=options, clock=clock, sleep=wait)
 
 
 def inside(cluster: MemoryCluster, cut: Cut, topic: str) -> list[Any]:
@@ -240,7 +242,7 @@ def test_transaction_that_stays_open_is_named_with_its_partition_and_the_remedy(
         cutting(cluster).make()
     assert str(caught.value) == (
         "b[0]: a transaction below offset 1 has been open for 60 s (the last stable offset is 0): run `kstreams "
-        "transactions find-hanging --topic b`, which prints how to end those that hang"
+        "transactions find-hanging --topic b --bootstrap-servers east:9092`, which prints how to end those that hang"
     )
     writer.send({IN0: 1})
     with pytest.raises(UserMistake, match=r"the offsets of in\[0\] are pending in a transaction; open on __cons"):

@@ -81,6 +81,14 @@ REPLICATED: Mapping[str, tuple[ClusterDescription, str]] = {
             "  start the brokers that are away, and wait (kafka-topics.sh --describe --under-replicated-partitions)"
         ),
     ),
+    "below the least": (
+        cluster(topic(A, 3, PartitionInfo(0, 3, 1), min_insync_replicas="2")),
+        (
+            f"error: {A}[0, 1, 2]: fewer replicas are in sync than min.insync.replicas (2): every write with acks=all "
+            "is refused\n  start the brokers that are away, and wait (kafka-topics.sh --describe "
+            "--under-min-isr-partitions)"
+        ),
+    ),
     "unclean": (
         cluster(topic(A, unclean_leader_election_enable="true")),
         (
@@ -148,6 +156,16 @@ REPLICATED: Mapping[str, tuple[ClusterDescription, str]] = {
 def test_findings_of_a_cluster(case: str) -> None:
     described, expected = REPLICATED[case]
     assert shown(Facts(described, now=100)) == [expected]
+
+
+def test_broker_to_which_no_connection_can_be_made_is_found_with_its_address() -> None:
+    topics = [topic(name, 1, PartitionInfo(0, 2, 2), min_insync_replicas="1") for name in (A, B, OUT)]
+    described = cluster(*topics, silent={1: "b:9092"})
+    (found,) = (each for each in shown(Facts(described, now=100)) if "broker 1" in each)
+    assert found == (
+        "warning: broker 1: no connection to b:9092 can be made: what it leads is offline, and its replicas are not in "
+        "sync\n  start it, or make it reachable from this machine"
+    )
 
 
 def test_one_replica_on_several_brokers_is_found_for_each_topic() -> None:

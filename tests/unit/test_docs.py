@@ -40,10 +40,12 @@ def test_example_passes_without_a_warning_at_more_than_50_crash_points(tmp_path:
 
 def test_examples_pass_at_each_branch_and_each_crash(tmp_path: Path) -> None:
     blocks = named_blocks(DELIVERY)
-    assert blocks.keys() == {f"{test}{name}.py" for name in ("payments", "mirror", "prices") for test in ("", "test_")}
+    assert blocks.keys() == {
+        f"{test}{name}.py" for name in ("payments", "mirror", "prices", "orders") for test in ("", "test_")
+    }
     for name, text in blocks.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert run_tests(tmp_path) == 6
+    assert run_tests(tmp_path) == 8
 
 
 def test_document_names_each_record_of_a_journal() -> None:

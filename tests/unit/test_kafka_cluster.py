@@ -31,6 +31,7 @@ from kstreams_py.kafka.errors import (
     REFUSED,
     TESTED_CLIENTS,
     TOO_LARGE,
+    ClientLog,
     not_authorized,
     record_refused,
     warn_if_untested,
@@ -58,6 +59,35 @@ def test_missing_answer_raises_retriable_after_the_request_timeout() -> None:
     with pytest.raises(Retriable, match=r"^no answer from 127\.0\.0\.1:1 within 7 s$"):
         cluster._topics._result(silent)
     assert silent.waited > 7.0
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "setting", "table"),
+    [
+        ("", "", "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS", "[kafka] or in KSTREAMS_KAFKA__*"),
+        (
+            "west",
+            "cluster 'west': ",
+            "bootstrap_servers under [clusters.west]",
+            "[clusters.west.kafka] or in KSTREAMS_CLUSTERS__WEST__KAFKA__*",
+        ),
+    ],
+)
+def test_cluster_that_does_not_answer_is_named_with_its_address_its_settings_and_the_cause(
+    name: str, prefix: str, setting: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = (
+        f"{prefix}no Kafka broker answers at west:9092: start one (`kstreams broker start`), correct {setting}, or, if "
+        f"it wants credentials, set security.protocol and sasl.* under {table}"
+    )
+    log, refused = ClientLog("admin"), "west:9092/bootstrap: Connect to west:9092 failed: Connection refused"
+    monkeypatch.setattr(TopicAdmin, "client", SimpleNamespace(poll=lambda _: None))
+    admin = TopicAdmin({"bootstrap.servers": "west:9092"}, 1.0, log, name)
+    down = ck.KafkaError(ck.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+    assert str(admin.explain(down)) == message
+    log.on_error(ck.KafkaError(ck.KafkaError._TRANSPORT, refused))
+    log.on_error(down)
+    assert str(admin.explain(down)) == f"{message}; newest error of a connection: {refused}"
 
 
 class Admin:

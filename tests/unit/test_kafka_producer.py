@@ -324,6 +324,71 @@ def test_failed_deliveries_raise_the_error_that_no_repetition_mends(
             producer.flush()
 
 
+class Asked(Queue):
+    """A queue whose client notes which topics it is asked for; no broker answers about those of `silent`."""
+
+    def __init__(self, *silent: str) -> None:
+        super().__init__()
+        self.silent = silent
+        self.asked: list[str] = []
+
+    def list_topics(self, topic: str, limit: float) -> Any:
+        self.asked.append(topic)
+        if topic in self.silent:
+            raise client_error(CODES._TRANSPORT)
+        return super().list_topics(topic, limit)
+
+
+@pytest.mark.parametrize(
+    ("silent", "asked", "unanswered"), [((), ["x", "y"], False), (("x", "y"), ["x"], True)], ids=["answered", "away"]
+)
+def test_topic_of_records_that_timed_out_is_asked_for_once_and_none_after_a_question_without_an_answer(
+    silent: tuple[str, ...], asked: list[str], unanswered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Asked(*silent)
+    client.reports = [(CODES._MSG_TIMED_OUT, failed(topic, b"%d" % number)) for topic in "xy" for number in range(50)]
+    producer = producer_of(client, monkeypatch, TRANSACTIONAL)
+    with pytest.raises(Abortable) as caught:
+        producer.flush()
+    assert (client.asked, caught.value.unanswered) == (asked, unanswered)
+
+
+def test_error_without_an_answer_names_the_cluster_its_address_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, configured = "west:9092/1: Connect to west:9092 failed: Connection refused", dict[str, Any]()
+
+    class Silent(Asked):
+        def flush(self, seconds: float) -> int:
+            left = super().flush(seconds)
+            configured["error_cb"](ck.KafkaError(CODES._TRANSPORT, refused))
+            configured["error_cb"](ck.KafkaError(CODES._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+            return left
+
+    def new_client(kind: object, configuration: dict[str, Any], log: object) -> Any:
+        configured.update(configuration)
+        client.on_delivery = configuration["on_delivery"]
+        return client
+
+    monkeypatch.setattr(module, "new_client", new_client)
+    client = Silent("x")
+    monkeypatch.setattr(module, "time", client)
+    producer = KafkaProducer(TRANSACTIONAL, 10.0, place="cluster 'west' at west:9092")
+    client.reports = [(CODES._MSG_TIMED_OUT, failed("x", b"1"))]
+    with pytest.raises(Abortable) as caught:
+        producer.flush()
+    timed_out = ck.KafkaError(CODES._MSG_TIMED_OUT).str()
+    assert str(caught.value) == (
+        f"writing to x: {timed_out} (_MSG_TIMED_OUT): no answer from cluster 'west' at west:9092 ({refused})"
+    )
+    client.sends = 0
+    producer.write(outputs(0, 3))
+    with pytest.raises(Retriable) as late:
+        producer.flush()
+    assert str(late.value) == (
+        "3 records wait for their acknowledgement, and none came within 10 s: "
+        f"no answer from cluster 'west' at west:9092 ({refused})"
+    )
+
+
 @pytest.mark.parametrize(
     ("reports", "mistake"),
     [

@@ -140,14 +140,21 @@ MakeRun = Callable[..., Run]
 
 @pytest.fixture
 def start(clock: ManualClock) -> Iterator[MakeRun]:
-    """Starts a slot of a graph with one processor per function; each reads its own topic of `records` records."""
+    """Starts a slot of a graph with one processor per function; each reads its own topic of `records` records.
+
+    With the cluster `west`, the first one writes there.
+    """
     started: list[tuple[Run, Sequence[Any]]] = []
 
-    def make(*functions: Any, records: int = 1, cluster: Any = None, retry: Any = None, **settings: Any) -> Run:
-        cluster, graph = cluster or Locked(MemoryCluster()), Graph("g", errors="dead", retry=retry)
+    def make(
+        *functions: Any, records: int = 1, cluster: Any = None, west: Any = None, retry: Any = None, **settings: Any
+    ) -> Run:
+        cluster, graph = cluster or Locked(MemoryCluster()), Graph("g", errors=None if west else "dead", retry=retry)
         for i, function in enumerate(functions):
-            graph.map(graph.topic(f"in{i}"), to=graph.topic(f"out{i}"), id=f"p{i}")(function)
-        cluster.create_topics([(name, 1, -1, {}) for name in graph.topics])
+            to = graph.topic(f"out{i}", cluster="west" if west and not i else "")
+            graph.map(graph.topic(f"in{i}"), to=to, id=f"p{i}")(function)
+        for topic in graph.topics.values():
+            (west if topic.cluster else cluster).create_topics([(topic.name, 1, -1, {})])
         for i in range(len(functions)):
             for number in range(records):
                 cluster.append(f"in{i}", b"%d" % number)
@@ -440,6 +447,43 @@ def test_ends_that_no_broker_answers_are_the_reason_of_its_state(
         run.until(lambda reports: reports["p0"].state is WorkerState.BROKER_AWAY)
         assert run.reports["p0"].why == "no Kafka broker answers"
     run.until(lambda reports: (reports["p0"].state, reports["p0"].why) == (WorkerState.RUNNING, ""))
+
+
+def test_worker_whose_other_cluster_is_away_waits_for_it_and_does_not_stand_still(
+    start: MakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Locked(MemoryCluster())
+    west = cluster.named("west")
+    monkeypatch.setattr(cluster, "named", lambda name: west if name else cluster, raising=False)
+    gate, ends, away = Gate(), west.ends, threading.Event()
+
+    def ask(partitions: Any) -> Any:
+        if away.is_set() and threading.current_thread().name == "west":
+            raise BrokerUnavailable("cluster 'west': no Kafka broker answers at west:9092")
+        return ends(partitions)
+
+    monkeypatch.setattr(west, "ends", ask, raising=False)
+    run = start(gate, gate, cluster=cluster, west=west)
+    gate.await_call()
+    gate.await_call()
+    run.until(lambda reports: min(each.still_seconds for each in reports.values()) > 60.0)
+    away.set()
+    run.until(lambda reports: reports["p0"].state is WorkerState.BROKER_AWAY)
+    other = run.reports["p1"].still_seconds
+    run.next(60)
+    why = "cluster 'west': no Kafka broker answers at west:9092"
+    assert {name: (each.state, each.why, each.still_seconds) for name, each in run.reports.items()} == {
+        "p0": (WorkerState.BROKER_AWAY, why, 0.0),
+        "p1": (WorkerState.RUNNING, "", other + 60.0),
+    }
+    assert f"outputs wait for cluster 'west': {why}" in {
+        each.getMessage() for each in caplog.records if each.levelno == logging.WARNING
+    }
+    away.clear()
+    run.until(lambda reports: reports["p0"].state is WorkerState.RUNNING)
+    since = run.reports["p0"].still_seconds
+    assert since < 60.0, "the outage does not count once it is over"
+    run.until(lambda reports: reports["p0"].still_seconds > since)
 
 
 def test_input_that_an_open_transaction_hides_is_reported_with_its_transactional_id(start: MakeRun) -> None:

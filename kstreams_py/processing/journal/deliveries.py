@@ -75,9 +75,7 @@ class DeliveryJournal:
         self._processor = processor.id
         self._group = group
         self._place = processor.cluster
-        self._written = {topic.name for topic in processor.outputs} | (
-            {processor.errors} if processor.errors else set()
-        )
+        self._written = set(processor.written)
         self._cluster = environment.cluster
         self._outputs = environment.cluster.named(processor.cluster)
         self._hidden = Hidden(processor.id, environment)

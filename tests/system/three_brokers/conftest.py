@@ -23,7 +23,6 @@ def cluster_of_three() -> Iterator[EmbeddedKafka]:
 @pytest.fixture
 def brokers(cluster_of_three: EmbeddedKafka) -> EmbeddedKafka:
     """The cluster with all its brokers running: a failed test may have left one down."""
-    for broker in range(BROKERS):
-        if broker not in cluster_of_three._running:
-            cluster_of_three.restart(broker)
+    if away := [broker for broker in range(BROKERS) if broker not in cluster_of_three._running]:
+        cluster_of_three.restart(*away)
     return cluster_of_three
