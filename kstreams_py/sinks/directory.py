@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import time
@@ -29,6 +30,9 @@ LOCK_SECONDS: Final = 5.0
 
 KEPT_SECONDS: Final = 3600.0
 """How long files stay that are not published, or not any more: a reader may have their names from an older manifest."""
+
+_END_BYTES: Final = 64 * 1024
+"""How much of a file's end its digest has at least: two files may have the same footer, with other rows."""
 
 _REMEDIES: Final = {
     errno.ENOSPC: "free space on its disk",
@@ -125,6 +129,18 @@ class Directory:
     def close(self) -> None:
         """Ends the threads that sync files."""
         self._syncing.shutdown()
+
+
+def digest_end(path: Path) -> str:
+    """The digest of a Parquet file's length and end: the footer, or 64 KiB if that is more. Empty for no such file."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 8, 0))
+        length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+        if magic != b"PAR1" or length + 8 > size:
+            return ""
+        file.seek(max(size - max(length + 8, _END_BYTES), 0))
+        return hashlib.blake2b(size.to_bytes(8, "little") + file.read(), digest_size=16).hexdigest()
 
 
 @contextlib.contextmanager

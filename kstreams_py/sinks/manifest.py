@@ -18,10 +18,14 @@ LARGE_ROWS: Final = 1_000_000
 
 
 class DataFile(NamedTuple):
-    """A file in the directory of the data."""
+    """A file in the directory of the data.
+
+    - `digest`: of its end, as `digest_end` has it; empty where an earlier release has published it.
+    """
 
     name: str
     rows: int
+    digest: str = ""
 
 
 class Manifest(NamedTuple):
@@ -56,7 +60,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
             consumer: [[*tp, offset] for tp, offset in sorted(positions.items())]
             for consumer, positions in sorted(manifest.positions.items())
         },
-        "files": [list(file) for file in manifest.files],
+        "files": [[file.name, file.rows] for file in manifest.files],
+        # beside the files, where earlier releases pass over them
+        "digests": {file.name: file.digest for file in manifest.files if file.digest},
         **({} if manifest.pipeline is None else {"pipeline": manifest.pipeline}),
     }
     return json.dumps(content, indent=1).encode()
@@ -72,7 +78,8 @@ def decode_manifest(content: bytes) -> Manifest:
             consumer: {TopicPartition(topic, partition): offset for topic, partition, offset in stored}
             for consumer, stored in read["positions"].items()
         }
-        files = tuple(DataFile(*file) for file in read["files"])
+        digests = read.get("digests", {})
+        files = tuple(DataFile(name, rows, digests.get(name, "")) for name, rows in read["files"])
         return Manifest(read["columns"], positions, files, read.get("pipeline"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no manifest: {error!r}") from error

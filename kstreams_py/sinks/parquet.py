@@ -23,7 +23,7 @@ from kstreams_py.sinks.columns import (
     name_type,
     split_columns,
 )
-from kstreams_py.sinks.directory import CHECKPOINT, Directory, reported
+from kstreams_py.sinks.directory import CHECKPOINT, Directory, digest_end, reported
 from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class ParquetConnection:
                     check_expected(str(self._sink), self._stored(manifest, {*positions, *expected}), expected)
                     self._publish(manifest, staged, positions)
             except BaseException:
-                if staged is not None and staged not in self._read().files:
+                if staged is not None and staged.name not in {file.name for file in self._read().files}:
                     (self._data / staged.name).unlink(missing_ok=True)
                 raise
         return len(rows)
@@ -172,12 +172,22 @@ class ParquetConnection:
         following = manifest.with_write(self._consumer, positions, written)
         merged = choose_merged(following.files)
         if merged:
-            read = [self._parquet.ParquetFile(self._data / file.name).read(use_threads=False) for file in merged]
+            read = [self._read_file(file) for file in merged]
             written.append(self._stage(self._pa.concat_tables(read)))
             following = following.with_merge(merged, written[-1])
         self._directory.replace(manifest, following, [self._data / file.name for file in written])
         if merged:
             self._directory.sweep(following)
+
+    def _read_file(self, file: DataFile) -> pa.Table:
+        """A published file's rows. Raises SinkUnavailable if it is another file by now."""
+        path = self._data / file.name
+        if file.digest and digest_end(path) != file.digest:
+            raise SinkUnavailable(
+                f"{path} is not the file that was published: the directory was changed by hand: restore it, then start "
+                "again"
+            )
+        return self._parquet.ParquetFile(path).read(use_threads=False)
 
     def _stage(self, table: pa.Table) -> DataFile:
         """Writes a data file, under a name that no manifest has yet."""
@@ -185,7 +195,7 @@ class ParquetConnection:
         # dictionaries pay for values that repeat over many rows; for few, they double the time
         uses_dictionary = table.num_rows >= _DICTIONARY_ROWS
         self._parquet.write_table(table, self._data / name, filesystem=self._disk, use_dictionary=uses_dictionary)
-        return DataFile(name, table.num_rows)
+        return DataFile(name, table.num_rows, digest_end(self._data / name))
 
     def _table(self, rows: Sequence[Row]) -> pa.Table:
         """The rows as columns. Raises RowRefused for a value that its type does not hold."""

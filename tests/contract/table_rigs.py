@@ -119,6 +119,11 @@ class PostgreSQLRig:
     def declare(self, graph: Graph) -> Table:
         return PostgreSQL(self._url, table=self._table)
 
+    def execute(self, statement: str) -> None:
+        """A statement of others; `{table}` and `{name}` are the table with its schema, and without."""
+        with psycopg.connect(self._url) as connection:
+            connection.execute(statement.format(table=self._table, name=self._table.partition(".")[2]).encode())
+
     def rows(self) -> list[tuple[Any, ...]]:
         with psycopg.connect(self._url) as connection:
             connection.execute("SET TimeZone = 'UTC'")

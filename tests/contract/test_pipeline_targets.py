@@ -31,6 +31,7 @@ from kstreams_py.spark import delta_conf, session
 from kstreams_py.spark.frames import reported
 from kstreams_py.spark.runs import Published, Run, Target, check_owner
 from kstreams_py.spark.targets.opening import open_target
+from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 from tests.contract.table_rigs import DeltaRig, ParquetRig, PostgreSQLRig, TableRig, TopicRig
 from tests.system.harness import Cluster
 
@@ -259,6 +260,81 @@ def test_parquet_files_of_many_runs_stay_few_and_those_that_were_merged_stay_for
         spark.conf.unset("spark.sql.files.maxRecordsPerFile")
     assert (sorted(case.rig.rows()), len(target.files())) == ([("pen", number) for number in range(20)], 1 + 4)
     assert [path for path in read if not path.exists()] == []
+
+
+CHANGED: Final = {
+    "RENAME COLUMN amount TO price": r"has no column 'amount' any more: .* `kstreams pipeline reset`",
+    "DROP COLUMN amount": r"has no column 'amount' any more: ",
+    "ALTER COLUMN amount TYPE numeric": r"its column 'amount' is numeric, and was bigint: ",
+    "ALTER COLUMN item TYPE varchar(1)": r"its column 'item' is character varying\(1\), and was text: ",
+    "ADD COLUMN price int NOT NULL DEFAULT 1; ALTER TABLE {table} ALTER COLUMN price DROP DEFAULT":
+        r"its column 'price' takes no nulls and has no default, .*: drop it, or ",
+    "DROP CONSTRAINT {name}_pkey": r"has no unique index of its key \(item\) any more: ",
+}  # fmt: skip
+"""What others do to a table, and what a run says of it."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "change"),
+    [
+        *((Mode.APPEND, each) for each in CHANGED if "CONSTRAINT" not in each),
+        (Mode.UPSERT, "RENAME COLUMN amount TO price"),
+        *((mode, "DROP CONSTRAINT {name}_pkey") for mode in KEYED),
+    ],
+)
+@pytest.mark.parametrize("name", ["postgresql"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_table_in_postgresql_whose_columns_others_have_changed_is_a_mistake_that_names_the_column(
+    case: Case, change: str, is_late: bool
+) -> None:
+    """The server is there, and no other attempt succeeds."""
+    before = case.run(("x", 2))
+    rig = case.rig
+    assert isinstance(rig, PostgreSQLRig)
+
+    def alter() -> None:
+        rig.execute(f"ALTER TABLE {{table}} {change}")
+
+    if not is_late:
+        alter()
+    with pytest.raises(SettingsError, match=f"^pipeline 'totals': .*{CHANGED[change]}") as raised:
+        case.publish(case.amounts([("y", 4)]), before, alter if is_late else lambda: None)
+    assert raised.value.exit_status == 2
+    for use in (case.read, case.table):
+        with pytest.raises(SettingsError, match=CHANGED[change]):
+            use()
+    case.reset()
+    case.run(*PEN_AND_INK)
+    assert case.table() == PEN_AND_INK
+
+
+@pytest.mark.parametrize(("name", "mode"), [("postgresql", Mode.APPEND)])
+def test_table_in_postgresql_takes_columns_and_indexes_of_others_that_need_no_value(case: Case) -> None:
+    before = case.run(("ink", 2))
+    assert isinstance(case.rig, PostgreSQLRig)
+    case.rig.execute("ALTER TABLE {table} ADD COLUMN made timestamptz NOT NULL DEFAULT now(), ADD COLUMN note text")
+    case.rig.execute("CREATE INDEX ON {table} (amount)")
+    case.publish(case.amounts([("pen", 1)]), before)
+    assert case.table() == PEN_AND_INK
+
+
+@pytest.mark.parametrize(("name", "mode"), [("postgresql", Mode.APPEND)])
+def test_table_in_postgresql_that_is_changed_between_the_look_and_the_insert_is_a_mistake_that_names_the_column(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = case.run(("ink", 2))
+    rig, move = case.rig, PostgreSQLTable._move
+    assert isinstance(rig, PostgreSQLRig)
+
+    def late(*arguments: Any) -> None:
+        rig.execute("ALTER TABLE {table} RENAME COLUMN amount TO price")
+        move(*arguments)
+
+    monkeypatch.setattr(PostgreSQLTable, "_move", late)
+    with pytest.raises(
+        SettingsError, match=r'column "amount" of relation .* does not exist: .* `kstreams pipeline reset`'
+    ):
+        case.publish(case.amounts([("pen", 1)]), before)
 
 
 VALUES: Final = {

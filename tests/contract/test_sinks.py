@@ -24,6 +24,7 @@ from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkU
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite
+from kstreams_py.sinks.manifest import MERGED_AT_ONCE
 from tests.contract.dying_writer import CONSUMER, INPUT, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target, small_files
@@ -577,6 +578,25 @@ def test_parquet_manifest_that_was_damaged_is_reported_and_not_replaced(lake: Pa
         with pytest.raises(SinkUnavailable, match=r"_manifest.json: .*: restore it"):
             connection.write([row(2, "UA", 2)], {INPUT: 2}, {INPUT: 1})
         assert manifest.read_bytes() == content
+
+
+def test_parquet_file_that_was_replaced_by_another_with_as_many_rows_is_not_merged(lake: ParquetTarget) -> None:
+    sink = lake.declare(COLUMNS)
+    assert isinstance(sink, Parquet)
+    connection = sink.open(CONSUMER)
+    for number in range(MERGED_AT_ONCE - 1):
+        connection.write([row(number, "UA", number)], {INPUT: number + 1}, {INPUT: number} if number else {})
+    first, second = sink.files()[:2]
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    last = row(MERGED_AT_ONCE, "UA", MERGED_AT_ONCE)
+    expected = {INPUT: MERGED_AT_ONCE - 1}
+    with pytest.raises(SinkUnavailable, match=rf"{first.name} is not the file that was published: .*: restore it"):
+        connection.write([last], {INPUT: MERGED_AT_ONCE}, expected)
+    first.write_bytes(content)
+    connection.write([last], {INPUT: MERGED_AT_ONCE}, expected)
+    numbers = [*range(MERGED_AT_ONCE - 1), MERGED_AT_ONCE]
+    assert (sorted(lake.rows()), len(sink.files())) == (sorted(tuple(row(n, "UA", n).values) for n in numbers), 1)
 
 
 @pytest.mark.parametrize("module", ["psycopg", "redis", "pyarrow"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.admin import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
@@ -416,6 +418,44 @@ def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(
         target.reset()
     shop.run("added")
     assert values(shop.rows("added")) == ["pen"]
+
+
+@pytest.mark.parametrize("pipeline_id", ["added", "totals", "latest"])
+def test_file_that_was_replaced_by_another_with_as_many_rows_stops_runs_and_readers(
+    shop: Shop, pipeline_id: str
+) -> None:
+    """The other file has even the same footer: its columns have the same least and greatest values."""
+    shop.write("orders:pen", "orders:ink")
+    (pipeline,) = runner.choose_pipelines(shop.graph, [pipeline_id])
+    shop.run(pipeline_id)
+    rows, (file, *_) = shop.rows(pipeline_id), cast(ks.Parquet, pipeline.target).files()
+    content, table = file.read_bytes(), pq.ParquetFile(file).read()
+    backwards = table.column(0).take(list(reversed(range(len(table)))))
+    pq.write_table(table.set_column(0, table.column_names[0], backwards), file)
+    shop.write("orders:cup")
+    message = rf"{file.name} is not the file that was published: .*: restore it, or .* `kstreams pipeline reset`"
+    with pytest.raises(SettingsError, match=message):
+        shop.run(pipeline_id)
+    target = open_target(pipeline, shop.settings, lambda: shop.spark)
+    with closing(target), pytest.raises(SettingsError, match=message):
+        target.table(shop.spark)
+    file.write_bytes(content)
+    assert shop.rows(pipeline_id) == rows
+    shop.run(pipeline_id)
+    assert shop.rows(pipeline_id) == shop.model(pipeline_id)
+
+
+def test_files_that_an_earlier_release_has_published_without_digests_are_those_of_the_table(shop: Shop) -> None:
+    shop.write("orders:pen")
+    shop.run("added")
+    path = shop.directory / "added" / "_manifest.json"
+    manifest = json.loads(path.read_text())
+    assert len(manifest.pop("digests")) == 1
+    path.write_text(json.dumps(manifest))
+    shop.write("orders:ink")
+    shop.run("added")
+    assert shop.rows("added") == shop.model("added")
+    assert len(json.loads(path.read_text())["digests"]) == 1
 
 
 def test_other_columns_are_refused_where_rows_stay(shop: Shop) -> None:

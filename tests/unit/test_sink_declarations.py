@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -92,14 +93,21 @@ def test_first_refused_row_is_found_by_halving(refused: int | None) -> None:
 
 def test_manifest_comes_back_as_it_was_written() -> None:
     manifest = Manifest({"carrier": "str"}).with_write("g.p", {TopicPartition("in", 1): 7}, [DataFile("a", 3)])
-    manifest = manifest.with_write("g.p", {TopicPartition("in", 0): 9}, [DataFile("b", 4)])
+    manifest = manifest.with_write("g.p", {TopicPartition("in", 0): 9}, [DataFile("b", 4, "d1")])
     manifest = manifest.with_write("g.other", {TopicPartition("in", 0): 1}, [])
     assert decode_manifest(encode_manifest(manifest)) == manifest
     assert manifest.positions == {
         "g.p": {TopicPartition("in", 0): 9, TopicPartition("in", 1): 7},
         "g.other": {TopicPartition("in", 0): 1},
     }
-    assert manifest.with_merge([DataFile("a", 3)], DataFile("c", 7)).files == (DataFile("b", 4), DataFile("c", 7))
+    assert manifest.with_merge([DataFile("a", 3)], DataFile("c", 7)).files == (DataFile("b", 4, "d1"), DataFile("c", 7))
+
+
+def test_manifest_of_an_earlier_release_has_files_without_digests_and_earlier_releases_read_this_one() -> None:
+    content = json.loads(encode_manifest(Manifest({"a": "str"}, {}, (DataFile("a", 3, "d1"), DataFile("b", 4)))))
+    assert (content["version"], content["files"], content["digests"]) == (1, [["a", 3], ["b", 4]], {"a": "d1"})
+    del content["digests"]
+    assert decode_manifest(json.dumps(content).encode()).files == (DataFile("a", 3), DataFile("b", 4))
 
 
 def test_files_are_merged_once_there_are_enough_of_one_size_the_smallest_first() -> None:

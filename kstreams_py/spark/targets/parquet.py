@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Parquet
-from kstreams_py.sinks.directory import CHECKPOINT, DATA, LOCK, MANIFEST, Directory, reported
+from kstreams_py.sinks.directory import CHECKPOINT, DATA, LOCK, MANIFEST, Directory, digest_end, reported
 from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged
 from kstreams_py.spark.frames import check_key, column, observe, schema_of
 from kstreams_py.spark.runs import Published, check_owner, decode_published
@@ -52,12 +52,7 @@ class ParquetTable:
                 self._check_new()
                 return None
             published = self._published(manifest)
-            for file in manifest.files:
-                if not (path := self._directory.data / file.name).is_file() or self._count(path) != file.rows:
-                    raise SettingsError(
-                        f"{path} is not the file that was published: the directory was changed by hand: restore it, or "
-                        "begin again with `kstreams pipeline reset`"
-                    )
+            self._check(manifest.files)
             return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
@@ -89,11 +84,11 @@ class ParquetTable:
         """The published rows."""
         with reported(self._directory):
             manifest = self._directory.read()
-        if manifest is None:
-            raise SettingsError(f"{self._pipeline} has not run yet: run it first")
-        if not manifest.files:
-            return spark.createDataFrame([], schema_of(manifest.columns))
-        return self._read_files(spark, manifest.files)
+            if manifest is None:
+                raise SettingsError(f"{self._pipeline} has not run yet: run it first")
+            if not manifest.files:
+                return spark.createDataFrame([], schema_of(manifest.columns))
+            return self._read_files(spark, manifest.files)
 
     def reset(self) -> None:
         """Publishes no rows; the old files stay for an hour. Removes the checkpoint of a stream."""
@@ -124,8 +119,22 @@ class ParquetTable:
             files = (*(file for file in files if file not in merged), *made)
         return files
 
+    def _check(self, files: Sequence[DataFile]) -> None:
+        """Raises SettingsError for a file that is not the published one; without a digest only its rows are counted."""
+        for file in files:
+            path = self._directory.data / file.name
+            is_published = path.is_file() and (
+                digest_end(path) == file.digest if file.digest else self._count(path) == file.rows
+            )
+            if not is_published:
+                raise SettingsError(
+                    f"{path} is not the file that was published: the directory was changed by hand: restore it, or "
+                    "begin again with `kstreams pipeline reset`"
+                )
+
     def _read_files(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
         """The rows of files; none of them is passed over, whatever the session's settings are."""
+        self._check(files)
         strict = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
         return spark.read.options(**strict).parquet(*self._paths(files))
 
@@ -135,8 +144,8 @@ class ParquetTable:
             if (None if current is None else self._published(current)) != previous:
                 raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
             manifest = Manifest(published.columns, {}, files, published.as_content())
-            old = set(current.files) if current is not None else set()
-            written = [self._directory.data / file.name for file in files if file not in old]
+            old = {file.name for file in current.files} if current is not None else set()
+            written = [self._directory.data / file.name for file in files if file.name not in old]
             if missing := [path for path in written if not path.exists()]:
                 raise SinkUnavailable(f"{missing[0]}: the run stood still until its files were removed: run it again")
             self._directory.replace(current, manifest, [*written, *{path.parent for path in written}])
@@ -172,7 +181,7 @@ class ParquetTable:
         observed = observe(_WRITTEN, counted, rows)
         writer.parquet(_uri(directory))
         found = sorted(directory.glob("part-*.parquet"))
-        files = [DataFile(f"{directory.name}/{path.name}", self._count(path)) for path in found]
+        files = [DataFile(f"{directory.name}/{path.name}", self._count(path), digest_end(path)) for path in found]
         written = observed.wait()
         if written is None or written[_WRITTEN] != sum(file.rows for file in files):
             # executors with disks of their own, or a row that was counted twice as its process died

@@ -7,14 +7,14 @@ installed Spark, and rows and runs are in one transaction, which connections of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import PostgreSQL
-from kstreams_py.spark.frames import column, compute, schema_of
+from kstreams_py.spark.frames import column, columns_of, compute, schema_of
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
@@ -42,6 +42,22 @@ _TYPES: Final = {
 
 _RUNS: Final = "kstreams_pipelines"
 """The table of what is published, in the schema of the pipeline's table."""
+
+_REMEDY: Final = "restore it, or begin again with `kstreams pipeline reset`"
+
+_COLUMNS: Final = """
+SELECT attname, format_type(atttypid, atttypmod),
+    NOT attnotnull OR atthasdef OR attidentity <> '' FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+"""Each column of a table: its name, its type, and whether a row may be inserted without it."""
+
+_KEYS: Final = """
+SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)
+WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indpred IS NULL AND indexprs IS NULL
+GROUP BY indexrelid
+"""
+"""The columns of each unique index of a table."""
 
 LOCK_SECONDS: Final = 60
 """How long a run waits for another one that publishes."""
@@ -76,7 +92,7 @@ class PostgreSQLTable:
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
         """Copies the rows into a temporary table, then moves them and stores the run, all in one transaction."""
-        types = self._sql_types(rows)
+        types = self._sql_types(columns_of(rows))
         rows = compute(rows)  # not while a transaction is open
         names = ", ".join(map(_quote, types))
         with self._connected() as connection:
@@ -146,6 +162,8 @@ class PostgreSQLTable:
             raise RowRefused(f"{self._pipeline}: two of its rows have one key: {_line(error)}", 0) from error
         except (self._psycopg.errors.DataError, self._psycopg.errors.InsufficientPrivilege) as error:
             raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}") from error
+        except self._psycopg.ProgrammingError as error:  # such as a column that was dropped since the look at it
+            raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}: {_REMEDY}") from error
         except self._psycopg.Error as error:
             raise SinkUnavailable(f"{self._target}: {_line(error)}") from error
 
@@ -161,10 +179,31 @@ class PostgreSQLTable:
         if published is None and exists:
             raise SettingsError(f"{self._target} exists, and no pipeline has made it: name another table")
         if published is not None and not exists:
-            raise SettingsError(
-                f"{self._target} was dropped by hand: restore it, or begin again with `kstreams pipeline reset`"
-            )
+            raise SettingsError(f"{self._target} was dropped by hand: {_REMEDY}")
+        if published is not None and published.owner == self._pipeline.owner:
+            self._check_columns(connection, published)
         return published
+
+    def _check_columns(self, connection: psycopg.Connection[Any], published: Published) -> None:
+        """Raises SettingsError if others have changed the table so that it does not take the rows of a run."""
+        found = {name: (kind, takes_none) for name, kind, takes_none in connection.execute(_COLUMNS, (self._table,))}
+        known = self._sql_types(published.columns)
+        where = f"{self._pipeline}: {self._target}: others have changed the table"
+        for name, kind in known.items():
+            if name not in found:
+                raise SettingsError(f"{where}: it has no column {name!r} any more: {_REMEDY}")
+            if found[name][0] != kind:
+                raise SettingsError(f"{where}: its column {name!r} is {found[name][0]}, and was {kind}: {_REMEDY}")
+        if name := next((name for name, (_, takes_none) in found.items() if name not in known and not takes_none), ""):
+            raise SettingsError(
+                f"{where}: its column {name!r} takes no nulls and has no default, and no run has a value for it: drop "
+                "it, or begin again with `kstreams pipeline reset`"
+            )
+        key = self._pipeline.key
+        if not key or self._pipeline.mode is Mode.APPEND:
+            return
+        if sorted(key) not in [sorted(names) for (names,) in connection.execute(_KEYS, (self._table,))]:
+            raise SettingsError(f"{where}: it has no unique index of its key ({', '.join(key)}) any more: {_REMEDY}")
 
     def _stored(self, connection: psycopg.Connection[Any]) -> Published | None:
         if not self._has(connection, self._runs):
@@ -204,9 +243,10 @@ class PostgreSQLTable:
             insert += f" ON CONFLICT ({key}) DO {f'UPDATE SET {changes}' if others else 'NOTHING'}"
         connection.execute(insert)
 
-    def _sql_types(self, rows: DataFrame) -> dict[str, str]:
+    def _sql_types(self, columns: Mapping[str, str]) -> dict[str, str]:
+        """PostgreSQL's types of columns, by Spark's. Raises SettingsError for one that it lacks."""
         found = {}
-        for name, kind in rows.dtypes:
+        for name, kind in columns.items():
             sql = kind.replace("decimal", "numeric") if kind.startswith("decimal") else _TYPES.get(kind)
             if sql is None:
                 raise SettingsError(
