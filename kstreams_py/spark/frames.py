@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
 
+_CHANGED: Final = (
+    (r"STATE_STORE_\w*(?:SCHEMA|ROW_FORMAT|TYPE_CHANGE)", "the state has other columns: restore the function, declare"),
+    ("STREAMING_STATEFUL_OPERATOR_NOT_MATCH", "it has other stateful operations: restore it, declare"),
+    # Spark has begun a state in the checkpoint, so that the function before does not fit either
+    (r"/state/\d+/\d+/\S+ does not exist|CANNOT_LOAD_STATE", "it keeps a state now, which Spark has begun: declare"),
+    ("sources in the checkpoint offsets", "it reads another number of topics: restore it, declare"),
+)
+"""How a stream's function differs from the one that has made its checkpoint, by Spark's error; and a remedy's begin."""
+
 _GROUPED: Final = "ks_rows"
 
 OBSERVED_SECONDS: Final = 10.0
@@ -138,11 +147,21 @@ def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
 
 @contextmanager
 def reported(pipeline: Pipeline) -> Iterator[None]:
-    """Raises PipelineFailed, or InputLost, with the first line of an error of Spark."""
+    """Raises PipelineFailed, or InputLost, with the first line of an error of Spark.
+
+    SettingsError for a stream whose checkpoint is not of its function: Spark's text tells to switch its check off.
+    """
     try:
         yield
     except (PySparkException, Py4JError) as error:
         text = str(error)
+        changes = (change for pattern, change in _CHANGED if re.search(pattern, text))
+        if pipeline.checkpoint is not None and (change := next(changes, None)):
+            raise SettingsError(
+                f"{pipeline}: its checkpoint {pipeline.checkpoint} is not of this function: {change} another "
+                "pipeline with a target of its own, or begin again: delete the checkpoint, and run `kstreams pipeline "
+                "reset`"
+            ) from error
         if _LOST.search(text):
             raise InputLost(
                 f"{pipeline}: records were deleted while it read them: run it again with more retention, or reset it: "

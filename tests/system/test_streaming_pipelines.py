@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -13,7 +14,8 @@ import psycopg
 import pyarrow.parquet
 import pytest
 from confluent_kafka.admin import NewPartitions
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import kstreams_py as ks
 from bench.servers import Server
@@ -122,12 +124,20 @@ class Shop:
         """Runs a pipeline in a process that is killed at the point."""
         run_and_die(self.file, self.cluster.bootstrap_servers, pipeline_id, point)
 
-    def declare(self, name: str, *, streaming: bool, **given: Any) -> None:
+    def declare(
+        self,
+        name: str,
+        *,
+        streaming: bool,
+        function: Any = lambda df: df.select("value"),
+        topics: Sequence[str] = ("orders",),
+        **given: Any,
+    ) -> None:
         """Another graph, with one pipeline into the directory of this name."""
         self.graph = ks.Graph(self.name)
-        orders = self.graph.topic(f"{self.name}.orders", value=ks.String())
+        inputs = [self.graph.topic(f"{self.name}.{each}", value=ks.String()) for each in topics]
         options: dict[str, Any] = {"mode": "append", "id": "other", "streaming": streaming, **given}
-        self.graph.pipeline(orders, to=ks.Parquet(self.directory / name), **options)(lambda df: df.select("value"))
+        self.graph.pipeline(*inputs, to=ks.Parquet(self.directory / name), **options)(function)
 
     def reset(self, pipeline_id: str) -> None:
         (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
@@ -411,6 +421,75 @@ def test_table_of_runs_without_a_stream_is_refused_and_so_is_a_cut(shop: Shop) -
     shop.declare("stream", streaming=False)
     with pytest.raises(SettingsError, match=r"the last run in .*stream was a stream's, or was changed by hand"):
         shop.run("other")
+
+
+def pass_on(*inputs: DataFrame) -> DataFrame:
+    return reduce(DataFrame.union, inputs).select(sf.col("value").alias("item"), sf.col("offset").alias("n"))
+
+
+def drop_copies(by: str) -> Callable[[DataFrame], DataFrame]:
+    return lambda df: pass_on(df.dropDuplicates([by]))
+
+
+def aggregate(found: str) -> Callable[[DataFrame], DataFrame]:
+    return lambda df: df.groupBy(sf.col("value").alias("item")).agg(sf.expr(found).alias("n"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "after", "change"),
+    [
+        (
+            "upsert",
+            aggregate("count(*)"),
+            aggregate("sum(offset)"),
+            "the state has other columns: restore the function, ",
+        ),
+        ("append", drop_copies("value"), drop_copies("offset"), "the state has other columns: restore the function, "),
+        ("upsert", aggregate("count(*)"), drop_copies("value"), "it has other stateful operations: restore it, "),
+        ("append", drop_copies("value"), pass_on, "it has other stateful operations: restore it, "),
+        ("append", pass_on, drop_copies("value"), "it keeps a state now, which Spark has begun: "),
+    ],
+    ids=["aggregate", "key", "operation", "no-state-any-more", "no-state-before"],
+)
+def test_stream_whose_function_keeps_another_state_is_refused_until_it_is_reset(
+    shop: Shop, mode: str, before: Any, after: Any, change: str
+) -> None:
+    options: dict[str, Any] = {"streaming": True, "mode": mode, "key": ["item"] if mode == "upsert" else []}
+    shop.declare("changed", function=before, **options)
+    shop.write("pen")
+    shop.run("other")
+    rows = shop.rows("other")
+    shop.declare("changed", function=after, **options)
+    shop.write("ink")
+    with pytest.raises(SettingsError) as raised:
+        shop.run("other")
+    remedy = (
+        "declare another pipeline with a target of its own, or begin again: delete the checkpoint, and run `kstreams "
+        "pipeline reset`"
+    )
+    checkpoint = f"file://{shop.directory}/changed/_checkpoint"
+    told = f"pipeline 'other': its checkpoint {checkpoint} is not of this function: {change}{remedy}"
+    assert (str(raised.value), raised.value.exit_status, shop.rows("other")) == (told, 2, rows)
+    if "restore" in change:
+        shop.declare("changed", function=before, **options)
+        shop.run("other")
+        assert [item for item, _ in shop.rows("other")] == ["ink", "pen"]
+    shop.reset("other")
+    shop.declare("changed", function=after, **options)
+    shop.run("other")
+    assert [item for item, _ in shop.rows("other")] == ["ink", "pen"]
+
+
+@pytest.mark.parametrize("topics", [("orders", "copies"), ("orders",)])
+def test_stream_that_reads_another_number_of_topics_is_refused(shop: Shop, topics: Sequence[str]) -> None:
+    one, two = ("orders",), ("orders", "copies")
+    shop.declare("changed", function=pass_on, streaming=True, topics=one if topics == two else two)
+    shop.write("pen")
+    shop.run("other")
+    shop.declare("changed", function=pass_on, streaming=True, topics=topics)
+    with pytest.raises(SettingsError, match="is not of this function: it reads another number of topics: restore it"):
+        shop.run("other")
+    assert shop.rows("other") == [("pen", 0)]
 
 
 def test_function_that_returns_no_stream_is_refused(shop: Shop) -> None:
