@@ -1,0 +1,10 @@
+"""One order of events for each object, from many producers to the last consumer.
+
+In reading order:
+
+events   rule     events of an object, and their place in its order
+steps    rule     the atomic steps of a worker on a store, and which one follows which
+storage  rule     the protocol of a store
+sqlite   adapter  a store in an SQLite file
+redis    adapter  a store in Redis
+"""
