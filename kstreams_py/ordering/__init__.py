@@ -7,4 +7,5 @@ steps    rule     the atomic steps of a worker on a store, and which one follows
 storage  rule     the protocol of a store
 sqlite   adapter  a store in an SQLite file
 redis    adapter  a store in Redis
+worker   acts     takes queued events, and sends each object's events in one order
 """

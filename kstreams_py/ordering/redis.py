@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from kstreams_py.errors import MissingSoftware, SettingsError, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
-from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Step, Take
+from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
 from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, replaced
 
 _log = logging.getLogger(__name__)
@@ -84,6 +84,10 @@ function steps.complete(newest)
   redis.call('SET', last, newest)
 end
 function steps.drop() redis.call('RPOP', object) end
+steps['return'] = function()
+  if redis.call('GET', owner) == lane then redis.call('DEL', owner) end
+  redis.call('LMOVE', object, tokens, 'RIGHT', 'RIGHT')
+end
 
 local answers = {}
 for i = 3, #ARGV, 2 do answers[#answers + 1] = steps[ARGV[i]](ARGV[i + 1]) or false end
@@ -308,8 +312,9 @@ class RedisStorage:
 
 
 _NAMES: Final[dict[type, str]] = {
-    Find: "find", Take: "take", Own: "own", Resume: "resume", Pop: "pop", Complete: "complete", Drop: "drop"
-}  # fmt: skip
+    each: each.__name__.lower() for each in (Find, Take, Own, Resume, Pop, Complete, Drop, Return)
+}
+"""Of the functions in the script."""
 
 
 def _argument(step: Step) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
-from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Step, Take
+from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
 from kstreams_py.ordering.storage import (
     REMEMBERED_SECONDS,
     Incarnation,
@@ -207,28 +207,45 @@ class SQLiteStorage:
 
 
 def _run(connection: sqlite3.Connection, worker: str, step: Step) -> Answer:
-    execute = connection.execute
+    if isinstance(step, Find | Take | Drop | Return):
+        return _run_on_slot(connection, worker, step)
+    return _run_on_object(connection, step)
+
+
+def _run_on_slot(connection: sqlite3.Connection, worker: str, step: Find | Take | Drop | Return) -> Answer:
+    """The steps that read or change which object a lane holds."""
+    execute, lane = connection.execute, step.lane
     match step:
-        case Find(lane):
-            found = execute("SELECT object FROM lanes WHERE name = ?", (lane,)).fetchone()
-            return None if found is None else str(found[0]) if found[0] is not None else None
-        case Take(lane):
-            token = execute(
-                "DELETE FROM tokens WHERE number = (SELECT min(number) FROM tokens) RETURNING object"
-            ).fetchone()
-            if token is not None:
-                execute(
-                    "INSERT INTO lanes (name, worker, object) VALUES (?, ?, ?)"
-                    " ON CONFLICT (name) DO UPDATE SET object = excluded.object",
-                    (lane, worker, token[0]),
-                )
-            return None if token is None else str(token[0])
-        case Own(lane, name):
+        case Find():
+            found = execute("SELECT object FROM lanes WHERE name = ? AND object IS NOT NULL", (lane,)).fetchone()
+            return None if found is None else str(found[0])
+        case Take():
+            oldest = "SELECT min(number) FROM tokens"
+            token = execute(f"DELETE FROM tokens WHERE number = ({oldest}) RETURNING object").fetchone()
+            if token is None:
+                return None
+            execute(
+                "INSERT INTO lanes (name, worker, object) VALUES (?, ?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET object = excluded.object",
+                (lane, worker, token[0]),
+            )
+            return str(token[0])
+        case Return(object=name):
+            execute("UPDATE objects SET owner = NULL WHERE name = ? AND owner = ?", (name, lane))
+            first = "SELECT coalesce(min(number), 1) - 1, ? FROM tokens"
+            execute(f"INSERT INTO tokens (number, object) {first}", (name,))
+    execute("UPDATE lanes SET object = NULL WHERE name = ?", (lane,))
+    return None
+
+
+def _run_on_object(connection: sqlite3.Connection, step: Own | Resume | Pop | Complete) -> Answer:
+    """The steps on the owner and the events of an object."""
+    execute, lane, name = connection.execute, step.lane, step.object
+    match step:
+        case Own():
             execute("UPDATE objects SET owner = ? WHERE name = ? AND owner IS NULL", (lane, name))
             return bool(execute("SELECT owner = ? FROM objects WHERE name = ?", (lane, name)).fetchone()[0])
-        case Resume(lane, name):
-            return _read(connection, lane, name)
-        case Pop(lane, name, limit):
+        case Pop(limit=limit):
             oldest = "SELECT number FROM events WHERE object = ? AND lane IS NULL ORDER BY number LIMIT ?"
             moved = execute(f"UPDATE events SET lane = ? WHERE number IN ({oldest})", (lane, name, limit)).rowcount
             if not moved:
@@ -236,15 +253,12 @@ def _run(connection: sqlite3.Connection, worker: str, step: Step) -> Answer:
                 return Work()
             (newest,) = execute("UPDATE ids SET newest = newest + ? RETURNING newest", (moved,)).fetchone()
             execute("UPDATE lanes SET first_id = ? WHERE name = ?", (newest - moved + 1, lane))
-            return _read(connection, lane, name)
-        case Complete(lane, name, newest_id):
+        case Complete(newest_id=newest_id):
             execute("DELETE FROM events WHERE lane = ?", (lane,))
             execute("UPDATE lanes SET first_id = NULL WHERE name = ?", (lane,))
             execute("UPDATE objects SET last_id = ? WHERE name = ?", (newest_id, name))
             return None
-        case Drop(lane):
-            execute("UPDATE lanes SET object = NULL WHERE name = ?", (lane,))
-            return None
+    return _read(connection, lane, name)
 
 
 def _read(connection: sqlite3.Connection, lane: str, name: str) -> Work:

@@ -9,6 +9,7 @@ that the requests for all of them travel together. The names of the description 
 - `Pop` [A4 to A6] takes the object's oldest events and gives them ids, or releases the object if there are none.
 - the events are sent [A7]; `Complete` [A8] forgets them, and keeps the last id for the next predecessor.
 - `Drop` [A9] gives the token up: once nothing is left, or if another lane owns the object.
+- `Return`, which the description lacks, puts the token back where a worker is stopped: others go on with the object.
 
 Source: spec of event ordering, seed 001.
 """
@@ -79,7 +80,18 @@ class Drop:
     lane: str
 
 
-Step: TypeAlias = Find | Take | Own | Resume | Pop | Complete | Drop
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Moves the token from the lane's slot back, as the oldest one, and removes the lane as the owner if it is that.
+
+    The lane has taken no events.
+    """
+
+    lane: str
+    object: str
+
+
+Step: TypeAlias = Find | Take | Own | Resume | Pop | Complete | Drop | Return
 Answer: TypeAlias = str | bool | Work | None
 
 NOTHING: Final = Work()
@@ -110,6 +122,15 @@ class Lane:
         """It holds no object."""
         return isinstance(self.step, Take)
 
+    def chain(self) -> tuple[list[Step], Lane]:
+        """The next steps whose answers decide nothing, and the lane after them."""
+        steps: list[Step] = []
+        lane = self
+        while isinstance(lane.step, Complete | Drop | Return):
+            steps.append(lane.step)
+            lane = lane.after(None)
+        return steps, lane
+
     def after(self, answer: Answer) -> Lane:
         """The lane after its step, which had this answer."""
         match self.step:
@@ -126,6 +147,12 @@ class Lane:
                 return replace(self, step=Drop(self.name))
             case _:
                 return Lane(self.name, self.limit, Take(self.name))
+
+    def stopped(self) -> Lane:
+        """The lane of a worker that stops: it gives its object back before it takes events of it."""
+        if isinstance(self.step, Own | Pop) and not self.restarts:
+            return replace(self, step=Return(self.name, self.object))
+        return self
 
     def sent(self) -> Lane:
         """The lane once its events are acknowledged."""

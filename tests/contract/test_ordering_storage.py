@@ -16,7 +16,7 @@ from kstreams_py.errors import Replaced, SettingsError, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.redis import RedisStorage
 from kstreams_py.ordering.sqlite import SQLiteStorage
-from kstreams_py.ordering.steps import Complete, Drop, Find, Own, Pop, Resume, Take
+from kstreams_py.ordering.steps import Complete, Drop, Find, Own, Pop, Resume, Return, Take
 from kstreams_py.ordering.storage import ObjectStatus, Storage, WorkerStatus
 
 Open = Callable[[], Storage]
@@ -175,6 +175,20 @@ def test_worker_that_starts_again_finds_what_it_had_taken(store: Storage, connec
     assert again.run(me, [Find("w#0"), Own("w#0", "a"), Resume("w#0", "a")]) == ["a", True, before]
     assert values(before) == [(b"2", 2, 1), (b"3", 3, 2)]
     assert again.run(me, [Complete("w#0", "a", 3), Resume("w#0", "a")]) == [None, Work()]
+
+
+def test_object_that_is_given_back_is_the_next_to_be_taken(store: Storage) -> None:
+    store.enqueue([change("a", b"1"), change("b", b"2"), change("b", b"3"), change("c", b"4")])
+    me = store.register("w", 3)
+    store.run(me, [Take("w#0"), Own("w#0", "a"), Take("w#1"), Own("w#1", "b"), Take("w#2"), Own("w#2", "b")])
+    store.run(me, [Return("w#2", "b")])
+    assert store.objects() == [
+        ObjectStatus("a", 1, 0, 0, "w#0"),
+        ObjectStatus("b", 2, 0, 1, "w#1"),
+        ObjectStatus("c", 1, 0, 1, None),
+    ]
+    store.run(me, [Return("w#0", "a")])
+    assert store.run(me, [Find("w#0"), Take("w#0"), Own("w#0", "a"), Take("w#2")]) == [None, "a", True, "b"]
 
 
 def test_older_process_of_a_worker_is_refused_and_changes_nothing(store: Storage, connect: Open) -> None:
