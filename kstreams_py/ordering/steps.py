@@ -146,7 +146,7 @@ class Lane:
             case Own() | Pop():
                 return replace(self, step=Drop(self.name))
             case _:
-                return Lane(self.name, self.limit, Take(self.name))
+                return replace(self, step=Take(self.name), object="", work=NOTHING, restarts=False)
 
     def stopped(self) -> Lane:
         """The lane of a worker that stops: it gives its object back before it takes events of it."""
