@@ -99,3 +99,21 @@ class Work:
     def newest_id(self) -> int:
         """The id of the last one."""
         return self.first_id + len(self.events) - 1
+
+
+ID_HEADER: Final = "ks-event-id"
+PREV_HEADER: Final = "ks-event-prev"
+UUID_HEADER: Final = "ks-event-uuid"
+KIND_HEADER: Final = "ks-event-kind"
+
+KINDS: Final = {True: b"main", False: b"sub"}
+
+
+def headers_of(ordered: Ordered) -> list[tuple[str, bytes]]:
+    """The headers of an event's record: numbers as decimal text; the first event of an object has no predecessor."""
+    found = [
+        (ID_HEADER, b"%d" % ordered.id),
+        (UUID_HEADER, ordered.event.uuid.hex().encode()),
+        (KIND_HEADER, KINDS[ordered.event.is_main]),
+    ]
+    return found if ordered.prev is None else [*found, (PREV_HEADER, b"%d" % ordered.prev)]
