@@ -15,7 +15,8 @@
     ├── Unavailable                  an external system does not answer: repair it, then start again   (exit status 3)
     │   ├── BrokerUnavailable        no broker answers, or it refuses the credentials
     │   ├── NotAuthorized            a right to a topic, a group or a transactional id is missing
-    │   └── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
+    │   ├── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
+    │   └── StoreUnavailable         a store of queued events does not answer, or cannot be written
     ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
     ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
     │   └── RecoveryUndecidable      a journal contradicts what was committed: decide, then reset
@@ -129,6 +130,10 @@ class SinkUnavailable(Unavailable):
     def __init__(self, message: str, *, may_return: bool = False) -> None:
         super().__init__(message)
         self.may_return = may_return
+
+
+class StoreUnavailable(Unavailable):
+    """A store of queued events does not answer, or cannot be written: a full disk, a server that is away."""
 
 
 class Replaced(KStreamsError):

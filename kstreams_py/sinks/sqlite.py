@@ -6,7 +6,6 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,25 +26,7 @@ from kstreams_py.sinks.columns import (
     read_evidence,
     split_columns,
 )
-
-BUSY_SECONDS: Final = 5.0
-"""How long a writer waits for other writers: well within a transaction's time-out."""
-
-_HELD: Final = f"end the program that has locked it for more than {BUSY_SECONDS:g} s"
-_RIGHTS: Final = "give this user the right to write it and its directory"
-
-_REMEDIES: Final = {
-    sqlite3.SQLITE_FULL: "free space on its disk",
-    sqlite3.SQLITE_BUSY: _HELD,
-    sqlite3.SQLITE_LOCKED: _HELD,
-    sqlite3.SQLITE_READONLY: _RIGHTS,
-    sqlite3.SQLITE_PERM: _RIGHTS,
-    sqlite3.SQLITE_CANTOPEN: "make its directory, with the right to write there",
-    sqlite3.SQLITE_CORRUPT: "restore it, or move it away",
-    sqlite3.SQLITE_NOTADB: "move away what is there, or name another file",
-}
-
-_MAY_RETURN: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+from kstreams_py.sinks.sqlite_files import MAY_RETURN, code_of, describe_error, open_file, transaction
 
 _ROW_ERRORS: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
 
@@ -121,7 +102,7 @@ class SQLiteConnection:
         """Stores rows, and with `OFFSETS` the positions, in one transaction; returns how many rows are new."""
         with self.usable() as connection:
             check_rows(rows, self.sink.columns, self._accepted)
-            with _transaction(connection):
+            with transaction(connection):
                 if self.sink.evidence is Evidence.HASH:
                     return self._execute(connection, [(row.delivery_hash, *row.values) for row in rows])
                 check_expected(str(self.sink), self._read(connection, {*positions, *expected}), expected)
@@ -142,9 +123,8 @@ class SQLiteConnection:
                 self._connection = self._open()
             yield self._connection
         except sqlite3.DatabaseError as error:
-            remedy = _REMEDIES.get(_code(error), "check its disk")
-            message = f"{self.sink.path}: {error}: {remedy}, then start again"
-            raise SinkUnavailable(message, may_return=_code(error) in _MAY_RETURN) from error
+            message = describe_error(self.sink.path, error)
+            raise SinkUnavailable(message, may_return=code_of(error) in MAY_RETURN) from error
 
     def _execute(self, connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
         remaining = iter(rows)
@@ -174,13 +154,8 @@ class SQLiteConnection:
 
     def _open(self) -> sqlite3.Connection:
         # SqliteTable closes it in whichever thread finds that its own has ended
-        path = self.sink.path
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection = open_file(self.sink.path)
         try:
-            _write_ahead(connection)
-            # offsets are committed next, on brokers that may outlive this machine: rows must be on the disk by then.
-            # NORMAL survives a crash of the process, but not of the machine
-            connection.execute("PRAGMA synchronous = FULL")
             self._prepare(connection)
         except BaseException:
             connection.close()
@@ -191,7 +166,7 @@ class SQLiteConnection:
         """Makes the tables that are missing, and checks the one that exists. Raises SettingsError."""
         needed = {self.sink.table} if self.sink.evidence is Evidence.HASH else {self.sink.table, _OFFSETS}
         if needed - _tables(connection):
-            with _transaction(connection):
+            with transaction(connection):
                 self._create(connection, needed - _tables(connection))
         found = connection.execute(
             "SELECT name, type, dflt_value IS NULL AND NOT hidden FROM pragma_table_xinfo(?)", (self.sink.table,)
@@ -208,7 +183,7 @@ class SQLiteConnection:
         try:
             connection.execute(f"EXPLAIN {self._insert}", [None] * len(self._names))
         except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_ERROR:
+            if code_of(error) != sqlite3.SQLITE_ERROR:
                 raise
             raise SettingsError(f"{self.sink} cannot store the sink's rows: {error}: name another table") from error
 
@@ -296,34 +271,6 @@ class _Connections(dict[int, SQLiteConnection]):
             connection.close()
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Sets the file's journal mode to WAL, so that readers and one writer do not wait for each other.
-
-    SQLite's busy time-out does not cover the lock for this change, which several may need at once for a new file.
-    """
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")  # waits for other writers here, instead of failing at the first row
-    try:
-        yield
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
 def _tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
 
@@ -341,11 +288,6 @@ def _taken(declared: str) -> frozenset[type]:
     if any(part in kind for part in ("REAL", "FLOA", "DOUB")):
         return FLOATS
     return frozenset(_TYPES)
-
-
-def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary error code; SQLITE_ERROR if there is none."""
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def _quoted(name: str) -> str:

@@ -1,0 +1,17 @@
+"""One order of events for each object, from many producers to the last consumer.
+
+In reading order:
+
+events     rule     events of an object, and their place in its order
+steps      rule     the atomic steps of a worker on a store, and which one follows which
+storage    rule     the protocol of a store
+sqlite     adapter  a store in an SQLite file
+redis      adapter  a store in Redis
+front_end  acts     changes an object and queues its events in one atomic step
+worker     acts     takes queued events, and sends each object's events in one order
+sending    acts     sends events to a topic, whose key is the object
+"""
+
+from kstreams_py.ordering.front_end import Ordering
+
+__all__ = ["Ordering"]

@@ -1,0 +1,119 @@
+"""Events of an object: as a front end queues them, and with their place in the object's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kstreams_py.errors import DecodeError, SettingsError
+
+UUID_BYTES: Final = 16
+
+_MAIN, _SUB = b"\x01", b"\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event that has no place in the order yet.
+
+    - `uuid`: 16 bytes, the same for each attempt of a front end to queue it.
+    - `is_main`: False for one of a sub-object, which follows the main event that it was queued with.
+    """
+
+    uuid: bytes
+    value: bytes
+    is_main: bool = True
+
+    def encode(self) -> bytes:
+        """The event in one value of a store: uuid, kind, value."""
+        return self.uuid + (_MAIN if self.is_main else _SUB) + self.value
+
+    @classmethod
+    def decode(cls, data: bytes) -> Event:
+        """The event of `encode`. Raises DecodeError for other bytes."""
+        kind = data[UUID_BYTES : UUID_BYTES + 1]
+        if kind not in (_MAIN, _SUB):
+            raise DecodeError(f"{data[:40]!r} is no event of this store")
+        return cls(data[:UUID_BYTES], data[UUID_BYTES + 1 :], kind == _MAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a front end stores in one atomic step: the state of an object, and the events that tell of the change.
+
+    - `data`: the object's new state; None leaves it as it is.
+    - `events`: the main event, then those of sub-objects.
+
+    Raises SettingsError for a change of no object, or without a main event at its beginning.
+    """
+
+    object: str
+    data: bytes | None
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if not self.object:
+            raise SettingsError("an event needs the object that it belongs to: its key is empty")
+        if [each.is_main for each in self.events] != [True] + [False] * (len(self.events) - 1):
+            raise SettingsError(f"{self.object}: a change has one main event, then the events of sub-objects")
+
+    @property
+    def uuid(self) -> bytes:
+        """Identifies the change: that of its main event."""
+        return self.events[0].uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An event with its place in the order of its object.
+
+    - `id`: larger than each earlier one of the object; 1 at least.
+    - `prev`: the id of the object's event before this one; None for its first.
+    """
+
+    event: Event
+    id: int
+    prev: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The events that a worker has taken from an object, in their order; none if there were none.
+
+    - `first_id`: the id of the first one; each has the next number.
+    - `last_id`: the id of the object's newest event before them; None if there is none.
+    """
+
+    events: Sequence[Event] = ()
+    first_id: int = 0
+    last_id: int | None = None
+
+    def __iter__(self) -> Iterator[Ordered]:
+        prev = self.last_id
+        for number, event in enumerate(self.events, self.first_id):
+            yield Ordered(event, number, prev)
+            prev = number
+
+    @property
+    def newest_id(self) -> int:
+        """The id of the last one."""
+        return self.first_id + len(self.events) - 1
+
+
+ID_HEADER: Final = "ks-event-id"
+PREV_HEADER: Final = "ks-event-prev"
+UUID_HEADER: Final = "ks-event-uuid"
+KIND_HEADER: Final = "ks-event-kind"
+
+KINDS: Final = {True: b"main", False: b"sub"}
+
+
+def headers_of(ordered: Ordered) -> list[tuple[str, bytes]]:
+    """The headers of an event's record: numbers as decimal text; the first event of an object has no predecessor."""
+    found = [
+        (ID_HEADER, b"%d" % ordered.id),
+        (UUID_HEADER, ordered.event.uuid.hex().encode()),
+        (KIND_HEADER, KINDS[ordered.event.is_main]),
+    ]
+    return found if ordered.prev is None else [*found, (PREV_HEADER, b"%d" % ordered.prev)]

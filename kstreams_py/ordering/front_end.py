@@ -1,0 +1,92 @@
+"""What a front end calls: it changes an object and queues the events of the change in one atomic step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4, uuid5
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.formats.serdes import Json, Serde
+from kstreams_py.ordering.events import Change, Event
+from kstreams_py.ordering.redis import RedisStorage
+from kstreams_py.ordering.sqlite import SQLiteStorage
+from kstreams_py.ordering.storage import Storage
+
+SCHEMES = ("redis", "rediss", "unix")
+
+
+def open_storage(store: str | Path, prefix: str = "") -> Storage:
+    """Opens a store: `redis://host:port/0`, or the path of an SQLite file. `prefix`: of the keys in Redis.
+
+    Raises SettingsError, StoreUnavailable, and MissingSoftware without redis-py.
+    """
+    scheme, separator, _ = str(store).partition("://")
+    if not separator:
+        if prefix:
+            raise SettingsError("a prefix is for the keys of a store in Redis: name another file instead")
+        return SQLiteStorage(store)
+    if scheme not in SCHEMES:
+        raise SettingsError(f"{scheme}:// is no store of events: name redis://host:port/0, or the path of a file")
+    return RedisStorage(str(store), prefix)
+
+
+class Ordering:
+    """A store of events, for front ends. Any thread may use it.
+
+    - `store`: see open_storage().
+    - `event`, `data`: serdes of events and of the states of objects.
+    """
+
+    def __init__(
+        self,
+        store: str | Path = "events.db",
+        *,
+        event: Serde | None = None,
+        data: Serde | None = None,
+        prefix: str = "",
+    ) -> None:
+        self._event: Serde = Json() if event is None else event
+        self._data: Serde = Json() if data is None else data
+        self._lock = threading.Lock()
+        self._storage = open_storage(store, prefix)
+
+    def enqueue(
+        self, name: str, data: Any, event: Any, *, sub_events: Iterable[Any] = (), uuid: UUID | None = None
+    ) -> bool:
+        """Stores an object's new state and queues the events of the change: all of it, or nothing.
+
+        - `name`: the object's, and the key in the topic; its events are sent in the order in which they were queued.
+        - `data`: the new state; None leaves it as it is.
+        - `event`: the main event. `sub_events`: those of its sub-objects, which follow it.
+        - `uuid`: the change's; with that of an earlier attempt within a day, nothing is stored twice.
+
+        Returns whether the change is new. Raises SettingsError for an empty `name`, StoreUnavailable if it may be
+        stored or not: call it again with the same `uuid`.
+        """
+        uuid = uuid4() if uuid is None else uuid
+        events = [Event(uuid.bytes, self._serialize(event))]
+        for number, each in enumerate(sub_events, 1):
+            events.append(Event(uuid5(uuid, str(number)).bytes, self._serialize(each), is_main=False))
+        state = None if data is None else self._data.serialize(data)
+        with self._lock:
+            return self._storage.enqueue([Change(name, state, tuple(events))])[0]
+
+    def data(self, name: str) -> Any:
+        """The state of an object; None if it has none."""
+        with self._lock:
+            found = self._storage.data(name)
+        return None if found is None else self._data.deserialize(found)
+
+    def close(self) -> None:
+        """Closes the store."""
+        with self._lock:
+            self._storage.close()
+
+    def _serialize(self, event: Any) -> bytes:
+        found = self._event.serialize(event)
+        if found is None:
+            raise SettingsError("an event needs a value: its serde returned None")
+        return found

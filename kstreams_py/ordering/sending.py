@@ -1,0 +1,76 @@
+"""Sends ordered events to a topic, whose key is the object."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kstreams_py.errors import BrokerUnavailable, ClientError, Refused, Retriable
+from kstreams_py.kafka.contracts import Cluster, Output, Producer, ProducerMode
+from kstreams_py.log_fields import away
+from kstreams_py.ordering.events import Ordered, headers_of
+
+logger = logging.getLogger(__name__)
+
+IDEMPOTENT: Final = ProducerMode(transactional=False, acks=-1, may_repeat=True)
+
+ATTEMPTS_MAX: Final = 10
+"""Attempts at sending the same events, until the worker ends; its next start sends them again."""
+
+WAIT_MAX: Final = 5.0
+"""Seconds between two attempts at most."""
+
+
+class KafkaSender:
+    """A Sender to one topic, through an idempotent producer.
+
+    Whatever an attempt may have written is written again by the next one: consumers drop copies by their id.
+
+    - `name`: the worker's.
+    - `sleep`: waits for a number of seconds.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str, name: str, sleep: Callable[[float], None]) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._name = name
+        self._sleep = sleep
+        self._producer: Producer | None = None
+
+    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+        """Raises BrokerUnavailable after ATTEMPTS_MAX, RecordRefused for an event that the topic never takes."""
+        outputs: list[Output] = [
+            (self._topic, each.event.value, name.encode(), -1, None, None, 0, headers_of(each)) for name, each in events
+        ]
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                self._write(list(outputs))
+            except Refused as error:
+                self.close()
+                raise error.mistake from None
+            except ClientError as error:
+                if not isinstance(error, Retriable):
+                    self.close()
+                if attempt == ATTEMPTS_MAX:
+                    raise BrokerUnavailable(
+                        f"ordering worker {self._name}: {len(outputs)} events of {len({name for name, _ in events})} "
+                        f"objects are not acknowledged after {attempt} attempts, at last: {error}: repair the cluster, "
+                        "then start the worker again: it sends them again"
+                    ) from error
+                logger.warning("ordering worker %s: %s; sending again", self._name, error, extra=away(self._name))
+                self._sleep(min(0.1 * 2**attempt, WAIT_MAX))
+            else:
+                return
+
+    def _write(self, outputs: list[Output]) -> None:
+        if self._producer is None:
+            self._producer = self._cluster.producer(IDEMPOTENT, self._name)
+        self._producer.write(outputs)
+        self._producer.flush()
+
+    def close(self) -> None:
+        """Ends the producer at once."""
+        if self._producer is not None:
+            self._producer.drop()
+            self._producer = None

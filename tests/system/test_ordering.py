@@ -1,0 +1,193 @@
+"""Event ordering with real processes: workers that are killed and frozen, on real stores and a real broker."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bench.servers import Server, start_redis
+from kstreams_py.errors import Replaced
+from kstreams_py.ordering import Ordering
+from kstreams_py.ordering.events import ID_HEADER, KIND_HEADER, PREV_HEADER
+from kstreams_py.ordering.front_end import open_storage
+from tests.system.harness import Cluster
+from tests.waiting import wait_until
+
+OBJECTS: Final = 12
+FRONT_ENDS: Final = 4
+CHANGES: Final = 300
+"""Of each front end."""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of an empty store that forgets nothing."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "events.db")
+        return
+    server: Server
+    with closing(start_redis("--appendfsync", "always")) as server:
+        yield f"redis://127.0.0.1:{server.port}/0"
+
+
+class Workers:
+    """Processes of workers by their names."""
+
+    def __init__(self, cluster: Cluster, store: str, topic: str) -> None:
+        self._arguments = (cluster.bootstrap_servers, store, topic)
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.system.ordering_process", *self._arguments, name]
+        self._started.append(process := subprocess.Popen(command))
+        return process
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def workers(cluster: Cluster, store: str, name: str) -> Iterator[Workers]:
+    cluster.create(name, partitions=3)
+    found = Workers(cluster, store, name)
+    yield found
+    found.end()
+
+
+def queue(store: str, front_end: int, pause: float = 0.0) -> None:
+    """Queues changes of all objects; each has a main event and up to two sub-events. `pause`: seconds between two."""
+    with closing(Ordering(store)) as ordering:
+        for number in range(CHANGES):
+            values = [[front_end, number, part] for part in range(1 + number % 3)]
+            name = f"object {number % OBJECTS}"
+            assert ordering.enqueue(name, {"newest": number}, values[0], sub_events=values[1:])
+            time.sleep(pause)
+
+
+def read_applied(cluster: Cluster, topic: str) -> dict[str, list[Any]]:
+    """The events of each object as a consumer applies them: each once, each after its predecessor."""
+    newest: dict[str, int] = {}
+    applied: dict[str, list[Any]] = {}
+    for message in cluster.read(topic):
+        headers = dict(message.headers() or ())
+        name, number = message.key().decode(), int(headers[ID_HEADER])
+        if number <= newest.get(name, 0):  # a copy of one that was sent again
+            continue
+        prev = headers.get(PREV_HEADER)
+        assert (None if prev is None else int(prev)) == newest.get(name), f"{name}: {number} came after a gap"
+        newest[name] = number
+        value = json.loads(message.value())
+        assert headers[KIND_HEADER] == (b"sub" if value[2] else b"main")
+        applied.setdefault(name, []).append(value)
+    return applied
+
+
+def assert_ordered(applied: dict[str, list[Any]]) -> None:
+    """Each event was applied once, those of a change together, and those of a front end in its order."""
+    for index in range(OBJECTS):
+        found = applied[f"object {index}"]
+        numbers = [number for number in range(CHANGES) if number % OBJECTS == index]
+        for front_end in range(FRONT_ENDS):
+            expected = [[front_end, number, part] for number in numbers for part in range(1 + number % 3)]
+            assert [value for value in found if value[0] == front_end] == expected
+        mains = [at for at, value in enumerate(found) if value[2] == 0]
+        for begin, end in zip(mains, [*mains[1:], len(found)], strict=True):
+            front_end, number, _ = found[begin]
+            assert found[begin:end] == [[front_end, number, part] for part in range(1 + number % 3)]
+
+
+def is_empty(store: str) -> bool:
+    with closing(open_storage(store)) as storage:
+        return storage.objects() == []
+
+
+def processes_of(store: str) -> dict[str, int]:
+    """How many processes have started under the name of each worker."""
+    with closing(open_storage(store)) as storage:
+        return {each.name: each.number for each in storage.workers()}
+
+
+def test_events_keep_their_order_while_workers_are_killed(
+    cluster: Cluster, workers: Workers, store: str, name: str
+) -> None:
+    chance = random.Random(13)
+    running = {each: workers.start(each) for each in ("one", "two", "three")}
+    front_ends = [threading.Thread(target=queue, args=[store, number, 0.05]) for number in range(FRONT_ENDS)]
+    for thread in front_ends:
+        thread.start()
+    kills, before = 0, dict[str, int]()
+    while any(thread.is_alive() for thread in front_ends):
+        time.sleep(chance.uniform(0.5, 2.0))  # the fault: a kill at any moment
+        killed = chance.choice(sorted(running))
+        running[killed].kill()
+        assert running[killed].wait() == -signal.SIGKILL
+        before[killed] = processes_of(store).get(killed, 0)
+        running[killed] = workers.start(killed)
+        kills += 1
+    for thread in front_ends:
+        thread.join()
+    assert kills >= 5
+    wait_until(lambda: is_empty(store), "all events are sent")
+    wait_until(
+        lambda: all(processes_of(store)[each] > number for each, number in before.items()), "all workers have started"
+    )
+    for process in running.values():
+        process.terminate()
+    assert [process.wait() for process in running.values()] == [0, 0, 0]
+    assert_ordered(read_applied(cluster, name))
+    with closing(open_storage(store)) as storage:
+        assert [(each.name, dict(each.objects)) for each in storage.workers()] == [
+            ("one", {}),
+            ("three", {}),
+            ("two", {}),
+        ]
+
+
+def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
+    cluster: Cluster, workers: Workers, store: str, name: str
+) -> None:
+    """EF15: it may send copies, and changes nothing in the store."""
+    frozen = workers.start("one")
+    with closing(open_storage(store)) as storage:
+        wait_until(storage.workers, "the worker has started")
+    frozen.send_signal(signal.SIGSTOP)
+    for front_end in range(FRONT_ENDS):
+        queue(store, front_end)
+    second = workers.start("one")
+    wait_until(lambda: is_empty(store), "all events are sent")
+    frozen.send_signal(signal.SIGCONT)
+    assert frozen.wait() == Replaced.exit_status
+    second.terminate()
+    assert second.wait() == 0
+    assert_ordered(read_applied(cluster, name))
+
+
+def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Workers, store: str, name: str) -> None:
+    one = workers.start("one")
+    front_ends = [threading.Thread(target=queue, args=[store, number]) for number in range(FRONT_ENDS)]
+    for thread in front_ends:
+        thread.start()
+    wait_until(lambda: cluster.read(name), "an event is sent")
+    one.terminate()
+    assert one.wait() == 0
+    two = workers.start("two")
+    for thread in front_ends:
+        thread.join()
+    wait_until(lambda: is_empty(store), "all events are sent")
+    two.terminate()
+    assert two.wait() == 0
+    assert_ordered(read_applied(cluster, name))
