@@ -51,7 +51,7 @@ def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
             "DecodeError"],
         2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordRefused",
             "RecordTooLarge", "RowRefused", "MissingSoftware"],
-        3: ["Unavailable", "BrokerUnavailable", "NotAuthorized", "SinkUnavailable"],
+        3: ["Unavailable", "BrokerUnavailable", "NotAuthorized", "SinkUnavailable", "StoreUnavailable"],
         4: ["Replaced"],
         5: ["InputLost", "RecoveryUndecidable"],
     }  # fmt: skip
