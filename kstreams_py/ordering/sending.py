@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 IDEMPOTENT: Final = ProducerMode(transactional=False, acks=-1, may_repeat=True)
 
 ATTEMPTS_MAX: Final = 10
-"""Attempts at sending the same events, until the worker ends; its next start sends them again."""
+"""Attempts at the same events, until the worker ends; its next start sends them again."""
 
 WAIT_MAX: Final = 5.0
 """Seconds between two attempts at most."""
@@ -25,7 +25,7 @@ WAIT_MAX: Final = 5.0
 class KafkaSender:
     """A Sender to one topic, through an idempotent producer.
 
-    Whatever an attempt may have written is written again by the next one: consumers drop copies by their id.
+    What a producer that failed may have written is written again by the next one: consumers drop copies by their id.
 
     - `name`: the worker's.
     - `sleep`: waits for a number of seconds.
@@ -43,27 +43,30 @@ class KafkaSender:
         outputs: list[Output] = [
             (self._topic, each.event.value, name.encode(), -1, None, None, 0, headers_of(each)) for name, each in events
         ]
+        left = list(outputs)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                self._write(list(outputs))
+                self._write(left)
             except Refused as error:
                 self.close()
                 raise error.mistake from None
             except ClientError as error:
-                if not isinstance(error, Retriable):
+                if not isinstance(error, Retriable):  # else the client has what was queued, and sends it yet
                     self.close()
+                    left = list(outputs)
                 if attempt == ATTEMPTS_MAX:
                     raise BrokerUnavailable(
                         f"ordering worker {self._name}: {len(outputs)} events of {len({name for name, _ in events})} "
                         f"objects are not acknowledged after {attempt} attempts, at last: {error}: repair the cluster, "
                         "then start the worker again: it sends them again"
                     ) from error
-                logger.warning("ordering worker %s: %s; sending again", self._name, error, extra=away(self._name))
+                logger.warning("ordering worker %s: %s; trying again", self._name, error, extra=away(self._name))
                 self._sleep(min(0.1 * 2**attempt, WAIT_MAX))
             else:
                 return
 
     def _write(self, outputs: list[Output]) -> None:
+        """Queues outputs, which are removed from the list, and waits until all that are queued are acknowledged."""
         if self._producer is None:
             self._producer = self._cluster.producer(IDEMPOTENT, self._name)
         self._producer.write(outputs)

@@ -122,13 +122,17 @@ class Lane:
         """It holds no object."""
         return isinstance(self.step, Take)
 
-    def chain(self) -> tuple[list[Step], Lane]:
-        """The next steps whose answers decide nothing, and the lane after them."""
+    def chain(self, *, stops: bool) -> tuple[list[Step], Lane]:
+        """The next steps whose answers decide nothing, and the lane after them.
+
+        - `stops`: the worker is being stopped: the lane gives its object back before it takes events of it.
+        """
         steps: list[Step] = []
-        lane = self
+        lane = self.stopped() if stops else self
         while isinstance(lane.step, Complete | Drop | Return):
             steps.append(lane.step)
             lane = lane.after(None)
+            lane = lane.stopped() if stops else lane
         return steps, lane
 
     def after(self, answer: Answer) -> Lane:

@@ -82,8 +82,6 @@ class OrderingWorker:
         `seconds`: the longest wait.
         """
         assert self._incarnation is not None, "the worker was not started"
-        if self._stopping.is_set():
-            self._lanes = [lane.stopped() for lane in self._lanes]
         self._run(self._incarnation)
         self._send()
         if self.is_idle and not self._stopping.is_set():
@@ -95,10 +93,11 @@ class OrderingWorker:
 
     def _run(self, incarnation: Incarnation) -> None:
         """Runs the steps of the lanes, of each up to the first one whose answer decides what follows."""
+        stops = self._stopping.is_set()
         steps: list[Step] = []
         answered: dict[int, int] = {}
         for index, chosen in self._choose():
-            unanswered, lane = chosen.chain()
+            unanswered, lane = chosen.chain(stops=stops)
             steps += unanswered
             if lane.step is not None and (not lane.is_idle or self._may_take(index)):
                 answered[index] = len(steps)

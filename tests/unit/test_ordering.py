@@ -1,0 +1,217 @@
+"""Workers of event ordering without a broker: what is sent again, and what is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+from uuid import uuid4
+
+import pytest
+
+from kstreams_py.errors import (
+    Abortable,
+    BrokerUnavailable,
+    ClientError,
+    DecodeError,
+    RecordRefused,
+    Refused,
+    Retriable,
+    SettingsError,
+)
+from kstreams_py.formats.serdes import Bytes, String
+from kstreams_py.kafka.contracts import Cluster, Output, ProducerMode
+from kstreams_py.ordering import Ordering
+from kstreams_py.ordering.events import Event, Ordered, headers_of
+from kstreams_py.ordering.front_end import open_storage
+from kstreams_py.ordering.sending import ATTEMPTS_MAX, KafkaSender
+from kstreams_py.ordering.storage import ObjectStatus, Storage
+from kstreams_py.ordering.worker import OrderingWorker
+
+TOPIC = "events"
+UUID = bytes(range(16))
+
+
+def ordered(*values: bytes) -> list[tuple[str, Ordered]]:
+    return [("a", Ordered(Event(UUID, each), at + 1, at or None)) for at, each in enumerate(values)]
+
+
+class Producers:
+    """Makes producers whose next flushes raise these errors; keeps what each producer wrote, and how it ended."""
+
+    def __init__(self, *errors: ClientError) -> None:
+        self._errors = list(errors)
+        self.written: list[list[tuple[str, bytes | None, bytes | None]]] = []
+        self.dropped = 0
+
+    def producer(self, mode: ProducerMode, name: str) -> Producers:
+        assert (mode.idempotent, mode.transactional, name) == (True, False, "w")
+        self.written.append([])
+        return self
+
+    def write(self, outputs: list[Output]) -> None:
+        self.written[-1] += [(topic, value, key) for topic, value, key, *_ in outputs]
+        outputs.clear()
+
+    def flush(self) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+def send(producers: Producers, *values: bytes) -> list[float]:
+    """Sends events; returns the waits between attempts."""
+    waits: list[float] = []
+    with closing(KafkaSender(cast(Cluster, producers), TOPIC, "w", waits.append)) as sender:
+        sender.send(ordered(*values))
+    return waits
+
+
+BOTH = [(TOPIC, b"1", b"a"), (TOPIC, b"2", b"a")]
+
+
+class Recorder:
+    """A sender that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[tuple[str, bytes, int, int | None]]] = []
+
+    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+        self.calls.append([(name, each.event.value, each.id, each.prev) for name, each in events])
+
+    def close(self) -> None: ...
+
+
+def test_headers_of_an_event_have_its_id_its_predecessor_its_uuid_and_its_kind() -> None:
+    assert headers_of(Ordered(Event(UUID, b""), 7, None)) == [
+        ("ks-event-id", b"7"),
+        ("ks-event-uuid", UUID.hex().encode()),
+        ("ks-event-kind", b"main"),
+    ]
+    assert headers_of(Ordered(Event(UUID, b"", is_main=False), 9, 7))[2:] == [
+        ("ks-event-kind", b"sub"),
+        ("ks-event-prev", b"7"),
+    ]
+
+
+def test_bytes_that_are_no_event_of_a_store_are_named() -> None:
+    with pytest.raises(DecodeError, match="b'x' is no event of this store"):
+        Event.decode(b"x")
+
+
+def test_send_writes_events_with_their_object_as_the_key() -> None:
+    producers = Producers()
+    assert send(producers, b"1", b"2") == []
+    assert (producers.written, producers.dropped) == ([BOTH], 1)
+
+
+def test_send_without_an_answer_waits_for_what_is_queued_and_writes_no_copy() -> None:
+    producers = Producers(Retriable("no answer"), Retriable("no answer"))
+    assert send(producers, b"1", b"2") == [0.2, 0.4]
+    assert (producers.written, producers.dropped) == ([BOTH], 1)
+
+
+def test_send_that_failed_is_repeated_by_a_new_producer_from_the_first_event() -> None:
+    producers = Producers(Abortable("timed out"))
+    assert send(producers, b"1", b"2") == [0.2]
+    assert (producers.written, producers.dropped) == ([BOTH, BOTH], 2)
+
+
+@pytest.mark.parametrize("error", [Retriable, Abortable])
+def test_send_gives_up_after_some_attempts_with_the_remedy(error: type[ClientError]) -> None:
+    producers = Producers(*[error("away")] * (ATTEMPTS_MAX + 1))
+    with pytest.raises(BrokerUnavailable) as raised:
+        send(producers, b"1", b"2")
+    assert str(raised.value) == (
+        "ordering worker w: 2 events of 1 objects are not acknowledged after 10 attempts, at last: away: repair the "
+        "cluster, then start the worker again: it sends them again"
+    )
+
+
+def test_event_that_the_topic_refuses_ends_the_worker_with_the_reason() -> None:
+    producers = Producers(Refused(RecordRefused("topic 'events' refuses a record")))
+    with pytest.raises(RecordRefused, match="topic 'events' refuses a record"):
+        send(producers, b"1")
+    assert (producers.written, producers.dropped) == ([[(TOPIC, b"1", b"a")]], 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.db"
+
+
+def run_until_idle(worker: OrderingWorker, storage: Storage) -> None:
+    """Runs turns until no object has events, and each lane is idle."""
+    for _ in range(100):
+        worker.turn(0.0)
+        if worker.is_idle and not storage.objects():
+            return
+    raise AssertionError(f"not idle: {storage.objects()}")
+
+
+def test_worker_sends_the_events_of_several_objects_in_batches(path: Path) -> None:
+    sender = Recorder()
+    with closing(Ordering(path, event=Bytes(), data=String())) as ordering, closing(open_storage(path)) as storage:
+        for name in "aab":
+            assert ordering.enqueue(name, name.upper(), b"main", sub_events=[b"sub"])
+        assert ordering.data("a") == "A"
+        worker = OrderingWorker(storage, sender, "w", lanes=2, batch=3)
+        worker.start()
+        run_until_idle(worker, storage)
+    by_object = {name: [each[1:] for call in sender.calls for each in call if each[0] == name] for name in "ab"}
+    ids = {name: [number for _, number, _ in each] for name, each in by_object.items()}
+    assert sorted(ids["a"] + ids["b"]) == [1, 2, 3, 4, 5, 6]
+    for name, found in by_object.items():
+        expected = [b"main", b"sub"] * (len(found) // 2)
+        assert found == list(zip(expected, ids[name], [None, *ids[name]], strict=False))
+    assert max(len([each for each in call if each[0] == "a"]) for call in sender.calls) == 3
+
+
+def test_worker_with_fewer_lanes_finishes_what_the_process_before_it_held_and_uses_them_no_more(path: Path) -> None:
+    sender = Recorder()
+    with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
+        for name in "abc":
+            ordering.enqueue(name, {}, name)
+        died = OrderingWorker(storage, sender, "w", lanes=3, batch=1)
+        died.start()
+        for _ in range(4):  # one lane finds an object, then two
+            died.turn(0.0)
+        worker = OrderingWorker(storage, sender, "w", lanes=1, batch=1)
+        worker.start()
+        run_until_idle(worker, storage)
+        worker.turn(0.0)
+        assert storage.register("w", 1).lanes == 1
+    newest = {each[0]: each for call in sender.calls for each in call}
+    assert {(name, value) for name, value, *_ in newest.values()} == {("a", b'"a"'), ("b", b'"b"'), ("c", b'"c"')}
+
+
+def test_worker_that_is_stopped_completes_what_it_has_taken_and_gives_the_rest_back(path: Path) -> None:
+    sender = Recorder()
+    with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
+        for number in range(3):
+            ordering.enqueue("a", None, number)
+        worker = OrderingWorker(storage, sender, "w", lanes=1, batch=1)
+        worker.start()
+        while not sender.calls:
+            worker.turn(0.0)
+        worker.stop()
+        while not worker.is_idle:
+            worker.turn(0.0)
+        assert (sender.calls, storage.objects()) == ([[("a", b"0", 1, None)]], [ObjectStatus("a", 2, 0, 3, None)])
+
+
+def test_change_that_was_queued_by_an_earlier_attempt_is_no_second_one(path: Path) -> None:
+    uuid = uuid4()
+    with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
+        assert [ordering.enqueue("a", {}, 1, sub_events=[2], uuid=uuid) for _ in range(2)] == [True, False]
+        assert storage.objects() == [ObjectStatus("a", 2, 0, 1, None)]
+
+
+def test_address_that_is_no_store_is_refused(path: Path) -> None:
+    with pytest.raises(SettingsError, match="postgresql:// is no store of events: name redis://host:port/0, or the"):
+        open_storage("postgresql://host/db")
+    with pytest.raises(SettingsError, match="a prefix is for the keys of a store in Redis"):
+        open_storage(path, "mine:")
