@@ -22,5 +22,6 @@ config        adapter  kstreams config show
 jars          adapter  kstreams jars
 spark         adapter  kstreams spark-options
 pipeline      adapter  kstreams pipeline run, list, status, reset, sql, submit
+order         adapter  kstreams order, order status, order takeover
 demo          adapter  kstreams demo flights
 """

@@ -23,6 +23,7 @@ from kstreams_py.cli import (
     graph,
     jars,
     new,
+    order,
     pipeline,
     records,
     recover,
@@ -74,6 +75,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(recover.app, name="recover")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(order.app, name="order")
 app.add_typer(broker.app, name="broker")
 app.add_typer(config.app, name="config")
 app.add_typer(demo.app, name="demo")

@@ -10,6 +10,7 @@ redis      adapter  a store in Redis
 front_end  acts     changes an object and queues its events in one atomic step
 worker     acts     takes queued events, and sends each object's events in one order
 sending    acts     sends events to a topic, whose key is the object
+status     rule     what operators see of a store
 """
 
 from kstreams_py.ordering.front_end import Ordering

@@ -45,13 +45,20 @@ class Workers:
     """Processes of workers by their names."""
 
     def __init__(self, cluster: Cluster, store: str, topic: str) -> None:
-        self._arguments = (cluster.bootstrap_servers, store, topic)
+        self._where = ["--store", store, "--topic", topic, "-b", cluster.bootstrap_servers]
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.system.ordering_process", *self._arguments, name]
+        """Starts a worker of few lanes and small batches."""
+        sizes = ["--lanes", "3", "--batch", "4"]
+        command = [sys.executable, "-m", "kstreams_py", "order", "--name", name, *sizes, *self._where]
         self._started.append(process := subprocess.Popen(command))
         return process
+
+    def take_over(self, name: str) -> str:
+        """Runs `kstreams order takeover`; returns what it printed."""
+        command = [sys.executable, "-m", "kstreams_py", "order", "takeover", name, "--yes", *self._where]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def end(self) -> None:
         for process in self._started:
@@ -190,4 +197,37 @@ def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Wor
     wait_until(lambda: is_empty(store), "all events are sent")
     two.terminate()
     assert two.wait() == 0
+    assert_ordered(read_applied(cluster, name))
+
+
+def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
+    cluster: Cluster, workers: Workers, store: str, name: str
+) -> None:
+    """EO-46: without it, or another start under the name, its objects wait."""
+    front_ends = [threading.Thread(target=queue, args=[store, number, 0.01]) for number in range(FRONT_ENDS)]
+    dead = workers.start("dead")
+    for thread in front_ends:
+        thread.start()
+    wait_until(lambda: cluster.read(name), "an event is sent")
+    with closing(open_storage(store)) as storage:
+        while True:  # until it dies with an object
+            dead.kill()
+            dead.wait()
+            (status,) = storage.workers()
+            if status.objects:
+                break
+            dead = workers.start("dead")
+            wait_until(lambda: any(each.objects for each in storage.workers()), "the worker holds an object")
+    other = workers.start("other")
+    for thread in front_ends:
+        thread.join()
+    held = sorted(set(status.objects.values()))
+    with closing(open_storage(store)) as storage:
+        wait_until(lambda: {each.name for each in storage.objects()} <= set(held), "only its objects are left")
+        assert [each for each in storage.objects() if not each.owner] == []
+    told = workers.take_over("dead")
+    assert (f"and holds: {', '.join(held)}\n" in told, told.endswith("worker dead holds nothing now\n")) == (True, True)
+    wait_until(lambda: is_empty(store), "all events are sent")
+    other.terminate()
+    assert other.wait() == 0
     assert_ordered(read_applied(cluster, name))

@@ -1,0 +1,153 @@
+"""`kstreams order`: a worker of event ordering; shows objects and workers, and finishes what a dead worker holds."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_environment
+from kstreams_py.errors import SettingsError
+from kstreams_py.operations.named_topic import find_topic
+from kstreams_py.ordering.front_end import open_storage
+from kstreams_py.ordering.sending import KafkaSender
+from kstreams_py.ordering.status import Standing
+from kstreams_py.ordering.storage import Storage
+from kstreams_py.ordering.worker import OrderingWorker
+from kstreams_py.settings import Settings
+
+LANES: Final = 64
+BATCH: Final = 100
+
+app = typer.Typer(help="Send queued events, those of each object in one order.", invoke_without_command=True)
+
+Store = Annotated[
+    str, typer.Option("--store", help="where front ends queue events: redis://host:port/0, or the path of a file")
+]
+Prefix = Annotated[str, typer.Option("--prefix", help="the beginning of the keys of a store in Redis")]
+Topic = Annotated[str | None, typer.Option("--topic", help="the topic of the events; the key is the object's name")]
+
+
+@app.callback()
+def order(
+    context: typer.Context,
+    topic: Topic = None,
+    store: Store = "events.db",
+    name: Annotated[
+        str, typer.Option("--name", help="the worker's: its next start finds by it what it holds; one process for each")
+    ] = "worker",
+    lanes: Annotated[int, typer.Option(help="objects that are in work at once", min=1)] = LANES,
+    batch: Annotated[int, typer.Option(help="events of an object that are sent in one step", min=1)] = BATCH,
+    prefix: Prefix = "",
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Send queued events to a topic until Ctrl-C or SIGTERM, those of each object in one order.
+
+    Each event gets an id, and the id of its object's event before it. A worker that was killed goes on where it was
+    when it is started again under its name. Where another process takes its name, it ends with status 4.
+    """
+    if context.invoked_subcommand is not None:
+        _check_no_options(context)
+        return
+    events = _require(topic)
+    with (
+        closing(open_storage(store, prefix)) as storage,
+        _open_sender(events, name, bootstrap_servers, config) as sender,
+    ):
+        worker = OrderingWorker(storage, sender, name, lanes=lanes, batch=batch)
+
+        def stop(signum: int, _: object) -> None:
+            signal.signal(signum, signal.SIG_DFL)  # a second one ends the process at once
+            worker.stop()
+
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, stop)
+        worker.run()
+
+
+@app.command()
+def status(
+    store: Store = "events.db",
+    prefix: Prefix = "",
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+) -> None:
+    """Show objects with events, and workers with what they hold; exit status 1 if an object waits for a dead worker."""
+    with closing(_open_existing(store, prefix)) as storage:
+        standing = Standing(storage.objects(), storage.workers())
+    for line in map(json.dumps, standing.as_fields()) if as_json else standing.describe():
+        print(line)
+    if standing.is_blocked:
+        raise typer.Exit(1)
+
+
+@app.command()
+def takeover(
+    name: Annotated[str, typer.Argument(help="the worker, by its name")],
+    topic: Topic = None,
+    store: Store = "events.db",
+    prefix: Prefix = "",
+    yes: Yes = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Send the events that a dead worker has taken, and give its objects back for others.
+
+    A worker of this name that is alive ends with status 4.
+    """
+    events = _require(topic)
+    with closing(_open_existing(store, prefix)) as storage:
+        known = {each.name: each for each in storage.workers()}
+        if name not in known:
+            raise SettingsError(
+                f"the store has no worker {name!r}: it has {', '.join(sorted(known)) or 'none'}: correct the name, "
+                "--store or --prefix"
+            )
+        held = ", ".join(sorted(set(known[name].objects.values()))) or "nothing"
+        print(f"worker {name} was heard of {known[name].seconds:.0f} s ago, and holds: {held}")
+        if not yes and not is_confirmed("End it if it is alive, send what it has taken, and give its objects back?"):
+            raise typer.Exit(1)
+        with _open_sender(events, name, bootstrap_servers, config) as sender:
+            worker = OrderingWorker(storage, sender, name, lanes=1, batch=BATCH)
+            worker.stop()  # it takes nothing new
+            worker.run()
+    print(f"worker {name} holds nothing now")
+
+
+def _check_no_options(context: typer.Context) -> None:
+    """Raises SettingsError for options before a subcommand, which would not take them."""
+    names = [each.opts[0] for each in context.command.params if each.name is not None]
+    given = [
+        option
+        for option, each in zip(names, context.command.params, strict=True)
+        if each.name is not None and str(context.get_parameter_source(each.name)).endswith("COMMANDLINE")
+    ]
+    if given:
+        raise SettingsError(f"write {', '.join(given)} behind `kstreams order {context.invoked_subcommand}`")
+
+
+def _open_existing(store: str, prefix: str) -> Storage:
+    """Opens a store. Raises SettingsError for a file that does not exist: to show it would create it."""
+    if "://" not in store and not Path(store).exists():
+        raise SettingsError(f"the store {store} does not exist: correct --store")
+    return open_storage(store, prefix)
+
+
+def _require(topic: str | None) -> str:
+    if topic is None:
+        raise SettingsError("name the topic of the events: --topic NAME")
+    return topic
+
+
+@contextmanager
+def _open_sender(topic: str, name: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[KafkaSender]:
+    """What sends to an existing topic. Raises TopicError, BrokerUnavailable."""
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+        find_topic(environment, topic)
+        with closing(KafkaSender(environment.cluster, topic, name, environment.sleep)) as sender:
+            yield sender

@@ -1,0 +1,64 @@
+"""What operators see of a store: objects with events, the workers, and which objects wait for a dead one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kstreams_py.ordering.storage import ObjectStatus, WorkerStatus
+
+SILENT_SECONDS: Final = 30.0
+"""A worker that was not heard of for so long may be dead; one that waits for tokens is heard of every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A store at one moment."""
+
+    objects: Sequence[ObjectStatus]
+    workers: Sequence[WorkerStatus]
+
+    def blocked(self, worker: WorkerStatus) -> list[str]:
+        """The objects that wait for a worker which was not heard of: it owns them, or has their token."""
+        return sorted(set(worker.objects.values())) if worker.seconds >= SILENT_SECONDS else []
+
+    @property
+    def is_blocked(self) -> bool:
+        """An object waits for a worker which was not heard of."""
+        return any(map(self.blocked, self.workers))
+
+    def describe(self) -> Iterator[str]:
+        """Lines of text."""
+        if not self.objects:
+            yield "no object has events"
+        for each in self.objects:
+            owner = f", owned by {each.owner}" if each.owner else ""
+            yield f"{each.name}: {each.waiting} waiting, {each.taken} taken, {each.tokens} tokens{owner}"
+        for worker in self.workers:
+            held = f"{len(worker.objects)} objects" if worker.objects else "nothing"
+            yield f"worker {worker.name}: heard of {worker.seconds:.0f} s ago, process {worker.number}, holds {held}"
+            if blocked := self.blocked(worker):
+                yield (
+                    f"  {', '.join(blocked)}: blocked until it is started again, or `kstreams order takeover "
+                    f"{worker.name}` finishes what it holds"
+                )
+
+    def as_fields(self) -> Iterator[dict[str, Any]]:
+        """The same as JSON objects."""
+        for each in self.objects:
+            yield {
+                "object": each.name,
+                "waiting": each.waiting,
+                "taken": each.taken,
+                "tokens": each.tokens,
+                "owner": each.owner,
+            }
+        for worker in self.workers:
+            yield {
+                "worker": worker.name,
+                "process": worker.number,
+                "seconds": worker.seconds,
+                "objects": dict(worker.objects),
+                "blocked": self.blocked(worker),
+            }
