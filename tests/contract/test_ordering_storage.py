@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -376,3 +377,22 @@ def test_redis_that_forgets_its_scripts_gets_them_again(redis_server: Server) ->
         me = store.register("w", 2)
         client.script_flush()
         assert store.run(me, [Take("w#0"), Take("w#1"), Find("w#0")]) == ["a", "a", "a"]
+
+
+def test_keys_in_redis_are_those_of_the_document(redis_server: Server) -> None:
+    import redis  # noqa: PLC0415
+
+    url, prefix = f"redis://127.0.0.1:{redis_server.port}/0", f"{uuid4().hex}:"
+    with closing(RedisStorage(url, prefix)) as store, redis.Redis.from_url(url) as client:
+        first = change("OBJ", b"1", b"2")
+        store.enqueue([first, change("OBJ", b"3")])
+        me = store.register("NAME", 1)
+        store.run(me, [Take("NAME#0"), Own("NAME#0", "OBJ"), Pop("NAME#0", "OBJ", 1), Complete("NAME#0", "OBJ", 1)])
+        store.run(me, [Pop("NAME#0", "OBJ", 1)])
+        found = {key.decode().removeprefix(prefix) for key in client.scan_iter(f"{prefix}*")}
+    text = (Path(__file__).parents[2] / "docs" / "ordering.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", text.partition("## The keys in Redis")[2], flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(.*?)`", row)}
+    lane = {f"event.worker:L{name}" for name in named if name.startswith(":")}
+    expected = {each for each in named if not each.startswith(":")} | lane
+    assert {re.sub(r"(?<=change:)\w+", "UUID", each.replace("NAME#0", "L")) for each in found} == expected

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -215,3 +216,18 @@ def test_address_that_is_no_store_is_refused(path: Path) -> None:
         open_storage("postgresql://host/db")
     with pytest.raises(SettingsError, match="a prefix is for the keys of a store in Redis"):
         open_storage(path, "mine:")
+
+
+def test_code_of_the_document_queues_a_change_and_its_headers_are_those_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ordering.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    with closing(open_storage("flights.db")) as storage, closing(names["ordering"]):
+        assert storage.objects() == [ObjectStatus("N14228", 2, 0, 1, None)]
+        assert storage.data("N14228") == b'{"gate":"C12"}'
+    written = {name for name, _ in headers_of(Ordered(Event(UUID, b""), 2, 1))}
+    assert set(re.findall(r"^\| `(ks-event-\w+)`", text, flags=re.MULTILINE)) == written
