@@ -23,7 +23,7 @@ from bench.servers import Server, start_redis
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import TopicPartition
-from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite
+from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite_files
 from kstreams_py.sinks.manifest import MERGED_AT_ONCE
 from tests.contract.dying_writer import CONSUMER, INPUT, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
@@ -356,7 +356,7 @@ def test_sqlite_value_that_the_column_would_convert_is_refused(tmp_path: Path, d
 def test_target_that_is_away_is_unavailable_and_the_same_connection_writes_once_it_is_back(
     target: Any, open_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
     monkeypatch.setattr(directory, "LOCK_SECONDS", 0.05)
     connection = open_sink()
     connection.write([row(1, "UA", 1)], {INPUT: 1}, {})

@@ -16,7 +16,7 @@ import pytest
 
 from kstreams_py.errors import RowRefused, SinkUnavailable
 from kstreams_py.sinks import SqliteTable
-from kstreams_py.sinks import sqlite as sinks
+from kstreams_py.sinks import sqlite_files
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(ta
 def test_sink_locked_by_another_connection_raises_with_the_remedy(
     table: SqliteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
     table.insert([])
     other = sqlite3.connect(table.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
