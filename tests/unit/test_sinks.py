@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from kstreams_py.errors import RowRefused, SinkUnavailable
-from kstreams_py.sinks import SqliteTable
-from kstreams_py.sinks import sqlite_files
+from kstreams_py.sinks import SqliteTable, sqlite_files
 
 
 @pytest.fixture
