@@ -14,8 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from bench.servers import Server
-from kstreams_py.embedded.jars import delta_jars, spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import (
     BrokerUnavailable,
     PipelineFailed,
@@ -27,12 +25,12 @@ from kstreams_py.errors import (
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.sinks import Parquet
-from kstreams_py.spark import delta_conf, session
 from kstreams_py.spark.frames import reported
 from kstreams_py.spark.runs import Published, Run, Target, check_owner
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 from tests.contract.table_rigs import DeltaRig, ParquetRig, PostgreSQLRig, TableRig, TopicRig
+from tests.delta_sessions import delta_session
 from tests.system.harness import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
@@ -54,11 +52,8 @@ Amounts = Sequence[tuple[str | None, int]]
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    delta_jars()
-    conf = {"spark.log.level": "ERROR", **delta_conf()}
-    made = session("test_targets", jars=spark_jars(), java=find_java(for_spark=True), **conf)
-    yield made
-    made.stop()
+    with delta_session("test_targets") as made:
+        yield made
 
 
 @pytest.fixture

@@ -13,13 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import kstreams_py as ks
-from kstreams_py.embedded.jars import delta_jars, spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import SettingsError, StaleWriter
 from kstreams_py.graph.loading import load
-from kstreams_py.spark import delta_conf, driver, runner, session
+from kstreams_py.spark import driver, runner
 from kstreams_py.spark.runs import Run
 from kstreams_py.spark.targets.opening import open_target
+from tests.delta_sessions import delta_session
 from tests.system.harness import Cluster
 from tests.system.shop import run_and_die
 
@@ -60,15 +59,8 @@ def streamed(orders):
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    delta_jars()
-    conf = {"spark.log.level": "ERROR", **delta_conf()}
-    made = session("test_delta", jars=spark_jars(), java=find_java(for_spark=True), **conf)
-    yield made
-    jvm = made.sparkContext._jvm
-    assert jvm is not None
-    made.stop()
-    for name in conf:  # the first session's settings are those of the JVM, and later sessions of the process have them
-        jvm.java.lang.System.clearProperty(name)
+    with delta_session("test_delta") as made:
+        yield made
 
 
 class Shop:
