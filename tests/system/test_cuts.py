@@ -24,6 +24,7 @@ from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, TopicPartiti
 from kstreams_py.settings import Settings
 from kstreams_py.spark import Cut, cut, read_cut, session, view
 from kstreams_py.spark.cutting import Cutting
+from tests.system.harness import metadata
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings(
@@ -60,6 +61,8 @@ class Rig:
         new = [NewTopic(full, 1, **chosen.get(topic, {"replication_factor": 1})) for topic, full in self.names.items()]
         for created in self.admin.create_topics(new).values():
             created.result(SECONDS)
+        # the controller has answered; the brokers learn of the topics later
+        wait_until(lambda: {*self.names.values()} <= {*metadata(self.admin).topics}, "the topics are known")
         self.ids = {topic: self.cluster.topics([full])[full].topic_id for topic, full in self.names.items()}
         self._producers = 0
 

@@ -40,6 +40,7 @@ from kstreams_py.spark import (
     view_errors,
 )
 from kstreams_py.spark.views import META
+from tests.system.harness import metadata
 from tests.waiting import WAIT, wait_until
 
 pytestmark = pytest.mark.filterwarnings(
@@ -136,6 +137,8 @@ def create(
 ) -> Topic:
     client = admin(broker)
     client.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    # the controller has answered; the broker learns of the topic later
+    wait_until(lambda: name in metadata(client).topics, f"{name} is known")
     return Graph("spark").topic(name, key=key or String(), value=value or String())
 
 
