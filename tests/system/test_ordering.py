@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from bench.servers import Server, start_redis
+from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.errors import Replaced
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import ID_HEADER, KIND_HEADER, PREV_HEADER
@@ -164,6 +166,22 @@ def test_events_keep_their_order_while_workers_are_killed(
         ]
 
 
+def freeze(process: subprocess.Popen[bytes], store: str) -> bool:
+    """Stops a process; lets it run on, and returns False, if it holds the lock of an SQLite file."""
+    process.send_signal(signal.SIGSTOP)
+    await_stopped(process.pid)
+    if "://" in store:
+        return True
+    with closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            process.send_signal(signal.SIGCONT)
+            return False
+        connection.execute("ROLLBACK")
+    return True
+
+
 def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
     cluster: Cluster, workers: Workers, store: str, name: str
 ) -> None:
@@ -171,7 +189,7 @@ def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
     frozen = workers.start("one")
     with closing(open_storage(store)) as storage:
         wait_until(storage.workers, "the worker has started")
-    frozen.send_signal(signal.SIGSTOP)
+    wait_until(lambda: freeze(frozen, store), "the worker is frozen between two steps")
     for front_end in range(FRONT_ENDS):
         queue(store, front_end)
     second = workers.start("one")
