@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,7 @@ def spark() -> Iterator[SparkSession]:
 class Rig:
     """Topics of a graph whose processors are played by hand: records of steps, and offsets, in any transactions."""
 
-    def __init__(self, broker: Any, name: str, replicas: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Creates the topics. `replicas`: the brokers of a topic, its leader first, where any one does not do."""
+    def __init__(self, broker: Any, name: str) -> None:
         self.settings = Settings(bootstrap_servers=broker.bootstrap_servers)
         self.cluster = KafkaCluster(self.settings)
         self.names = {topic: f"{name}.{topic}" for topic in ("in", "a", "b", "c")}
@@ -57,9 +56,7 @@ class Rig:
         self.graph.map(self.names["in"], to=[self.names["a"], self.names["b"]], id="split")(lambda value: {})
         self.graph.join(self.names["a"], self.names["b"], to=self.names["c"], id="pair")(lambda a, b: a)
         self.admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-        chosen = {topic: {"replica_assignment": [list(brokers)]} for topic, brokers in (replicas or {}).items()}
-        new = [NewTopic(full, 1, **chosen.get(topic, {"replication_factor": 1})) for topic, full in self.names.items()]
-        for created in self.admin.create_topics(new).values():
+        for created in self.admin.create_topics([NewTopic(each, 1, 1) for each in self.names.values()]).values():
             created.result(SECONDS)
         # the controller has answered; the brokers learn of the topics later
         wait_until(lambda: {*self.names.values()} <= {*metadata(self.admin).topics}, "the topics are known")
