@@ -7,19 +7,17 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from kstreams_py.errors import MissingSoftware, SettingsError, StoreUnavailable
+from kstreams_py.errors import MissingSoftware, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
 from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, replaced
+from kstreams_py.sinks.redis_servers import name_server, open_client, refuse_cluster
 
 _log = logging.getLogger(__name__)
 
-_SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
-
 _BLOCK_SECONDS: Final = 5.0
-"""Longest wait for a token in one request: well within `socket_timeout`."""
+"""Longest wait for a token in one request: well within the limit of a request."""
 
 _ENQUEUE: Final = """
 local change, data, events, tokens = unpack(KEYS)
@@ -111,19 +109,13 @@ class RedisStorage:
     """
 
     def __init__(self, url: str, prefix: str = "") -> None:
-        parts = urlsplit(url)
-        self._name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self._name = name_server(url)
         try:
             import redis  # noqa: PLC0415 an extra
         except ImportError:
             raise MissingSoftware("a store in Redis needs redis-py: pip install 'kstreams_py[redis]'") from None
         self._redis, self._prefix = redis, prefix
-        try:
-            # another attempt of redis-py might run a step twice
-            retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
-            self._client = redis.Redis.from_url(url, retry=retry, decode_responses=False, **_SECONDS)
-        except ValueError:  # its text may have the password
-            raise SettingsError(f"{self._name} is no URL of Redis: correct it") from None
+        self._client = open_client(url)
         try:
             with self._usable():
                 self._check()
@@ -289,11 +281,7 @@ class RedisStorage:
     def _check(self) -> None:
         """Raises SettingsError for a Redis Cluster; warns of what the server may lose."""
         found: dict[str, Any] = self._client.info()
-        if found.get("cluster_enabled"):
-            raise SettingsError(
-                f"{self._name} is part of a Redis Cluster, where no transaction covers keys of several nodes: name a "
-                "server that is not"
-            )
+        refuse_cluster(self._name, found)
         fsync = "unknown"
         with contextlib.suppress(self._redis.RedisError):  # the right to read settings may be missing
             fsync = str(dict(self._client.config_get("appendfsync")).get("appendfsync", fsync))

@@ -2,15 +2,16 @@
 
 In reading order:
 
-columns      rule     columns with their types, and which rows do not fit them
-sqlite_files adapter  files of SQLite: durable commits, and what to do about an error
-sqlite       adapter  a table in SQLite
-postgresql   adapter  a table in PostgreSQL
-redis        adapter  keys in Redis
-manifest     rule     what is published of a directory of Parquet files
-directory    adapter  a directory of files that one manifest publishes
-parquet      adapter  Parquet files
-delta        rule     a table of Delta Lake, for pipelines
+columns       rule     columns with their types, and which rows do not fit them
+sqlite_files  adapter  files of SQLite: durable commits, and what to do about an error
+sqlite        adapter  a table in SQLite
+postgresql    adapter  a table in PostgreSQL
+redis_servers adapter  servers of Redis: connections, and what is refused
+redis         adapter  keys in Redis
+manifest      rule     what is published of a directory of Parquet files
+directory     adapter  a directory of files that one manifest publishes
+parquet       adapter  Parquet files
+delta         rule     a table of Delta Lake, for pipelines
 """
 
 from kstreams_py.graph.sink import Evidence, Row, Sink, SinkConnection

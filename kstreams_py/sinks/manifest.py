@@ -20,7 +20,7 @@ LARGE_ROWS: Final = 1_000_000
 class DataFile(NamedTuple):
     """A file in the directory of the data.
 
-    - `digest`: of its end, as `digest_end` has it; empty where an earlier release has published it.
+    - `digest`: of the file's end, see digest_end(); empty in a manifest that an earlier release wrote.
     """
 
     name: str

@@ -14,6 +14,7 @@ from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkU
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.sinks.columns import FLOATS, Columns, Taken, Types, check_rows, check_table, split_columns
+from kstreams_py.sinks.redis_servers import name_server, open_client, refuse_cluster
 
 if TYPE_CHECKING:
     import redis
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TYPES: Final = (str, int, float, bool)
-
-_SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 _STORE: Final = """
 local new = 0
@@ -56,12 +55,10 @@ class Redis:
     types: Types
 
     def __init__(self, url: str, *, key: str, columns: Columns) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("redis", "rediss", "unix"):
+        if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
             raise SettingsError("a Redis sink needs a URL: redis://user:password@host:port/0")
-        name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         names, types = split_columns(columns, _TYPES)
-        vars(self).update(url=url, name=name, key=key, columns=names, types=types)
+        vars(self).update(url=url, name=name_server(url), key=key, columns=names, types=types)
 
     @property
     def evidence(self) -> Evidence:
@@ -131,12 +128,7 @@ class RedisConnection:
             raise SinkUnavailable(f"{self._sink}: {error}", may_return=not lasts) from error
 
     def _open(self) -> redis.Redis:
-        try:
-            # redis-py's own retries would outlast the limits
-            retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)
-            client = self._redis.Redis.from_url(self._sink.url, retry=retry, decode_responses=False, **_SECONDS)
-        except ValueError:  # its text may have the password
-            raise SettingsError(f"{self._sink.name} is no URL of Redis: correct it") from None
+        client = open_client(self._sink.url)
         try:
             self._check(client)
         except BaseException:
@@ -147,11 +139,7 @@ class RedisConnection:
     def _check(self, client: redis.Redis) -> None:
         """Raises SettingsError for a cluster and for other columns; warns of what the server loses."""
         found: dict[str, Any] = client.info()
-        if found.get("cluster_enabled"):
-            raise SettingsError(
-                f"{self._sink.name} is part of a Redis Cluster, where no transaction covers keys of several nodes: "
-                "name a server that is not"
-            )
+        refuse_cluster(self._sink.name, found)
         if not found.get("aof_enabled"):
             _log.warning(
                 "%s: appendonly is off: when the server dies it forgets rows whose offsets are committed; "

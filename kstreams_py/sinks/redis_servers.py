@@ -1,0 +1,43 @@
+"""Servers of Redis: connections without hidden attempts, and what is refused of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from kstreams_py.errors import SettingsError
+
+if TYPE_CHECKING:
+    import redis
+
+_SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
+
+
+def name_server(url: str) -> str:
+    """The URL without user and password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def open_client(url: str) -> redis.Redis:
+    """A client that makes each request once: another attempt of redis-py would outlast the limits, or act twice.
+
+    Raises SettingsError, without the password, for what is no URL of Redis, and ImportError without redis-py.
+    """
+    import redis  # noqa: PLC0415 an extra
+
+    try:
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+        return redis.Redis.from_url(url, retry=retry, decode_responses=False, **_SECONDS)
+    except ValueError:  # its text may have the password
+        raise SettingsError(f"{name_server(url)} is no URL of Redis: correct it") from None
+
+
+def refuse_cluster(name: str, info: Mapping[str, Any]) -> None:
+    """Raises SettingsError for a server of a Redis Cluster, by what it says of itself."""
+    if info.get("cluster_enabled"):
+        raise SettingsError(
+            f"{name} is part of a Redis Cluster, where no transaction covers keys of several nodes: name a server that "
+            "is not"
+        )
