@@ -16,6 +16,7 @@ from bench.servers import Server, start_postgresql, start_redis
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
+from tests.clusters import close_clusters
 
 THREE_BROKERS: Final = "tests/system/three_brokers/"
 
@@ -60,6 +61,13 @@ def redis_server() -> Iterator[Server]:
     """A Redis of this session."""
     with closing(start_redis()) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def closing_clusters() -> Iterator[None]:
+    """Closes what `open_cluster` opened."""
+    yield
+    close_clusters()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -248,7 +248,8 @@ def _cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
         EmbeddedKafka() as kafka,
     ):
         settings = Settings.load(bootstrap_servers=kafka.bootstrap_servers, schema_directory=Path(schemas))
-        yield settings, KafkaCluster(settings)
+        with closing(KafkaCluster(settings)) as cluster:
+            yield settings, cluster
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import confluent_kafka as ck
 
@@ -96,3 +97,32 @@ def end(clients: list[Any]) -> None:
     thread.join(END_SECONDS)
     if thread.is_alive():
         logger.warning("a client did not end within %g s: it is left behind, with its threads", END_SECONDS)
+
+
+class LazyClient(Generic[C]):
+    """A client that its first use makes, and that its owner ends.
+
+    One that is dropped instead ends in a thread of its own, with a ResourceWarning: in the thread that happens to
+    collect the garbage it might never end (see `end`).
+    """
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make = make
+        self._made: list[C] = []
+
+    def get(self) -> C:
+        """The client; the first call makes it, and the first after `end`."""
+        client = next(iter(self._made), None)  # another thread may end it meanwhile
+        if client is None:
+            client = self._make()
+            self._made.append(client)
+        return client
+
+    def end(self) -> None:
+        """Ends the client, if there is one."""
+        end(self._made)
+
+    def __del__(self) -> None:
+        if self._made:
+            threading.Thread(target=self._made.clear, name="ending clients", daemon=True).start()
+            warnings.warn("a client of Kafka was not closed", ResourceWarning, stacklevel=2, source=self)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import confluent_kafka as ck
 
 from kstreams_py.errors import NotAuthorized, Retriable
-from kstreams_py.kafka.clients import end, new_client
+from kstreams_py.kafka.clients import LazyClient, new_client
 from kstreams_py.kafka.errors import ClientLog, E, classify, name_object
 from kstreams_py.kafka.topics import describe_topic, is_missing
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -35,12 +35,12 @@ class Reader:
         - `explain`: maps an error, and the `topics` that it is about, to an exception.
         """
         self._configuration, self._limit, self._explain = configuration, limit, explain
-        self._clients: list[ck.Consumer] = []
+        self._client = LazyClient(self._make_client)
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Ends the client."""
-        end(self._clients)
+        self._client.end()
 
     def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
         if since is None:
@@ -164,9 +164,8 @@ class Reader:
     @property
     def client(self) -> ck.Consumer:
         """The client; the first call makes it."""
-        client = next(iter(self._clients), None)
-        if client is None:
-            configuration = {**self._configuration(), "group.id": "unused", "fetch.wait.max.ms": 10}
-            client = new_client(ck.Consumer, configuration, ClientLog("reader"))
-            self._clients.append(client)
-        return client
+        return self._client.get()
+
+    def _make_client(self) -> ck.Consumer:
+        configuration = {**self._configuration(), "group.id": "unused", "fetch.wait.max.ms": 10}
+        return new_client(ck.Consumer, configuration, ClientLog("reader"))

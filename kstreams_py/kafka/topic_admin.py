@@ -11,7 +11,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
-from kstreams_py.kafka.clients import end, new_client
+from kstreams_py.kafka.clients import LazyClient, new_client
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, classify, name_object
 from kstreams_py.records import TopicPartition
@@ -37,11 +37,11 @@ class TopicAdmin:
         self._setting = (
             f"bootstrap_servers under [clusters.{name}]" if name else "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
         )
-        self._clients: list[ck_admin.AdminClient] = []
+        self._client = LazyClient(self._make_client)
 
     def close(self) -> None:
         """Ends the client."""
-        end(self._clients)
+        self._client.end()
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         if not names:
@@ -136,7 +136,7 @@ class TopicAdmin:
     def explain(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """The exception for a failed call, with the remedy."""
         if error.code() in STALE:
-            end(self._clients)  # the client asks the leaders that it knows, and does not look for new ones after this
+            self._client.end()  # the client asks the leaders that it knows, and does not look for new ones after this
             return classify(error, "asking a broker that no longer leads")
         self.client.poll(0)
         cause = self._log.error
@@ -157,10 +157,8 @@ class TopicAdmin:
     @property
     def client(self) -> ck_admin.AdminClient:
         """The client; the first call makes it."""
-        client = next(iter(self._clients), None)
-        if client is None:
-            client = new_client(
-                ck_admin.AdminClient, {**self._configuration, "error_cb": self._log.on_error}, self._log
-            )
-            self._clients.append(client)
-        return client
+        return self._client.get()
+
+    def _make_client(self) -> ck_admin.AdminClient:
+        settings = {**self._configuration, "error_cb": self._log.on_error}
+        return new_client(ck_admin.AdminClient, settings, self._log)

@@ -10,13 +10,13 @@ import confluent_kafka as ck
 
 from kstreams_py.errors import Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
 from kstreams_py.testing import MemoryCluster
 from kstreams_py.testing.memory_broker import GroupMetadata
+from tests.clusters import open_cluster
 from tests.system.harness import first_offset
 from tests.waiting import wait_until
 
@@ -235,7 +235,7 @@ class KafkaRig(Rig):
             }
         )
         super().__init__(
-            KafkaCluster(
+            open_cluster(
                 Settings(
                     bootstrap_servers=bootstrap_servers,
                     request_timeout_ms=5_000,

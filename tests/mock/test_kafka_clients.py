@@ -17,6 +17,7 @@ from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import ClientSettings
+from tests.clusters import open_cluster
 from tests.mock.cluster import Api, MockCluster
 from tests.mock.plain import read, wait_until, write
 
@@ -25,17 +26,17 @@ E = ck.KafkaError
 PARTITION = TopicPartition("a", 0)
 
 
-def open_cluster(mock: MockCluster, **kafka: object) -> KafkaCluster:
+def open_mock(mock: MockCluster, **kafka: object) -> KafkaCluster:
     """Creates the product's clients of the mock cluster; settings of librdkafka are named with underscores."""
     named = {name.replace("_", "."): value for name, value in kafka.items()}
-    return KafkaCluster(
+    return open_cluster(
         Settings(bootstrap_servers=mock.bootstrap_servers, request_timeout_ms=10_000, kafka=ClientSettings(named))
     )
 
 
 def join_group(mock: MockCluster) -> KafkaConsumer:
     """Creates a member of a group and waits until it is assigned partition 0 of topic a, read from the start."""
-    consumer = open_cluster(mock).consumer("group", "group.0", commits=True)
+    consumer = open_mock(mock).consumer("group", "group.0", commits=True)
     assigned: list[set[TopicPartition]] = []
 
     def assign(partitions: set[TopicPartition]) -> None:
@@ -95,7 +96,7 @@ def send_offsets_to_unreachable_coordinator(mock: MockCluster) -> list[str]:
     mock.create("a")
     mock.set_coordinator("group", "group", 2)
     mock.set_coordinator("transaction", "id", 1)
-    consumer, kafka = join_group(mock), open_cluster(mock)
+    consumer, kafka = join_group(mock), open_mock(mock)
 
     def start_producer() -> KafkaProducer:
         producer = kafka.producer(producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED), "id")
@@ -134,7 +135,7 @@ def test_at_least_once_with_durability_leader_keeps_the_order_when_a_batch_is_re
     """
     mock.create("a", leader=1)
     mock.create("b", leader=2)
-    kafka = open_cluster(mock, batch_num_messages=3)
+    kafka = open_mock(mock, batch_num_messages=3)
     producer = kafka.producer(producer_mode(Guarantee.AT_LEAST_ONCE, Durability.LEADER), "id")
     producer.write(outputs(range(3)) + outputs(range(1), "b"))
     producer.flush()  # connects to both brokers
@@ -175,7 +176,7 @@ def find_leader_of_a(producer: KafkaProducer) -> int:
 def test_partition_is_read_in_pages_each_from_its_start_to_its_limit(mock: MockCluster) -> None:
     mock.create("a")
     write(mock, "a", [b"%d" % number for number in range(10)])
-    cluster, tp = open_cluster(mock), TopicPartition("a", 0)
+    cluster, tp = open_mock(mock), TopicPartition("a", 0)
     try:
         pages = [
             [int(m.value() or b"") for m in cluster.read(tp, start, limit)]
@@ -189,7 +190,7 @@ def test_partition_is_read_in_pages_each_from_its_start_to_its_limit(mock: MockC
 def test_ends_while_all_brokers_are_down_are_refused_as_those_of_brokers_that_do_not_answer(mock: MockCluster) -> None:
     """The client itself calls the partitions unknown."""
     mock.create("a")
-    kafka = open_cluster(mock)
+    kafka = open_mock(mock)
     assert kafka.ends([PARTITION]) == {PARTITION: 0}
     for broker in (1, 2):
         mock.set_down(broker)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kstreams_py.embedded.process_table import await_stopped
 from tests.system.harness import Cluster, wait_until
 from tests.waiting import WAIT
 
@@ -82,7 +83,10 @@ class RunningCommand:
             time.sleep(0.02)
 
     def send(self, signum: signal.Signals) -> None:
+        """Sends a signal; returns after SIGSTOP once all threads are stopped: they run on until each has seen it."""
         self.process.send_signal(signum)
+        if signum is signal.SIGSTOP:
+            await_stopped(self.process.pid)
 
     def wait(self) -> int:
         return self.process.wait(WAIT)

@@ -22,12 +22,13 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import free_ports
+from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.formats.file_registry import FileRegistry
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import OUTPUTS_HELD, Environment
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.slot import Slot
 from tests import waiting
+from tests.clusters import open_cluster
 from tests.waiting import WAIT
 
 Config = Mapping[str, str]
@@ -286,7 +287,7 @@ class RunningSlot:
 
     def __init__(self, graph: Graph, settings: Settings, number: int = 0, *, outputs_held: int = OUTPUTS_HELD) -> None:
         registry = FileRegistry(settings.schema_directory)
-        environment = Environment(KafkaCluster(settings), registry, settings, outputs_held=outputs_held)
+        environment = Environment(open_cluster(settings), registry, settings, outputs_held=outputs_held)
         self.slot = Slot(graph, number, environment)
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -348,7 +349,10 @@ class WorkerProcess:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def send(self, signum: signal.Signals) -> None:
+        """Sends a signal; returns after SIGSTOP once all threads are stopped: they run on until each has seen it."""
         self.process.send_signal(signum)
+        if signum is signal.SIGSTOP:
+            await_stopped(self.process.pid)
 
     def wait(self) -> int:
         return self.process.wait(WAIT)

@@ -19,11 +19,11 @@ from kstreams_py.errors import InputLost, SettingsError, TopicError
 from kstreams_py.formats.serdes import String
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark import Cut, cut, read_cut, session, view
 from kstreams_py.spark.cutting import Cutting
+from tests.clusters import open_cluster
 from tests.system.harness import metadata
 from tests.waiting import wait_until
 
@@ -47,7 +47,7 @@ class Rig:
 
     def __init__(self, broker: Any, name: str) -> None:
         self.settings = Settings(bootstrap_servers=broker.bootstrap_servers)
-        self.cluster = KafkaCluster(self.settings)
+        self.cluster = open_cluster(self.settings)
         self.names = {topic: f"{name}.{topic}" for topic in ("in", "a", "b", "c")}
         self.graph = Graph(name)
         self.topics = {

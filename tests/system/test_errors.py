@@ -20,7 +20,7 @@ from kstreams_py import Settings, errors
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.schemas import canonical
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.kafka.cluster import KafkaCluster
+from tests.clusters import open_cluster
 from tests.system.harness import Cluster, RunningSlot, WorkerProcess, running, wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -48,7 +48,7 @@ def read_dead_letters(cluster: Cluster, topic: str) -> list[tuple[str, list[byte
 
 
 def topic_id(settings: Settings, topic: str) -> str:
-    return KafkaCluster(settings).topics([topic])[topic].topic_id
+    return open_cluster(settings).topics([topic])[topic].topic_id
 
 
 def reject(value: bytes) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings, Step
 from kstreams_py.graph.hashes import joined_hash
-from kstreams_py.kafka.cluster import KafkaCluster
+from tests.clusters import open_cluster
 from tests.system.harness import Cluster, running, wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -131,7 +131,7 @@ def test_join_takes_one_record_of_each_input_per_step(cluster: Cluster, settings
     run_until_committed(cluster, graph, settings(), "zipped", {left: {0: 3}, right: {0: 3}})
     found = cluster.read(target)
     assert [(m.value(), m.key()) for m in found] == [(f"l{i}r{i}".encode(), b"key") for i in range(3)]
-    ids = {topic: info.topic_id for topic, info in KafkaCluster(settings()).topics([left, right]).items()}
+    ids = {topic: info.topic_id for topic, info in open_cluster(settings()).topics([left, right]).items()}
     assert hashes(found) == [
         joined_hash(f"{name}.zipped", [(left, ids[left], 0, i), (right, ids[right], 0, i)]) for i in range(3)
     ]

@@ -19,10 +19,10 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.graph.guarantees import Durability, Guarantee
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.testing import Anomaly, Expected, Kind, check, explain
+from tests.clusters import open_cluster
 from tests.system.harness import Cluster, running, wait_until
 from tests.system.proxy import Proxy, Rule, Side
 from tests.system.recorder import Recorder
@@ -387,7 +387,7 @@ def test_at_most_once_idempotent_producer_writes_a_resent_record_once(
 ) -> None:
     """KS-10: without an answer the client sends again, and the broker recognizes the record's sequence number."""
     cluster.create(name)
-    producer = KafkaCluster(settings_through(proxy, tmp_path)).producer(
+    producer = open_cluster(settings_through(proxy, tmp_path)).producer(
         producer_mode(Guarantee.AT_MOST_ONCE, Durability.COMMITTED), name
     )
     rule = disturb(proxy, "Produce", fault, name)
@@ -409,7 +409,7 @@ def test_first_batch_answered_with_not_leader_is_written_before_the_following_ba
     cluster.create(name)
     mode = producer_mode(guarantee, Durability.COMMITTED)
     settings = settings_through(proxy, tmp_path, kafka=SMALL_BATCHES)
-    producer = KafkaCluster(settings).producer(mode, name)
+    producer = open_cluster(settings).producer(mode, name)
     if mode.transactional:
         producer.init_transactions()
         producer.begin_transaction()
@@ -461,7 +461,7 @@ def test_at_least_once_resent_record_is_written_once_only_by_an_idempotent_produ
     """KS-11: with acks=all the producer is idempotent, and the broker recognizes the record's sequence number."""
     cluster, proxy = proxied
     cluster.create(name)
-    producer = KafkaCluster(settings_through(proxy, tmp_path)).producer(
+    producer = open_cluster(settings_through(proxy, tmp_path)).producer(
         producer_mode(Guarantee.AT_LEAST_ONCE, durability), name
     )
     rule = disturb(proxy, "Produce", fault, name)

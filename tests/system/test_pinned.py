@@ -13,10 +13,10 @@ from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import Retriable
 from kstreams_py.kafka.administration import GroupAdmin
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.records import TopicPartition
+from tests.clusters import open_cluster
 from tests.system.hanging import Work, leave_hanging
 from tests.system.harness import Cluster
 
@@ -51,8 +51,8 @@ def test_hanging_transaction_pins_offsets_until_every_partition_has_its_marker(
     """
     servers = own_broker.bootstrap_servers
     cluster = Cluster(servers)
-    kafka = KafkaCluster(Settings(bootstrap_servers=servers))
-    impatient = KafkaCluster(Settings(bootstrap_servers=servers, request_timeout_ms=1_000))
+    kafka = open_cluster(Settings(bootstrap_servers=servers))
+    impatient = open_cluster(Settings(bootstrap_servers=servers, request_timeout_ms=1_000))
     groups = GroupAdmin(Settings(bootstrap_servers=servers))
     works = [Work(cluster, f"{name}.{n}") for n in range(3)]  # will be aborted, committed, aborted in the offsets only
     for work in works:

@@ -23,11 +23,11 @@ from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.records import TopicPartition
 from kstreams_py.spark import Cut, cutting, runner, session
 from kstreams_py.spark.cuts import CutTopic, Span
 from kstreams_py.spark.cutting import Cutting
+from tests.clusters import open_cluster
 from tests.system.harness import WorkerProcess
 from tests.system.recorder import Record, Recorder
 from tests.system.test_cuts import Rig
@@ -117,7 +117,7 @@ def test_table_has_the_whole_transaction_whose_marker_is_late_or_nothing_of_it(
 
 def cut_by_stable_offsets(graph: ks.Graph, names: Sequence[str], *, settings: ks.Settings) -> Cut:
     """The mutation: what lies below the last stable offsets is inside."""
-    cluster = KafkaCluster(settings)
+    cluster = open_cluster(settings)
     try:
         spans = {
             name: CutTopic(

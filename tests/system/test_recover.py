@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.choices import Choices, Start
+from tests.clusters import open_cluster
 from tests.system.command import Finished, kstreams
 from tests.system.harness import Cluster, WorkerProcess, metadata, wait_until
 
@@ -102,7 +102,7 @@ class Site:
         return {topic: self.cluster.committed(self.group, topic) for topic in inputs}
 
     def topic_id(self, end: str) -> str:
-        kafka = KafkaCluster(ks.Settings(bootstrap_servers=self.cluster.bootstrap_servers))
+        kafka = open_cluster(ks.Settings(bootstrap_servers=self.cluster.bootstrap_servers))
         try:
             return kafka.topics([self.topic(end)])[self.topic(end)].topic_id
         finally:

@@ -21,10 +21,10 @@ from confluent_kafka.admin import (
 import kstreams_py as ks
 from kstreams_py import Settings, errors
 from kstreams_py.formats.file_registry import FileRegistry
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.operations.letters import Selection
 from kstreams_py.operations.replay import replay
 from kstreams_py.processing.environment import Environment
+from tests.clusters import open_cluster
 from tests.system.command import kstreams
 from tests.system.hanging import Work, leave_hanging
 from tests.system.harness import Cluster, RunningSlot, broker_with_password, running, wait_until
@@ -232,7 +232,7 @@ def test_worker_and_replay_need_no_right_to_create_topics_that_the_command_has_c
         for topic in own:
             denied.enter_context(broker_with_rights.denied(TOPIC, topic, AclOperation.CREATE))
         app.check_works()
-        cluster = KafkaCluster(app.settings)
+        cluster = open_cluster(app.settings)
         try:
             environment = Environment(cluster, FileRegistry(app.settings.schema_directory), app.settings)
             assert replay(app.graph, environment, Selection(), lambda *_: None).is_complete
@@ -286,7 +286,7 @@ def test_replay_that_lacks_a_right_names_it_and_writes_nothing(
     with running(app.graph, app.settings):
         app.cluster.await_committed(app.group, app.source, {0: 3})
     mended = True
-    cluster = KafkaCluster(app.settings)
+    cluster = open_cluster(app.settings)
     environment = Environment(cluster, FileRegistry(app.settings.schema_directory), app.settings)
     try:
         for kind, of, operation in (

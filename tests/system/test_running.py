@@ -23,12 +23,12 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.errors import WorkersFailed
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.running import supervised
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.supervised import RESTARTS_MAX
 from kstreams_py.running.supervisor import Supervisor
+from tests.clusters import open_cluster
 from tests.system.command import RunningCommand, await_end, clean_environment, command, is_alive, kstreams
 from tests.system.harness import Cluster, running, wait_until
 from tests.waiting import WAIT
@@ -587,7 +587,7 @@ def test_created_topics_are_usable_as_soon_as_create_topics_returns(
 ) -> None:
     """A broker answers CreateTopics before its metadata has the topic; 15 rounds make an early request likely."""
     around = settings()
-    log = KafkaCluster(around)
+    log = open_cluster(around)
     for i in range(15):
         graph = ks.Graph(f"{name}.{i}")
         inputs = [graph.topic(f"{name}.{i}.{end}", partitions=2) for end in "ab"]

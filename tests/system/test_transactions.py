@@ -18,8 +18,8 @@ from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import Retriable
 from kstreams_py.kafka.administration import GroupAdmin
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.records import TopicPartition
+from tests.clusters import open_cluster
 from tests.system.command import Finished, kstreams
 from tests.system.hanging import (
     TIMEOUT_MS,
@@ -111,7 +111,7 @@ def test_hanging_transaction_is_found_on_outputs_and_positions_and_a_worker_goes
     cluster.transaction(f"{name}.other", [(work.target, b"c")])
     cluster.transaction(f"{name}.other", [(work.target, b"aborted")], commit=False)
     settings = Settings(bootstrap_servers=servers, request_timeout_ms=1_000)
-    kafka = KafkaCluster(settings)
+    kafka = open_cluster(settings)
     output, kept_in = (
         TopicPartition(work.target, 0),
         GroupAdmin(Settings(bootstrap_servers=servers)).positions_partition(work.group),

@@ -21,10 +21,10 @@ from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import Abortable, Fenced, Refused, Replaced
 from kstreams_py.graph.guarantees import Durability, Guarantee
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
+from tests.clusters import open_cluster
 from tests.system.harness import FORGETFUL, Cluster, RunningSlot, list_transactional_ids, running, wait_until
 
 EXACTLY_ONCE = producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED)
@@ -145,7 +145,7 @@ def test_failed_delivery_of_one_record_aborts_the_whole_transaction(
     """Truth 6: the client checks all deliveries at the commit; a callback per record is not needed."""
     cluster.create(f"{name}.in", f"{name}.out")
     cluster.create(f"{name}.small", config={"max.message.bytes": "200"})
-    producer = KafkaCluster(settings()).producer(EXACTLY_ONCE, f"{name}.tx")
+    producer = open_cluster(settings()).producer(EXACTLY_ONCE, f"{name}.tx")
     producer.init_transactions()
     producer.begin_transaction()
     for topic in (f"{name}.out", f"{name}.small"):
@@ -163,7 +163,7 @@ def test_stale_member_cannot_commit_offsets_in_its_transaction(
 ) -> None:
     """Truth 4: every commit carries the group metadata, so that the coordinator refuses a stale member."""
     cluster.create(f"{name}.in", f"{name}.out", partitions=2)
-    kafka = KafkaCluster(settings())
+    kafka = open_cluster(settings())
     assigned: dict[str, set[TopicPartition]] = {}
 
     def subscribe(which: str, consumer: KafkaConsumer) -> None:
@@ -203,7 +203,7 @@ def test_committed_offset_passes_markers_and_aborted_records_to_the_last_stable_
     cluster.transaction(f"{name}.u", [(source, b"no-2")], commit=False)
     cluster.transaction(f"{name}.u", [(source, b"2")])
     cluster.transaction(f"{name}.u", [(source, b"no-3")], commit=False)
-    end = KafkaCluster(settings()).ends([TopicPartition(source, 0)])[TopicPartition(source, 0)]
+    end = open_cluster(settings()).ends([TopicPartition(source, 0)])[TopicPartition(source, 0)]
     assert end == 7 + 5  # seven records and the markers of five transactions
     with running(copying(name), settings()):
         cluster.await_committed(f"{name}.copy", source, {0: end})

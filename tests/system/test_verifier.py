@@ -15,8 +15,8 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.testing import Expected
+from tests.clusters import open_cluster
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept
 from tests.system.recorder import Reader, Record, Recorder
@@ -316,7 +316,7 @@ def test_workers_stopped_killed_and_added_outputs_equal_the_oracles(
                     disturb(app, reader)
             app.finish()
             reader.finish()
-    ids = {topic: found.topic_id for topic, found in KafkaCluster(short_lived).topics([*app.topic.values()]).items()}
+    ids = {topic: found.topic_id for topic, found in open_cluster(short_lived).topics([*app.topic.values()]).items()}
     oracle = Oracle(name, {short: recorder.cluster.read(topic) for short, topic in app.topic.items()}, ids)
     oracle.assert_kept(guarantee, FAULTS * rounds)
     recorder.verify(*expectations(app.topic, guarantee))

@@ -9,7 +9,6 @@ import pytest
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.administration import connection
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.groups import (
     GroupInfo,
     Member,
@@ -22,6 +21,7 @@ from kstreams_py.kafka.groups import (
 from kstreams_py.kafka.transactions import OpenTransaction, find_command, place_options
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
+from tests.clusters import open_cluster
 
 
 def member(instance: str, *partitions: int) -> Member:
@@ -167,9 +167,9 @@ REMEDY = (
 )
 def test_leave_on_stop_refuses_a_security_setting_without_a_counterpart(kafka: dict[str, str], named: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        KafkaCluster(Settings(kafka=ClientSettings(kafka), leave_on_stop=True))
+        open_cluster(Settings(kafka=ClientSettings(kafka), leave_on_stop=True))
     assert str(refused.value) == f"{named} {REMEDY}"
-    KafkaCluster(Settings(kafka=ClientSettings(kafka)))
+    open_cluster(Settings(kafka=ClientSettings(kafka)))
 
 
 def test_kafka_python_is_not_imported_with_the_command_line() -> None:

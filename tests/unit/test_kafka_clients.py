@@ -11,9 +11,11 @@ import pytest
 
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka import clients, consumer, group_description, producer, reader, topic_admin
+from kstreams_py.kafka.clients import LazyClient
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.settings import Settings
+from tests.waiting import wait_until
 
 CONNECTION = Settings(bootstrap_servers="127.0.0.1:1")
 
@@ -93,3 +95,14 @@ def test_dropped_client_ends_or_is_left_behind_with_a_warning(
     finally:
         may_end.set()
         STILL_HELD.clear()
+
+
+def test_client_that_was_not_closed_ends_in_another_thread_with_a_warning() -> None:
+    ended: list[str] = []
+    hangs = threading.Event()
+    forgotten = LazyClient(lambda: Client(ended, hangs))
+    assert isinstance(forgotten.get(), Client)
+    with pytest.warns(ResourceWarning, match="^a client of Kafka was not closed$"):
+        del forgotten  # returns although the client does not end
+    hangs.set()
+    wait_until(lambda: ended == ["ending clients"], "the client ended")

@@ -42,6 +42,7 @@ from kstreams_py.kafka.topic_admin import TopicAdmin
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
+from tests.clusters import open_cluster
 
 
 class Silent:
@@ -55,7 +56,7 @@ class Silent:
 
 
 def test_missing_answer_raises_retriable_after_the_request_timeout() -> None:
-    cluster, silent = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=7_000)), Silent()
+    cluster, silent = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=7_000)), Silent()
     with pytest.raises(Retriable, match=r"^no answer from 127\.0\.0\.1:1 within 7 s$"):
         cluster._topics._result(silent)
     assert silent.waited > 7.0
@@ -118,7 +119,7 @@ class Answer:
 
 def test_topic_that_one_broker_does_not_know_yet_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TopicAdmin, "client", Admin())
-    found = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).topics(["none", "new", "old"])
+    found = open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).topics(["none", "new", "old"])
     assert found == {"old": TopicInfo("old", "id", 3, 2, {"cleanup.policy": "delete"})}
 
 
@@ -129,7 +130,7 @@ def test_newest_record_that_cannot_be_read_in_time_raises_retriable(monkeypatch:
 
     monkeypatch.setattr(reader.Reader, "client", Reader())
     with pytest.raises(Retriable, match=r"^reading the newest record of a\[0\]: "):
-        KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))
+        open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).newest(TopicPartition("a", 0))
 
 
 @pytest.mark.parametrize(
@@ -153,14 +154,14 @@ def test_ends_of_a_partition_that_the_client_does_not_know(
     monkeypatch.setattr(reader.Reader, "client", Reader())
     monkeypatch.setattr(reader, "ENDS_SECONDS", 0.0)
     with pytest.raises(error, match=f"^{message}"):
-        KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).ends([TopicPartition("a", 0)])
+        open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).ends([TopicPartition("a", 0)])
 
 
 @pytest.mark.parametrize(("session", "heartbeat"), [(45_000, 1_000), (3_000, 1_000), (1_500, 500)])
 def test_heartbeat_interval_is_at_most_one_second(session: int, heartbeat: int) -> None:
     """Within this interval the other members learn that one has left."""
     settings = Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=session, transaction_timeout_ms=1_000)
-    consumer = KafkaCluster(settings).consumer("group", "instance")
+    consumer = open_cluster(settings).consumer("group", "instance")
     assert consumer._settings["heartbeat.interval.ms"] == heartbeat
     consumer.close()
 
@@ -177,7 +178,7 @@ def test_untested_client_version_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ck, "libversion", lambda: ("9.9.9", 0x090909FF))
-    cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
     assert caplog.messages == []  # a command that runs no graph logs nothing
     for number in range(2):
         cluster.consumer("g", f"g.{number}").close()
@@ -192,7 +193,7 @@ def test_tested_client_version_logs_nothing(
     version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ck, "libversion", lambda: (version, 0))
-    KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0").close()
+    open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0").close()
     assert caplog.messages == []
 
 
@@ -217,7 +218,7 @@ def test_consumer_of_a_join_fetches_fewer_bytes_ahead(
     joins: bool, queued: int, answer: int, partition: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka, "KafkaConsumer", lambda of_client, *_: of_client)
-    found: Any = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0", joins=joins)
+    found: Any = open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0", joins=joins)
     sizes = ("queued.max.messages.kbytes", "fetch.max.bytes", "fetch.message.max.bytes")
     assert [found[name] for name in sizes] == [queued, answer, partition]
 
@@ -229,7 +230,7 @@ def test_consumer_that_pauses_partitions_waits_less_for_a_fetch_of_idle_ones(
     options: dict[str, bool], milliseconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka, "KafkaConsumer", lambda of_client, *_: of_client)
-    found: Any = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0", **options)
+    found: Any = open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).consumer("g", "g.0", **options)
     assert found["fetch.wait.max.ms"] == milliseconds
 
 
@@ -247,7 +248,7 @@ UNBOUNDED = {"message.timeout.ms": 0}
 def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> dict[str, Any]:
     """The settings of a producer, and the limit of its calls under "limit"."""
     monkeypatch.setattr(kafka, "KafkaProducer", lambda of_client, limit, **_: {**of_client, "limit": limit})
-    found: Any = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1", **settings)).producer(*arguments)
+    found: Any = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", **settings)).producer(*arguments)
     return dict(found)
 
 
@@ -330,7 +331,7 @@ class Brokers:
 
 def cluster_with(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> KafkaCluster:
     monkeypatch.setattr(TopicAdmin, "client", brokers)
-    cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
     monkeypatch.setattr(cluster, "_groups", brokers)
     return cluster
 
@@ -451,14 +452,14 @@ def test_pending_offsets_are_returned_if_their_transactions_cannot_be_listed(
     monkeypatch.setattr(GroupAdmin, "unstable", lambda *_: pinned)
     monkeypatch.setattr(GroupAdmin, "positions_partition", lambda *_: kept_in)
     monkeypatch.setattr(GroupAdmin, "open_transactions", refuse)
-    found = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1")).pending("group", pinned)
+    found = open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).pending("group", pinned)
     assert found == Pending("group", pinned, kept_in, (), f"no rights to {kept_in}")
 
 
 def test_shorter_max_poll_interval_is_accepted_by_every_client() -> None:
     """The client refuses one below its session.timeout.ms, which is 45 s unless it is set."""
     own = {"max.poll.interval.ms": "20000"}
-    cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=10_000, kafka=own))
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", session_timeout_ms=10_000, kafka=own))
     cluster.consumer("g", "g.0").close()
     assert cluster._reader.client is not None
     cluster.close()

@@ -15,11 +15,11 @@ from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.errors import BrokerUnavailable, ClientError, Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
-from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing import Expected
+from tests.clusters import open_cluster
 from tests.system.harness import metadata, running, wait_until
 from tests.system.recorder import Recorder
 from tests.system.three_brokers.brokers import BROKERS, stop
@@ -158,7 +158,7 @@ def test_ends_of_partitions_whose_leader_died_are_read_from_the_new_leader(
     create(recorder, name, [0, 1], [1, 2], [2, 0])
     for partition in range(3):
         recorder.write(name, [b"value"] * (partition + 1), partition=partition)
-    log = KafkaCluster(new_settings())
+    log = open_cluster(new_settings())
     expected = {TopicPartition(name, partition): partition + 1 for partition in range(3)}
     assert log.ends([*expected]) == expected
     found: list[Positions] = []
@@ -178,7 +178,7 @@ def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_i
 ) -> None:
     """A client that has found a coordinator keeps asking that broker, so it could not see members after a move."""
     create(recorder, name, [0, 1, 2], min_in_sync=2)
-    log, group, member = KafkaCluster(new_settings()), f"{name}.group", f"{name}.group.0"
+    log, group, member = open_cluster(new_settings()), f"{name}.group", f"{name}.group.0"
     consumer = log.consumer(group, member)
     assigned: list[set[TopicPartition]] = []
     consumer.subscribe([name], assigned.append, lambda: None, lambda: None)
@@ -211,7 +211,7 @@ def test_durability_with_too_few_replicas_committed_waits_and_leader_accepts(
     brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
     create(recorder, name, [0, 1], min_in_sync=2)
-    log = KafkaCluster(new_settings(request_timeout_ms=3_000))
+    log = open_cluster(new_settings(request_timeout_ms=3_000))
     committed, leader = [
         log.producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), f"{name}.{durability}")
         for durability in (Durability.COMMITTED, Durability.LEADER)
@@ -255,7 +255,7 @@ def test_durability_only_committed_survives_a_leader_whose_follower_had_not_fetc
     `replica.fetch.wait.max.ms` (0.5 s), and may read the log for it after the first record was acknowledged.
     """
     create(recorder, name, [0, 1], min_in_sync=2)
-    producer = KafkaCluster(new_settings()).producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), name)
+    producer = open_cluster(new_settings()).producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), name)
     producer.write(output(name, b"both have it"))
     producer.flush()
     wait_until(lambda: len(content(recorder, name)) == 1, "both replicas have it")
