@@ -45,6 +45,7 @@ from kstreams_py.graph.declarations import Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.state import State
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
@@ -89,6 +90,7 @@ __all__ = [
     "SettingsError",
     "SinkUnavailable",
     "StaleWriter",
+    "State",
     "Step",
     "Stop",
     "StoreUnavailable",

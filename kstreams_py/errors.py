@@ -22,7 +22,8 @@
     │   └── RecoveryUndecidable      a journal contradicts what was committed: decide, then reset
     ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
     │   ├── Retriable                call again
-    │   │   └── SinkAway             a sink's target is away: keep the rows, and write them again
+    │   │   ├── SinkAway             a sink's target is away: keep the rows, and write them again
+    │   │   └── NotRestored          a part of a state is restored: go on with the next, once the group was heard
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
     │   ├── Abortable                abort, go back to the committed offsets, and go on
     │   ├── OutcomeUnknown           never abort; replace the producer, then read the committed offsets
@@ -158,6 +159,10 @@ class ClientError(KStreamsError):
 
 class Retriable(ClientError):
     """Call again: nothing is lost."""
+
+
+class NotRestored(Retriable):
+    """A part of a processor's state is restored: go on with the next, once the group was heard."""
 
 
 class SinkAway(Retriable):

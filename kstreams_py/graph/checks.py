@@ -18,6 +18,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
+from kstreams_py.graph.state import State
 
 Choice = TypeVar("Choice", Guarantee, Durability, Order)
 
@@ -279,3 +280,43 @@ def check_dead_letter_loops(processors: Iterable[Processor]) -> None:
             f"dead letters form an endless loop, {' -> '.join(reversed(error.args[1]))}: "
             "give a processor that reads them errors=None, or another topic"
         ) from None
+
+
+def check_state(processor: Processor, others: Iterable[Processor]) -> None:
+    """Refuses a state that no transaction commits with the step that changes it, or that another processor has."""
+    state, what = processor.state, f"processor {processor.id!r}"
+    if state is None:
+        return
+    if not isinstance(state, State):
+        raise GraphError(f"{what}: state is {state!r}: give State(name)")
+    what = f"{what} has state {state.name!r}"
+    if not isinstance(state.name, str) or not _PROCESSOR_ID.match(state.name):
+        raise GraphError(f"{what}: this name is not usable: use 1 to 100 of a-z A-Z 0-9 _ -")
+    if other := next((each.id for each in others if each.state is not None and each.state.name == state.name), None):
+        raise GraphError(f"{what}, as processor {other!r} has: a state belongs to one processor: choose another name")
+    for role, serde in (("key", state.key), ("value", state.value)):
+        if isinstance(serde, type) or not callable(getattr(serde, "serialize", None)):
+            raise GraphError(f"{what}, whose {role} is {serde!r}: give a serde, such as Json()")
+    if (why := _why_not_with_state(processor)) is not None:
+        raise GraphError(f"{what} and {why}")
+
+
+def _why_not_with_state(processor: Processor) -> str | None:
+    if processor.guarantee is not Guarantee.EXACTLY_ONCE:
+        return (
+            f"is {processor.guarantee}: its changes are committed with outputs and offsets, in one transaction: give "
+            "it guarantee exactly_once"
+        )
+    if processor.journal is not None:
+        return (
+            "a journal, which does not record its changes: give it persistence='transaction', and outputs on the "
+            "graph's own cluster"
+        )
+    if processor.overlaps:
+        return (
+            "calls that overlap, each of which would see half of what others change: give it a plain function without "
+            "concurrency"
+        )
+    if processor.stores_offsets:
+        return f"stores its offsets in {processor.target}, apart from its changes: give the target evidence='hash'"
+    return None

@@ -17,6 +17,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
+from kstreams_py.graph.state import State
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -113,6 +114,7 @@ class Processor:
     - `journal`: how deliveries are recorded in a journal; None where the transaction is enough.
     - `cluster`: the cluster of its outputs and dead letters, as in Topic.
     - `target`: where the rows of a sink are stored; None for none.
+    - `state`: the keyed store that the function takes as its last argument; None for none.
     """
 
     id: str
@@ -135,6 +137,7 @@ class Processor:
     journal: Journal | None = None
     cluster: str = ""
     target: Sink | None = None
+    state: State | None = None
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -171,8 +174,9 @@ class OptionsOfAll(TypedDict, total=False):
     """The options of a processor: `id` is by default the name of the function, most others are those of the graph.
 
     The graph has none for `concurrency`, how many calls may be under way at once (1 by default, also of an async
-    function), for `order`, which of them wait for one another, and for `persistence`: "transaction" (the default), or
-    "journal" or a Journal, to record each delivery in a topic of its own.
+    function), for `order`, which of them wait for one another, for `persistence`: "transaction" (the default), or
+    "journal" or a Journal, to record each delivery in a topic of its own, and for `state`: a State, which the function
+    takes as its last argument.
     """
 
     id: str
@@ -185,6 +189,7 @@ class OptionsOfAll(TypedDict, total=False):
     persistence: Journal | str
     concurrency: int
     order: Order | str
+    state: State | None
 
 
 class Options(OptionsOfAll, total=False):

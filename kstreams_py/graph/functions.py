@@ -9,8 +9,11 @@ from typing import Any
 from kstreams_py.errors import GraphError
 
 
-def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: bool) -> bool:
-    """Whether the function takes the step. Raises GraphError if it cannot be called with this number of values."""
+def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: bool, state: bool = False) -> bool:
+    """Whether the function takes the step. Raises GraphError if it cannot be called with this number of values.
+
+    With `state`, its last argument is `state`.
+    """
     if not callable(function):
         raise GraphError(f"{what}: {function!r} is no function: give one that takes a record's value")
     try:
@@ -19,17 +22,19 @@ def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: b
         return False  # a builtin without a signature takes values alone
     value, step = ("values", "steps") if batch else ("value", "step")
     arguments = [value] if values == 1 else [f"{value}_{i}" for i in range(1, values + 1)]
-    wants = step in signature.parameters
+    wants, kept = step in signature.parameters, ["state"] if state else []
     positional = [p.name for p in signature.parameters.values() if p.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
     try:
-        signature.bind(*arguments, *([step] if wants else []))
-        fits = not wants or positional[values : values + 1] == [step]
+        more = [*([step] if wants else []), *kept]
+        signature.bind(*arguments, *more)
+        fits = positional[values : values + len(more)] == more
     except TypeError:
         fits = False
     if not fits:
         name, listed = getattr(function, "__name__", "function"), ", ".join(arguments)
         raise GraphError(
-            f"{what}: its function is {name}{signature}: write {name}({listed}) or {name}({listed}, {step})"
+            f"{what}: its function is {name}{signature}: write {name}({', '.join([listed, *kept])}) or "
+            f"{name}({', '.join([listed, step, *kept])})"
         )
     return wants
 

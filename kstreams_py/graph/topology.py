@@ -23,6 +23,7 @@ from kstreams_py.graph.checks import (
     check_graph_name,
     check_journal,
     check_retry,
+    check_state,
     check_stores,
     check_target,
     check_topic,
@@ -315,14 +316,14 @@ class Graph:
             kind = Kind.of(len(reads), len(writes), alts=alts)
             errors = self._resolve_errors(what, chosen["errors"])
             written = self._written(writes, errors) if target is None else writes
-            batch = chosen.get("batch", False)
+            batch, state, values = chosen.get("batch", False), chosen.get("state"), 1 if kind.is_alts else len(reads)
             processor = Processor(
                 id=name,
                 kind=kind,
                 inputs=reads,
                 outputs=writes,
                 function=function,
-                wants_step=wants_step(what, function, 1 if kind.is_alts else len(reads), batch=batch),
+                wants_step=wants_step(what, function, values, batch=batch, state=state is not None),
                 batch=batch,
                 generator=is_generator(what, function, batch=batch, sink=not writes and target is None),
                 guarantee=choose(what, Guarantee, "guarantee", chosen["guarantee"]),
@@ -337,6 +338,7 @@ class Graph:
                 journal=choose_journal(what, chosen.get("persistence"), written),
                 cluster=written[0].cluster if written else "",
                 target=check_target(what, target),
+                state=state,
             )
             check_concurrency(processor, chosen.get("order"))
             check_clusters(processor, self.topics)
@@ -353,6 +355,7 @@ class Graph:
     def _add(self, what: str, processor: Processor) -> None:
         if (why := RULES[processor.guarantee].refused.get(processor.durability)) is not None:
             raise GraphError(f"{what} is {processor.guarantee} with durability {processor.durability}: {why}")
+        check_state(processor, self.processors)
         check_dead_letter_loops((*self._processors.values(), processor))
         self._reserve_for_dead_letters(processor.errors, processor.cluster)
         self._processors[processor.id] = processor
@@ -411,6 +414,10 @@ class Graph:
         if processor.journal is not None or (processor.kind.is_alts and RULES[processor.guarantee].journals_choices):
             return f"{RESERVED}ks.{self.name}.{processor.id}.journal"
         return None
+
+    def changelog(self, processor: Processor) -> str | None:
+        """The topic of the changes of its state; None if it has none."""
+        return None if processor.state is None else f"{RESERVED}ks.{self.name}.{processor.state.name}.changelog"
 
     def delivered(self, processor: Processor) -> str | None:
         """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""

@@ -64,6 +64,11 @@ class Steps:
                 f"its processor stores offsets with its rows in {processor.target}, which say nothing of a single "
                 "step: send the record to its topic again"
             )
+        if processor.state is not None:
+            return (
+                f"its processor has state {processor.state.name!r}, which its workers keep: send the record to its "
+                "topic again"
+            )
         if (
             processor.guarantee is Guarantee.AT_MOST_ONCE
             and letter.error in REFUSED

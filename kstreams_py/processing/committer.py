@@ -38,6 +38,7 @@ from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.state.stores import Stores
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Context:
     - `journal`: where the choices of an alts are saved, or deliveries recorded; None if they need not be.
     - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
     - `tracing`: makes spans of commits; None for none.
+    - `stores`: the state of the tasks; None without one.
     - `written`, `journaled`: the partitions that the producer writes, and those of the journal of deliveries.
     """
 
@@ -68,6 +70,7 @@ class Context:
     journal: ChoicesJournal | DeliveryJournal | None = None
     batch_bytes: int | None = None
     tracing: Tracing | None = None
+    stores: Stores | None = None
     written: Collection[TopicPartition] = ()
     journaled: Collection[TopicPartition] = ()
 

@@ -58,5 +58,5 @@ def partitions_written(
         return [TopicPartition(name, number) for name in names if name for number in range(counts.get(name, 0))]
 
     if processor.journal is None:
-        return partitions(*processor.written, journal), []
+        return partitions(*processor.written, journal, graph.changelog(processor)), []
     return partitions(*processor.written, delivered), partitions(journal)

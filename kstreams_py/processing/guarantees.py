@@ -17,6 +17,7 @@ from kstreams_py.errors import (
     Fatal,
     Fenced,
     KStreamsError,
+    NotRestored,
     OutcomeUnknown,
     RecordRefused,
     Refused,
@@ -26,6 +27,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
+from kstreams_py.log_fields import repeated
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.committer import Committer, Context
 from kstreams_py.processing.outputs import value_bytes
@@ -33,12 +35,15 @@ from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.refused_outputs import RefusedOutputs
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
-from kstreams_py.records import Positions
+from kstreams_py.records import Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
 HELD_BYTES: Final = 4 << 20
 """Bytes of outputs that may wait for their commit; their number is limited by Environment.outputs_held."""
+
+TRANSACTION_SECONDS: Final = 0.05
+"""Seconds between two looks whether a transaction in a changelog has ended."""
 
 LAST_DELIVERY_SECONDS: Final = 5.0
 """Seconds that a worker which ends waits for acknowledgements of outputs that no other worker would write."""
@@ -54,6 +59,9 @@ class ExactlyOnce(Committer):
         self._journal = context.journal if isinstance(context.journal, ChoicesJournal) else None
         self._recorder = self.session
         """The producer of the transactions that have no outputs of steps."""
+        self._stores = context.stores
+        if self._stores is not None:
+            self.resume = self._restore
         cluster, name, group = context.environment.cluster, context.processor.cluster, context.name
         options = place_options(context.environment.settings.bootstrap_servers, name)
         self.leftovers.append(
@@ -71,6 +79,15 @@ class ExactlyOnce(Committer):
     def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:  # noqa: ARG002
         self._transact(starts, begun)
 
+    def _restore(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
+        assert self._stores is not None
+        self._stores.restore(positions, partitions)
+        return positions
+
+    @property
+    def due(self) -> bool:
+        return super().due or (self._stores is not None and self._stores.size >= HELD_BYTES)
+
     def write(self, plan: Plan) -> None:
         super().write(plan)
         if self.session.state is State.OPEN or self._holds_much:
@@ -87,10 +104,18 @@ class ExactlyOnce(Committer):
         # the group's metadata is read again inside: a partition lost meanwhile makes this an abort
         self._call(lambda producer: producer.send_offsets(positions, self._consumer))
         self._send()
+        if (stores := self._stores) is not None:
+            self._call(lambda producer: producer.write(stores.records(positions)))
         self._call(lambda producer: producer.commit_transaction())
         self._ledger.commit(positions)
+        if stores is not None:
+            stores.committed(positions)
 
     def recover(self, error: ClientError) -> bool:
+        if isinstance(error, NotRestored):
+            logger.info("%s: %s", self._processor.id, error, extra=repeated(f"restores of {self._processor.id}"))
+            self._sleep(TRANSACTION_SECONDS)
+            return True
         self._raise_unless_replaceable(error)
         age = self.session.age
         self._note_failure(error)
@@ -109,6 +134,18 @@ class ExactlyOnce(Committer):
         super().lost()
         if self._journal is not None:
             self._journal.forget()
+        if self._stores is not None:
+            self._stores.suspect()
+
+    def end(self) -> None:
+        super().end()
+        if self._stores is not None:
+            self._stores.close()
+
+    def _forget(self) -> None:
+        super()._forget()
+        if self._stores is not None:
+            self._stores.roll_back()
 
     def _transact(self, positions: Positions, records: list[Output]) -> None:
         """Commits offsets and records in a transaction of their own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from kstreams_py.processing.retries import Retries
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing, traced
 from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
+from kstreams_py.state.keyed import KeyedStore
 
 Read = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
@@ -42,9 +43,14 @@ class Runner:
         *,
         traces_outputs: bool = False,
         tracing: Tracing | None = None,
+        stores: Mapping[int, KeyedStore] | None = None,
     ) -> None:
-        """With `traces_outputs`, the step of each output can be found by `replacement`; `tracing` makes spans."""
+        """With `traces_outputs`, the step of each output can be found by `replacement`; `tracing` makes spans.
+
+        `stores` has the state of each task, by its partition number.
+        """
         self._processor = processor
+        self._stores = {} if stores is None else stores
         self._tasks = tasks
         self._ledger = tasks.ledger
         self._joins = processor.joins
@@ -57,14 +63,15 @@ class Runner:
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
         self.retries = Retries(processor.retry) if processor.retry is not None else None
         self._refused: dict[Read, RecordRefused] = {}
-        self._by_task = processor.journal is not None
+        self._journaled = processor.journal is not None
+        self._by_task = self._journaled or (processor.batch and processor.state is not None)
         self._owned = traces_outputs and not processor.hash_header
         """Keeps the step of each output (Plan.owners), as no delivery hash names it."""
         self._run: Run = (
             self._run_batch
             if processor.batch
             else self._run_counted
-            if self._joins or processor.generator
+            if self._joins or processor.generator or processor.state is not None
             else self._run_records
         )
         self._run_refused: Run = self._give_dead_letters
@@ -112,8 +119,8 @@ class Runner:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
                 # a journal has a snapshot of what is left only once this is committed
-                choices = plan.intake.choices if self._by_task else {}
-                self._tasks.rest = Intake(left, choices, prepared=not self._by_task, saved=plan.intake.saved)
+                choices = plan.intake.choices if self._journaled else {}
+                self._tasks.rest = Intake(left, choices, prepared=not self._journaled, saved=plan.intake.saved)
 
     def _run_together(self, intake: Intake) -> Plan:
         plan = Plan(intake=intake)
@@ -182,22 +189,28 @@ class Runner:
         plan.steps = len(messages)
 
     def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Until the outputs are many: of joins, whose steps are tuples of records, and of generators."""
+        """Until the outputs are many: of joins, whose steps are tuples of records, of generators, and with state.
+
+        What a step that raises has changed in the state is undone.
+        """
         processor, tasks, size = self._processor, self._tasks.by_partition, 0
         for step in steps:
             inputs: Inputs = step if self._joins else (step,)
             digest = self._tasks.delivery_hash(inputs)
+            store = self._stores.get(inputs[0].partition())
             values: Any = UNDECODED
             try:
-                values = [self._value(m) for m in inputs]
-                if processor.wants_step:
-                    values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
+                values = self._arguments(inputs, digest, store)
                 result = processor.function(*values)
                 if not self._sink:
                     outputs = self._outputs.of(result, inputs, digest)
                     plan.outputs += outputs
                     size += value_bytes(outputs)
+                if store is not None:
+                    store.keep()
             except Exception as error:
+                if store is not None:
+                    store.undo()
                 if not self._handle(inputs, error, plan, tried=values is not UNDECODED):
                     return
             plan.steps += 1
@@ -205,6 +218,15 @@ class Runner:
                 tasks[m.partition()].cursors[m.topic()].next = m.offset() + 1
             if are_many(plan.outputs, size):
                 return
+
+    def _arguments(self, inputs: Inputs, digest: bytes, store: KeyedStore | None) -> list[Any]:
+        """What the function takes: the values, the step if it wants that, and the state if it has one."""
+        values = [self._value(m) for m in inputs]
+        if self._processor.wants_step:
+            values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
+        if store is not None:
+            values.append(store)
+        return values
 
     def _run_batch(self, steps: Sequence[Message] | Sequence[Inputs], plan: Plan) -> None:
         """All steps in one call: a list of values per input in, one result per step out, exceptions among them.
@@ -258,11 +280,16 @@ class Runner:
         """One result per step; the function's exception, if it raised, for each."""
         if not batch:
             return []
+        arguments: list[Any] = columns
         if self._processor.wants_step:
             of_step = [step if self._joins else (step,) for step in batch]
-            columns.append([Step(i, self._tasks.delivery_hash(i), self._decode_key[i[0].topic()]) for i in of_step])
+            arguments.append([Step(i, self._tasks.delivery_hash(i), self._decode_key[i[0].topic()]) for i in of_step])
+        if (store := self._stores.get(partition_of(batch[0]))) is not None:
+            arguments.append(store)
         try:
-            results = self._processor.function(*columns)
+            results = self._processor.function(*arguments)
+            if store is not None:
+                store.keep()
             if results is None:
                 return [None] * len(batch)
             if len(results) != len(batch):
@@ -271,6 +298,8 @@ class Runner:
                     "return one result per record, None for none"
                 )
         except Exception as error:
+            if store is not None:
+                store.undo()
             return [error] * len(batch)
         return list(results)
 

@@ -17,6 +17,10 @@ from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Tracing
+from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.state.memory import MemoryBase
+from kstreams_py.state.reading import bind_state
+from kstreams_py.state.stores import Stores
 
 
 def make_runner(
@@ -27,14 +31,56 @@ def make_runner(
     tracing: Tracing | None = None,
     *,
     traces_outputs: bool = False,
+    stores: Mapping[int, KeyedStore] | None = None,
 ) -> Runner:
-    """Makes the runner of a processor: with calls that overlap, if it has such; `tracing` makes its spans."""
+    """Makes the runner of a processor: with calls that overlap, if it has such.
+
+    `tracing` makes its spans; `stores` has the state of its tasks.
+    """
     if processor.overlaps:
         return OverlappingRunner(processor, tasks, environment, dead_letters, tracing, traces_outputs=traces_outputs)
     if processor.asynchronous:  # a batch, one call at a time
         processor = replace(processor, function=wait_for_each(processor.function), asynchronous=False)
     registry = environment.registry
-    return Runner(processor, tasks, registry, dead_letters, traces_outputs=traces_outputs, tracing=tracing)
+    return Runner(
+        processor, tasks, registry, dead_letters, traces_outputs=traces_outputs, tracing=tracing, stores=stores
+    )
+
+
+def open_runner(
+    graph: Graph,
+    processor: Processor,
+    tasks: Tasks,
+    environment: Environment,
+    topics: Mapping[str, TopicInfo],
+    tracing: Tracing | None,
+    *,
+    traces_outputs: bool,
+) -> tuple[Runner, Stores | None]:
+    """Makes the runner of a worker, with its dead letters, and the stores of its state if it has one."""
+    dead_letters = open_dead_letters(graph, processor, topics, environment, tracing)
+    stores = _open_stores(graph, processor, environment, topics)
+    by_partition = None if stores is None else stores.by_partition
+    runner = make_runner(
+        processor, tasks, environment, dead_letters, tracing, traces_outputs=traces_outputs, stores=by_partition
+    )
+    return runner, stores
+
+
+def _open_stores(
+    graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
+) -> Stores | None:
+    changelog = graph.changelog(processor)
+    if changelog is None or processor.state is None:
+        return None
+    inputs = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
+    key, value = bind_state(graph, processor, environment.registry)
+
+    def open_store(_: int) -> KeyedStore:
+        return KeyedStore(MemoryBase(), key, value)
+
+    name = f"{processor.id}: state {processor.state.name!r}"
+    return Stores(name, changelog, inputs, environment.cluster, open_store, environment.clock)
 
 
 def open_dead_letters(

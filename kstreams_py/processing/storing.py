@@ -41,7 +41,8 @@ class _Storing(Committer):
         self._target = Target(sink, context.name, context.topic_ids, context.environment)
         self._rows: list[Row] = []
         self._row_bytes = 0
-        self.resume = self._resume
+        restore = self.resume  # of a state, which comes first
+        self.resume = lambda positions, partitions: self._resume(restore(positions, partitions), partitions)
         self.steps_max = self._target.rows_max
 
     @property

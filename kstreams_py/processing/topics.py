@@ -10,6 +10,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.own_topics import check_settings, ensure_topics
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 
 JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """A journal's newest record must never be lost to time or compaction; the worker deletes older ones."""
@@ -63,10 +64,10 @@ def ask_clusters(
 
 
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
-    """The topics of a processor that exist, with its journal."""
+    """The topics of a processor that exist, with its journal and its changelog."""
     found = find_topics(graph, cluster, [*(topic.name for topic in processor.inputs), *processor.written])
-    journal = graph.journal(processor)
-    return found if journal is None else found | cluster.topics([journal])
+    own = [name for name in (graph.journal(processor), graph.changelog(processor)) if name is not None]
+    return found | cluster.topics(own) if own else found
 
 
 def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
@@ -114,8 +115,23 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
         partitions = found[processor.inputs[0].name].partitions
         if (journal := graph.journal(processor)) is not None:
             wanted[""][journal] = (partitions, JOURNAL_SETTINGS)
+        if (changelog := graph.changelog(processor)) is not None:
+            _check_growth(processor, changelog, partitions, cluster)
+            wanted[""][changelog] = (partitions, CHANGELOG_SETTINGS)
         if (delivered := graph.delivered(processor)) is not None:
             wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
     if graph.processors:
         wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
     return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]
+
+
+def _check_growth(processor: Processor, changelog: str, partitions: int, cluster: Cluster) -> None:
+    """Raises TopicError if the inputs of a processor have another number of partitions than the changelog."""
+    found = cluster.topics([changelog]).get(changelog)
+    if found is not None and found.partitions != partitions:
+        raise TopicError(
+            f"{processor.id}: its inputs have {partitions} partitions, and its changelog {changelog!r} has "
+            f"{found.partitions}: keys have moved to other partitions, and their state has not: read topics with "
+            f"{found.partitions} partitions; or stop all workers, delete {changelog!r}, and set the group to the start "
+            "(`kstreams recover reset`)"
+        )

@@ -38,7 +38,7 @@ from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.pace import Pace
 from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.runners import make_runner, open_dead_letters
+from kstreams_py.processing.runners import open_runner
 from kstreams_py.processing.search import Search
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.topics import find_topics_of
@@ -97,9 +97,8 @@ class Worker:
         refills = processor.overlaps and not prepares
         self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids, refills=refills)
         tracing = environment.tracing(graph.name, processor, slot) if environment.tracing else None
-        dead_letters = open_dead_letters(graph, processor, topics, environment, tracing)
-        self.runner = make_runner(
-            processor, self.tasks, environment, dead_letters, tracing, traces_outputs=committer.traces_outputs
+        self.runner, stores = open_runner(
+            graph, processor, self.tasks, environment, topics, tracing, traces_outputs=committer.traces_outputs
         )
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
@@ -107,7 +106,7 @@ class Worker:
         limit = batch_bytes(topics[topic] for topic in processor.written if topic in topics)
         context = self._context(environment, topic_ids, limit, tracing)
         outputs, journaled = partitions_written(graph, processor, topics)
-        self.committer = committer(replace(context, written=outputs, journaled=journaled))
+        self.committer = committer(replace(context, written=outputs, journaled=journaled, stores=stores))
         self.pace = Pace(whole_fetches=prepares, least=least)
         self.search = Search()
         retries = self.runner.retries

@@ -9,6 +9,7 @@ memory_clients  acts     its producers and consumers, and the network between th
 memory_target   acts     a sink's target in memory
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves
 faults          acts     injects faults into it: failed requests, outages, deleted topics
+contents        acts     what the topics, states and targets of a graph in memory have
 driver          acts     TestDriver: a graph in one thread, record by record
 events          rule     the events of a test
 history         adapter  records events in one order, over threads, processes and files
@@ -21,7 +22,8 @@ checker         acts     the checks: from a history to its anomalies
 from kstreams_py.errors import HistoryError
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.checker import check, explain
-from kstreams_py.testing.driver import CrashPoint, MemoryRegistry, Record, TestDriver
+from kstreams_py.testing.contents import MemoryRegistry, Record
+from kstreams_py.testing.driver import CrashPoint, TestDriver
 from kstreams_py.testing.events import Isolation, Outcome
 from kstreams_py.testing.expected import Expected
 from kstreams_py.testing.history import History

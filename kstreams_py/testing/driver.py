@@ -13,53 +13,28 @@ A *process* here is a slot: all processors of the graph, which die together in a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from kstreams_py.errors import DecodeError, GraphError, UserMistake, did_you_mean
+from kstreams_py.errors import UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
-from kstreams_py.formats.serdes import Serde, bind
-from kstreams_py.graph.declarations import Processor, Topic
-from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.processing.calls import open_calls
 from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import IDLE_WAIT, Worker, open_worker
-from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Positions
 from kstreams_py.settings import Settings
-from kstreams_py.testing.events import Isolation
+from kstreams_py.testing.contents import Contents, MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
-from kstreams_py.testing.memory_target import MemoryTarget
 
 QUIET_TURNS: Final = 3
 """Turns in a row without a change, after which a run is complete."""
 
 TURNS_MAX: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record of a topic.
-
-    - `key`, `value`: decoded.
-    - `headers`: without the header of the delivery hash.
-    - `timestamp`: milliseconds since 1970.
-    - `delivery_hash`: that of the step that wrote the record; None if no step did.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    key: Any
-    value: Any
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp: int
-    delivery_hash: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +58,7 @@ class Crash(BaseException):
     """Ends a process at a crash point."""
 
 
-class TestDriver:
+class TestDriver(Contents):
     """Runs a graph on a cluster in memory.
 
     - `slots`: how many processes share the partitions.
@@ -108,17 +83,12 @@ class TestDriver:
         settings = settings or Settings()
         self.clock = ManualClock()
         """The time, in seconds: moves with `advance`, and when a worker waits before it repeats a call."""
-        self.cluster = MemoryCluster(
+        cluster = MemoryCluster(
             self.clock,
             transaction_timeout=settings.transaction_timeout_ms / 1000,
             session_timeout=settings.session_timeout_ms / 1000,
         )
-        """The cluster: has all records as bytes, and `faults` for failures other than a crash.
-
-        `cluster.named(name)` is another one, where topics with `cluster=name` are.
-        """
-        self._graph = graph
-        self._registry = registry or MemoryRegistry()
+        super().__init__(graph, cluster, registry or MemoryRegistry())
         self._environment = Environment(
             self.cluster,
             self._registry,
@@ -130,9 +100,6 @@ class TestDriver:
             tracing=open_tracing(settings),
             open_sink=self._open_sink,
         )
-        self._targets: dict[str, MemoryTarget] = {}
-        """The target of each sink that stores rows, by the processor with its graph."""
-        self._serdes: dict[tuple[str, str], Serde] = {}
         self._down: set[int] = set()
         self._joining: set[int] = set()
         self._workers: dict[int, list[Worker]] = {}
@@ -160,76 +127,6 @@ class TestDriver:
         """Stops all processes without a commit."""
         for slot in list(self._workers):
             self._end(slot)
-
-    # Records in and out.
-
-    def send(
-        self,
-        topic: Topic | str,
-        value: Any,
-        *,
-        key: Any = None,
-        headers: Headers | None = None,
-        timestamp: int = 0,
-        partition: int = -1,
-    ) -> None:
-        """Writes a record, committed at once.
-
-        - `value`: None for a tombstone.
-        - `timestamp`: milliseconds since 1970; 0 for the clock's time.
-        - `partition`: -1 to choose one by the key.
-
-        Raises as the topic's serdes do; `cluster.append` writes bytes that they would refuse.
-        """
-        name = self._topic(topic).name
-        raw = [None if part is None else self._serde(name, role).serialize(part) for role, part in _roles(key, value)]
-        self._holding(name).append(name, raw[1], raw[0], headers, timestamp, partition)
-
-    def read(self, topic: Topic | str, isolation: Isolation | str = Isolation.COMMITTED) -> list[Record]:
-        """Returns all records of a topic, by partition and offset. Raises DecodeError if its serdes refuse one."""
-        name = self._topic(topic).name
-        return [self._record(m) for m in self._holding(name).records(name, isolation)]
-
-    def _holding(self, name: str) -> MemoryCluster:
-        """The cluster that has a topic of the graph."""
-        return self.cluster.named(self._graph.topics[name].cluster)
-
-    def values(self, topic: Topic | str) -> list[Any]:
-        """Returns the values of all committed records of a topic."""
-        return [record.value for record in self.read(topic)]
-
-    def dead_letters(self) -> list[Record]:
-        """Returns the dead letters of all processors; each value is a dict by schemas/dead_letter.avsc."""
-        names = dict.fromkeys(p.errors for p in self._graph.processors if p.errors is not None)
-        return [record for name in names for record in self.read(name)]
-
-    def committed(self, processor: str) -> Positions:
-        """Returns the committed offsets of a processor, by its id; partitions without one are left out."""
-        return self.cluster.groups[self._consumer(self._processor(processor))]
-
-    def rows(self, processor: str) -> list[tuple[Any, ...]]:
-        """Returns the rows that a sink has stored, in the order in which they were, each with a value per column.
-
-        The target is one in memory in place of that of the sink (`to=`), with its columns and its evidence.
-        """
-        found = self._processor(processor)
-        if found.target is None:
-            raise GraphError(f"processor {processor!r} stores no rows: declare a target, @graph.sink(..., to=)")
-        target = self._targets.get(self._consumer(found))
-        return [row.values for row in target.rows] if target is not None else []
-
-    def _processor(self, name: str) -> Processor:
-        processors = {each.id: each for each in self._graph.processors}
-        if name not in processors:
-            close = did_you_mean(name, processors) or f"it has {', '.join(processors)}"
-            raise GraphError(f"graph {self._graph.name!r} has no processor {name!r}: {close}")
-        return processors[name]
-
-    def _consumer(self, processor: Processor) -> str:
-        return f"{self._graph.name}.{processor.id}"
-
-    def _open_sink(self, sink: Sink, consumer: str) -> SinkConnection:
-        return self._targets.setdefault(consumer, self.cluster.target(sink.evidence)).connect(consumer)
 
     # Turns.
 
@@ -425,64 +322,9 @@ class TestDriver:
         for worker in self._workers.pop(slot, []):
             worker.close()
 
-    # Records of a topic.
-
-    def _topic(self, topic: Topic | str) -> Topic:
-        found = self._graph.topics.get(str(topic))
-        if found is None:
-            names = self._graph.topics
-            close = did_you_mean(str(topic), names) or f"it has {', '.join(names)}; see `cluster`"
-            raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: {close}")
-        return found
-
-    def _serde(self, name: str, role: str) -> Serde:
-        if (name, role) not in self._serdes:
-            serde: Serde = getattr(self._graph.topics[name], role)
-            self._serdes[name, role] = bind(serde, self._registry, f"{name}-{role}")
-        return self._serdes[name, role]
-
-    def _record(self, m: Message) -> Record:
-        topic, headers = m.topic(), m.headers() or []
-        key, value = (self._decoded(m, role, data) for role, data in _roles(m.key(), m.value()))
-        digests = [data for name, data in headers if name == HASH_HEADER]
-        kept = tuple((name, data) for name, data in headers if name not in (HASH_HEADER, PLACE_HEADER))
-        digest = digests[-1] if digests else None
-        return Record(topic, m.partition(), m.offset(), key, value, kept, m.timestamp()[1], digest)
-
-    def _decoded(self, m: Message, role: str, data: bytes | None) -> Any:
-        try:
-            return None if data is None else self._serde(m.topic(), role).deserialize(data)
-        except DecodeError as error:
-            place = f"{m.topic()}[{m.partition()}]@{m.offset()}"
-            raise DecodeError(f"{role} of {place}: {error}; `cluster.records` has the bytes") from None
-
 
 def _keep_failure(worker: Worker, act: Callable[[], None], failures: dict[Worker, Exception]) -> None:
     try:
         act()
     except Exception as error:
         failures[worker] = error
-
-
-def _roles(key: Any, value: Any) -> Sequence[tuple[str, Any]]:
-    return (("key", key), ("value", value))
-
-
-class MemoryRegistry:
-    """A formats.registry.Registry in memory; ids count from 1."""
-
-    def __init__(self) -> None:
-        self._schemas: list[tuple[str, str]] = []
-
-    def register(self, subject: str, schema: str, /) -> int:
-        if (subject, schema) not in self._schemas:
-            self._schemas.append((subject, schema))
-        return self._schemas.index((subject, schema)) + 1
-
-    def schema(self, schema_id: int, /) -> str:
-        if not 0 < schema_id <= len(self._schemas):
-            raise LookupError(f"no schema {schema_id} was registered here")
-        return self._schemas[schema_id - 1][1]
-
-    def ids(self, subject: str, /) -> list[int]:
-        return [number for number, (of, _) in enumerate(self._schemas, 1) if of == subject]

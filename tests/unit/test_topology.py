@@ -306,7 +306,9 @@ DEAD_LETTERS = (
     "errors= that names it, or not at all: graph.topics has it"
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
-OPTIONS = "id, guarantee, durability, errors, stop_on, hash_header, retry, persistence, concurrency, order, batch"
+OPTIONS = (
+    "id, guarantee, durability, errors, stop_on, hash_header, retry, persistence, concurrency, order, state, batch"
+)
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )

@@ -1,0 +1,36 @@
+"""State: what the function of a processor keeps from one step to the next, by key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from kstreams_py.formats.serdes import Json, Serde, String
+
+K = TypeVar("K", default=str)
+V = TypeVar("V", default=Any)
+
+
+def _text() -> Any:
+    return String()
+
+
+@dataclass(frozen=True, slots=True)
+class State(Generic[K, V]):
+    """A keyed store for the function of a processor: `state=ks.State("totals", value=ks.Json())`.
+
+    Each task, a processor on one partition number, has a store of its own; the function takes it as its last argument,
+    `state` (kstreams_py.state.KeyedStore). What it changes is committed in the transaction of the outputs and offsets,
+    to a compacted changelog topic, from which the store is restored wherever the task is next.
+
+    - `name`: of the store; unique in its graph.
+    - `key`, `value`: the serdes of its keys (text by default) and values (JSON by default).
+    - `on_disk`: keep it in RocksDB, in the `state_directory` of the settings, and not in memory.
+    """
+
+    name: str
+    key: Serde[K] = field(default_factory=_text)
+    value: Serde[V] = field(default_factory=Json)
+    on_disk: bool = False

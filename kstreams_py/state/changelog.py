@@ -1,0 +1,45 @@
+"""The records of a changelog: a change each, and after them the positions of the inputs that they belong to.
+
+The partition of a task has, for each key, the newest value (or a tombstone), and under POSITIONS_KEY the next offset of
+each input. Both are committed in the transaction that commits these offsets to the group, so that a store which is
+restored is at the group's offsets, or was changed, or left out, by something else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.state.keyed import POSITIONS_KEY, Changes
+
+CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact"}
+"""Of each key only the newest record counts, and has to be kept."""
+
+
+class Position(NamedTuple):
+    """The next offset of an input; a topic that is created again has another id."""
+
+    topic_id: str
+    next: int
+
+
+def change_records(topic: str, partition: int, changes: Changes) -> list[Output]:
+    """A record for each change; a tombstone for a key that was deleted."""
+    return [(topic, value, key, partition, None, None, 0, None) for key, value in changes.items()]
+
+
+def positions_record(topic: str, partition: int, positions: Mapping[str, Position]) -> Output:
+    """The record that names the next offset of each input topic."""
+    value = json.dumps(positions, separators=(",", ":")).encode()
+    return (topic, value, POSITIONS_KEY, partition, None, None, 0, None)
+
+
+def read_positions(value: bytes) -> dict[str, Position]:
+    """What `positions_record` wrote. Raises ValueError for other bytes."""
+    try:
+        found = json.loads(value)
+        return {topic: Position(str(topic_id), int(at)) for topic, (topic_id, at) in found.items()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"no positions: {error}") from None

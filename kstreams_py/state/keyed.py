@@ -1,0 +1,151 @@
+"""The store of one task: what is committed is in a base, what is not lies above it and can be dropped."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Generic, Protocol
+
+from typing_extensions import TypeVar
+
+from kstreams_py.formats.serdes import Serde, show
+
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
+
+Changes = Mapping[bytes, bytes | None]
+"""The new value of each key; None if it was deleted."""
+
+_MISSING: Final[Any] = object()
+
+POSITIONS_KEY: Final = b"\x00__ks.positions"
+"""The key, in a changelog, of the record that names positions; no key of a store."""
+
+
+class Base(Protocol):
+    """The committed part of a store, as bytes."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None if it has none."""
+
+    def range(self, first: bytes, last: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """The keys from `first` on and before `last`, in the order of bytes, with their values."""
+
+    def apply(self, changes: Changes) -> None:
+        """Makes these changes, all or none."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
+
+
+class KeyedStore(Generic[K, V]):
+    """A mapping of keys to values, for the function of a processor: it has the keys of one task.
+
+    Values are kept as bytes: to change one that `get` returned, `put` it again.
+    """
+
+    __slots__ = ("_base", "_before", "_changes", "_key", "_value", "size")
+
+    def __init__(self, base: Base, key: Serde[K], value: Serde[V]) -> None:
+        self._base = base
+        self._key = key
+        self._value = value
+        self._changes: dict[bytes, bytes | None] = {}
+        """What is not committed."""
+        self._before: list[tuple[bytes, Any]] = []
+        """What the step that runs has replaced in `_changes`, oldest first."""
+        self.size = 0
+        """Bytes that are not committed, those of keys that were put again included."""
+
+    # For functions.
+
+    def get(self, key: K, default: Any = None) -> V | Any:
+        """The value of a key; `default` if it has none. Raises as the serdes do."""
+        data = self._serialize(key)
+        found = self._changes.get(data, _MISSING)
+        if found is _MISSING:
+            found = self._base.get(data)
+        return default if found is None else self._value.deserialize(found)
+
+    def __contains__(self, key: K) -> bool:
+        data = self._serialize(key)
+        found = self._changes.get(data, _MISSING)
+        return (self._base.get(data) if found is _MISSING else found) is not None
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of a key. Raises as the serdes do, and ValueError for a value or key that is None in bytes."""
+        data = self._value.serialize(value)
+        if data is None:
+            raise ValueError(
+                f"the value {show(value)} is None in bytes: delete the key, or give the state another serde"
+            )
+        self._change(self._serialize(key), data)
+
+    def delete(self, key: K) -> None:
+        """Deletes a key, if it is there."""
+        self._change(self._serialize(key), None)
+
+    def range(self, first: K | None = None, last: K | None = None) -> Iterator[tuple[K, V]]:
+        """The keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
+
+        Without `first` from the least key on, without `last` to the greatest. What is put meanwhile may be missing.
+        """
+        start = b"" if first is None else self._serialize(first)
+        end = None if last is None else self._serialize(last)
+        above = sorted((k, v) for k, v in self._changes.items() if k >= start and (end is None or k < end))
+        changed = {key for key, _ in above}
+        below = ((k, v) for k, v in self._base.range(start, end) if k not in changed)
+        for key, value in heapq.merge(below, ((k, v) for k, v in above if v is not None)):
+            yield self._key.deserialize(key), self._value.deserialize(value)
+
+    def _serialize(self, key: K) -> bytes:
+        data = self._key.serialize(key)
+        if data is None or data == POSITIONS_KEY:
+            raise ValueError(f"{show(key)} cannot be a key: its bytes are {data!r}")
+        return data
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        changes = self._changes
+        self._before.append((key, changes.get(key, _MISSING)))
+        changes[key] = value
+        self.size += len(key) + (0 if value is None else len(value))
+
+    # For the worker.
+
+    @property
+    def changes(self) -> Changes:
+        """What is not committed."""
+        return self._changes
+
+    def keep(self) -> None:
+        """Keeps what a step has changed: it is done."""
+        self._before.clear()
+
+    def undo(self) -> None:
+        """Undoes what a step has changed: it raised."""
+        for key, value in reversed(self._before):
+            if value is _MISSING:
+                del self._changes[key]
+            else:
+                self._changes[key] = value
+        self._before.clear()
+
+    def roll_back(self) -> None:
+        """Drops all that is not committed."""
+        self._changes = {}
+        self._before.clear()
+        self.size = 0
+
+    def commit(self) -> None:
+        """Adds what was not committed to the base: it is in the changelog now."""
+        if self._changes:
+            self._base.apply(self._changes)
+        self.roll_back()
+
+    def restore(self, changes: Changes) -> None:
+        """Adds changes of the changelog to the base."""
+        self._base.apply(changes)
+
+    def close(self) -> None:
+        """Frees what the base holds."""
+        self._base.close()

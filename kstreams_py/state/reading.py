@@ -1,0 +1,52 @@
+"""Reads what is committed of a state from its changelog, beside the workers that write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kstreams_py.errors import TopicError
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.serdes import Serde, bind
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.records import TopicPartition
+from kstreams_py.state.keyed import POSITIONS_KEY
+
+READ_AT_ONCE = 50_000
+"""Records that are read in one request."""
+
+
+def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[Serde, Serde]:
+    """The serdes of the keys and values of a processor's state, for their subjects in the registry."""
+    state, changelog = processor.state, graph.changelog(processor)
+    assert state is not None, f"{processor.id} has no state"
+    return bind(state.key, registry, f"{changelog}-key"), bind(state.value, registry, f"{changelog}-value")
+
+
+def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: Registry) -> dict[Any, Any]:
+    """The committed keys and values of all tasks, in the order of the keys' bytes.
+
+    Raises TopicError if the changelog does not exist, DecodeError, ClientError.
+    """
+    key, value = bind_state(graph, processor, registry)
+    found = dict[bytes, bytes]()
+    for changed, data in _changes(graph.changelog(processor) or "", cluster):
+        if data is None:
+            found.pop(changed, None)
+        else:
+            found[changed] = data
+    return {key.deserialize(each): value.deserialize(found[each]) for each in sorted(found)}
+
+
+def _changes(changelog: str, cluster: Cluster) -> Iterator[tuple[bytes, bytes | None]]:
+    topic = cluster.topics([changelog]).get(changelog)
+    if topic is None:
+        raise TopicError(f"changelog {changelog!r} does not exist: start a worker of the graph, which creates it")
+    for number in range(topic.partitions):
+        at, records = 0, cluster.read(tp := TopicPartition(changelog, number), 0, READ_AT_ONCE)
+        while records:
+            yield from ((m.key() or b"", m.value()) for m in records if m.key() != POSITIONS_KEY)
+            at = records[-1].offset() + 1
+            records = cluster.read(tp, at, READ_AT_ONCE) if len(records) == READ_AT_ONCE else ()

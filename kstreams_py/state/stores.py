@@ -1,0 +1,237 @@
+"""The stores of one worker: one for each task that it holds, restored before a step of the task is run.
+
+A store is at the offsets of its task when its last commit is known. After a rebalance another worker may have had the
+task, and after a commit without an answer nobody knows: the store is restored again, from where it has read its
+changelog. It is restored to the end that the changelog had then, also past transactions that were open: one of them may
+have these offsets (test_store_is_not_restored_past_an_open_transaction).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from kstreams_py.errors import ClientError, InputLost, NotRestored, TopicError
+from kstreams_py.kafka.contracts import Cluster, Output
+from kstreams_py.log_fields import repeated
+from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.state.changelog import Position, change_records, positions_record, read_positions
+from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
+
+logger = logging.getLogger(__name__)
+
+READ_AT_ONCE: Final = 50_000
+"""Records of a changelog that are read in one request."""
+
+PART_SECONDS: Final = 1.0
+"""Seconds after which a restore pauses: the group is heard between its parts."""
+
+LOOK_SECONDS: Final = 30.0
+"""Seconds between two looks for the end of a changelog, from which the next restore of its store begins."""
+
+
+class Stores:
+    """The stores of a processor, by the partition number of their tasks."""
+
+    def __init__(
+        self,
+        name: str,
+        changelog: str,
+        topic_ids: Mapping[str, str],
+        cluster: Cluster,
+        open_store: Callable[[int], KeyedStore],
+        clock: Callable[[], float],
+    ) -> None:
+        """Makes no request.
+
+        - `name`: of the processor and its state, for the log.
+        - `changelog`: the topic of its changes.
+        - `topic_ids`: the broker's id of each input.
+        - `open_store`: opens the store of a partition number.
+        - `clock`: returns seconds.
+        """
+        self.by_partition: dict[int, KeyedStore] = {}
+        self._name, self._changelog, self._topic_ids = name, changelog, topic_ids
+        self._cluster, self._open_store, self._clock = cluster, open_store, clock
+        self._positions: dict[int, dict[str, Position]] = {}
+        """The positions that each store belongs to."""
+        self._read_to: dict[int, int] = {}
+        """The next offset of its changelog that a store needs, at most."""
+        self._goals: dict[int, int] = {}
+        """Of each store that is being restored: the end that its changelog had at the beginning of that."""
+        self._trusted = set[int]()
+        """Stores that no other worker can have changed since they were restored."""
+        self._looked_at = clock()
+
+    @property
+    def size(self) -> int:
+        """Bytes that are not committed."""
+        return sum(store.size for store in self.by_partition.values())
+
+    # Between two assignments.
+
+    def suspect(self) -> None:
+        """Drops what is not committed; another worker may have the tasks meanwhile."""
+        self.roll_back()
+        self._trusted.clear()
+        self._goals.clear()
+
+    def restore(self, positions: Positions, partitions: Collection[TopicPartition]) -> None:
+        """Restores the stores of these input partitions, whose committed offsets are `positions`.
+
+        Raises NotRestored after a part of it, to be called again with the same; InputLost if a store belongs to other
+        positions or other topics; ClientError.
+        """
+        self.roll_back()
+        numbers = {tp.partition for tp in partitions}
+        for number in self.by_partition.keys() - numbers:
+            self._drop(number)
+        group: dict[int, dict[str, int]] = {number: {} for number in numbers}
+        for tp, at in positions.items():
+            group[tp.partition][tp.topic] = at
+        self._trusted -= {number for number in self._trusted if self._differing(number, group[number])}
+        if left := sorted(numbers - self._trusted):
+            self._read_on(left)
+        for number in left:
+            self._check(number, group[number])
+            self._positions[number] = self._placed(group[number])
+        self._trusted |= numbers
+
+    def _read_on(self, numbers: Collection[int]) -> None:
+        """Reads the changelogs of these stores on, to the ends that they had when this began."""
+        deadline = self._clock() + PART_SECONDS
+        changelogs = {number: TopicPartition(self._changelog, number) for number in numbers}
+        if new := {changelogs[number] for number in numbers if number not in self._goals}:
+            ends = self._cluster.ends(new, committed=False)
+            for tp, end in ends.items():
+                if end < self._read_to.get(tp.partition, 0):
+                    self._drop(tp.partition)  # the changelog was deleted and created again
+                self._goals[tp.partition] = end
+        stable = self._cluster.ends(list(changelogs.values()))
+        for number, tp in changelogs.items():
+            while (at := self._open(number)) < min(stable[tp], self._goals[number]):
+                records = self._cluster.read(tp, at, READ_AT_ONCE)
+                self._apply(number, records)
+                is_whole = len(records) < READ_AT_ONCE
+                self._read_to[number] = max(stable[tp], at) if is_whole else records[-1].offset() + 1
+                if not is_whole and self._clock() > deadline:
+                    left = max(0, self._goals[number] - self._read_to[number])
+                    raise NotRestored(f"{self._name}: restoring it: at most {left:,} records left of {tp}")
+        if behind := [tp for number, tp in changelogs.items() if self._read_to[number] < self._goals[number]]:
+            raise NotRestored(f"{self._name}: restoring it: a transaction is open in {behind[0]}")
+        for number in numbers:
+            del self._goals[number]
+
+    def _open(self, number: int) -> int:
+        """Opens a store; returns the next offset of its changelog that it needs."""
+        if number not in self.by_partition:
+            self.by_partition[number] = self._open_store(number)
+            self._read_to[number] = 0
+            self._positions[number] = {}
+        return self._read_to[number]
+
+    def _apply(self, number: int, records: Collection[Message]) -> None:
+        changes: dict[bytes, bytes | None] = {m.key() or b"": m.value() for m in records}
+        if (named := changes.pop(POSITIONS_KEY, None)) is not None:
+            self._positions[number] = self._decode(number, named)
+        self.by_partition[number].restore(changes)
+
+    def _decode(self, number: int, value: bytes) -> dict[str, Position]:
+        try:
+            return read_positions(value)
+        except ValueError as error:
+            raise TopicError(
+                f"changelog {self._changelog!r}, partition {number}: {error}: run the version of kstreams_py that "
+                "wrote it, or a newer one"
+            ) from None
+
+    def _differing(self, number: int, group: Mapping[str, int]) -> bool:
+        """Whether the group is at other offsets than a store."""
+        return {topic: at.next for topic, at in self._positions[number].items()} != group
+
+    def _placed(self, group: Mapping[str, int]) -> dict[str, Position]:
+        return {topic: Position(self._topic_ids.get(topic, ""), at) for topic, at in group.items()}
+
+    def _check(self, number: int, group: Mapping[str, int]) -> None:
+        """Raises InputLost if a store that was restored does not belong to the offsets of its group."""
+        for topic, (topic_id, at) in self._positions[number].items():
+            tp = TopicPartition(topic, number)
+            if topic not in self._topic_ids:
+                continue  # the processor does not read it any more
+            if topic_id != self._topic_ids[topic]:
+                raise self._mistaken(f"topic {topic!r} was deleted and created again since")
+            committed = group.get(topic)
+            if committed is None:
+                raise self._mistaken(f"it is at {tp}@{at}, which has no committed offset")
+            if committed > at:
+                raise self._mistaken(
+                    f"it is at {tp}@{at}, and {committed - at:,} offsets after it were read without it"
+                )
+            if committed < at:
+                raise self._mistaken(
+                    f"it has {at - committed:,} offsets more of {tp} than the group, which is at {committed}"
+                )
+        if not self._positions[number] and any(group.values()):
+            logger.info(
+                "%s begins empty at %s", self._name,
+                ", ".join(f"{topic}[{number}]@{at}" for topic, at in sorted(group.items())),
+                extra=repeated(f"tasks whose {self._name} begins empty", partition=number),
+            )  # fmt: skip
+
+    def _mistaken(self, why: str) -> InputLost:
+        return InputLost(
+            f"{self._name} does not belong to the committed offsets: {why}: stop all workers, then set the group to "
+            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog!r}, so that the state "
+            "begins empty where the group is"
+        )
+
+    def _drop(self, number: int) -> None:
+        self.by_partition.pop(number).close()
+        for each in (self._positions, self._read_to, self._goals):
+            each.pop(number, None)
+        self._trusted.discard(number)
+
+    # In an assignment.
+
+    def records(self, positions: Positions) -> list[Output]:
+        """The records of what is not committed, and of the positions that it belongs to."""
+        outputs: list[Output] = []
+        for number in sorted({tp.partition for tp in positions}):
+            if changes := self.by_partition[number].changes:
+                outputs += change_records(self._changelog, number, changes)
+            outputs.append(positions_record(self._changelog, number, self._moved(number, positions)))
+        return outputs
+
+    def _moved(self, number: int, positions: Positions) -> dict[str, Position]:
+        return self._positions[number] | self._placed(
+            {tp.topic: at for tp, at in positions.items() if tp.partition == number}
+        )
+
+    def committed(self, positions: Positions) -> None:
+        """Keeps what `records` returned: it is committed."""
+        for number in {tp.partition for tp in positions}:
+            self._positions[number] = self._moved(number, positions)
+            self.by_partition[number].commit()
+        if self._clock() - self._looked_at > LOOK_SECONDS:
+            self._look()
+
+    def _look(self) -> None:
+        """Notes the ends of the changelogs: all before them is in the stores."""
+        self._looked_at = self._clock()
+        try:
+            ends = self._cluster.ends([TopicPartition(self._changelog, number) for number in self.by_partition])
+        except ClientError as error:
+            logger.debug("%s: the end of its changelog is not known: %s", self._name, error)
+        else:
+            self._read_to |= {tp.partition: end for tp, end in ends.items()}
+
+    def roll_back(self) -> None:
+        """Drops what is not committed."""
+        for store in self.by_partition.values():
+            store.roll_back()
+
+    def close(self) -> None:
+        """Frees the stores."""
+        for number in list(self.by_partition):
+            self._drop(number)
