@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from kstreams_py.errors import DecodeError, SettingsError
+from kstreams_py.records import Headers
 
 UUID_BYTES: Final = 16
 
 _MAIN, _SUB = b"\x01", b"\x00"
+
+_NUMBER_MAX: Final = 2**63
+_DIGITS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +121,29 @@ def headers_of(ordered: Ordered) -> list[tuple[str, bytes]]:
         (KIND_HEADER, KINDS[ordered.event.is_main]),
     ]
     return found if ordered.prev is None else [*found, (PREV_HEADER, b"%d" % ordered.prev)]
+
+
+def place_of(headers: Headers) -> tuple[int, int | None]:
+    """The id of a record's event and that of its predecessor, as they were written: they may be impossible.
+
+    Raises DecodeError for a record without an id, and for one that is no number of 63 bits.
+    """
+    number = prev = None
+    for name, value in headers:
+        if name == ID_HEADER:
+            number = _number(name, value)
+        elif name == PREV_HEADER:
+            prev = _number(name, value)
+    if number is None:
+        raise DecodeError(f"a record without the header {ID_HEADER} is no event: only `kstreams order` may write here")
+    return number, prev
+
+
+def _number(name: str, value: bytes | None) -> int:
+    try:
+        number = int(value or b"") if len(value or b"") <= _DIGITS_MAX else _NUMBER_MAX
+    except ValueError:
+        number = _NUMBER_MAX
+    if not -_NUMBER_MAX < number < _NUMBER_MAX:
+        raise DecodeError(f"{(value or b'')[:40]!r} in the header {name} is no number of an event")
+    return number
