@@ -14,7 +14,6 @@ UUID_BYTES: Final = 16
 _MAIN, _SUB = b"\x01", b"\x00"
 
 _NUMBER_MAX: Final = 2**63
-_DIGITS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +128,17 @@ def place_of(headers: Headers) -> tuple[int, int | None]:
     Raises DecodeError for a record without an id, and for one that is no number of 63 bits.
     """
     number = prev = None
-    for name, value in headers:
-        if name == ID_HEADER:
-            number = _number(name, value)
-        elif name == PREV_HEADER:
-            prev = _number(name, value)
-    if number is None:
-        raise DecodeError(f"a record without the header {ID_HEADER} is no event: only `kstreams order` may write here")
-    return number, prev
-
-
-def _number(name: str, value: bytes | None) -> int:
     try:
-        number = int(value or b"") if len(value or b"") <= _DIGITS_MAX else _NUMBER_MAX
+        for name, value in headers:
+            if name == ID_HEADER:
+                number = int(value or b"")
+            elif name == PREV_HEADER:
+                prev = int(value or b"")
     except ValueError:
         number = _NUMBER_MAX
-    if not -_NUMBER_MAX < number < _NUMBER_MAX:
-        raise DecodeError(f"{(value or b'')[:40]!r} in the header {name} is no number of an event")
-    return number
+    if number is None:
+        raise DecodeError(f"a record without the header {ID_HEADER} is no event: only `kstreams order` may write here")
+    if not -_NUMBER_MAX < number < _NUMBER_MAX or not -_NUMBER_MAX < (prev or 0) < _NUMBER_MAX:
+        found = {name: value and value[:40] for name, value in headers if name in (ID_HEADER, PREV_HEADER)}
+        raise DecodeError(f"{found} is no place of an event: only `kstreams order` may write here")
+    return number, prev
