@@ -125,7 +125,7 @@ class Kind(Enum):
 class Outcome:
     """What to do with an event that was offered, and with events that were held until now.
 
-    - `kind`: of the event that was offered. `fault`: why it is one.
+    - `kind`: of the event that was offered. `fault`: why it is one. `held`: the event, if it is held now.
     - `released`: held events to apply after it, in this order.
     - `refused`: held events that are faults now.
     """
@@ -134,11 +134,11 @@ class Outcome:
     fault: Fault | None = None
     released: tuple[Held, ...] = ()
     refused: tuple[tuple[Held, Fault], ...] = ()
+    held: Held | None = None
 
 
 APPLY: Final = Outcome(Kind.APPLY)
 DUPLICATE: Final = Outcome(Kind.DUPLICATE)
-HOLD: Final = Outcome(Kind.HOLD)
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class _Waiting:
 class EventChains:
     """The objects of one task. Nothing is stored here but the held events, in memory.
 
-    The caller stores each event of a HOLD with its effects, removes each released or refused one, and calls `load`
+    The caller stores each event that is held now, removes each released or refused one, and calls `load`
     after a start or an abort; or else it commits no position after `oldest_position`, and reads the rest again: what
     was applied is dropped as a copy.
 
@@ -302,7 +302,7 @@ class EventChains:
                 found = (event.prev, digest_of(event.value))
                 return self._compare(event.object, event.id, found, (known.prev, digest_of(known.value)))
         self._add(event)
-        return HOLD
+        return Outcome(Kind.HOLD, held=event)
 
     def _release(self, name: bytes, newest: int) -> Outcome:
         """Applies held events of an object whose newest event has just been applied; a fork among them stops it."""

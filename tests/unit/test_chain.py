@@ -13,7 +13,6 @@ from kstreams_py.errors import DecodeError
 from kstreams_py.ordering.chain import (
     APPLY,
     DUPLICATE,
-    HOLD,
     EventChains,
     Fault,
     Held,
@@ -122,10 +121,8 @@ def test_restarts_at_any_event_apply_each_event_once_in_order(keeps_held: bool) 
             found[topic[at][0]] += applied(topic[at], outcome)
             for each in outcome.released:
                 stored.pop((each.object, each.prev), None)
-            if outcome is HOLD:
-                name, _, prev, _ = topic[at]
-                (held,) = (each for each in chains.held() if (each.object, each.prev) == (name, prev))
-                stored[held.object, held.prev] = held
+            if outcome.held is not None:
+                stored[outcome.held.object, outcome.held.prev] = outcome.held
             at += 1
             if chance.random() < 0.1:
                 before = chains
@@ -275,7 +272,9 @@ def test_held_events_are_counted_against_both_limits_and_the_oldest_is_known() -
     assert (chains.is_full, chains.oldest_age, chains.oldest_position) == (False, 0.0, None)
     for position, event in enumerate([sent(A, 5, 4, b"1234"), sent(B, 5, 4, b""), sent(A, 6, 5, b"1")]):
         assert not chains.is_full
-        assert offer(chains, event, position + 100) is HOLD
+        name, number, prev, value = event
+        held = Held(name, number, prev or 0, value, event, position + 100, 10.0 * (position + 1))
+        assert offer(chains, event, position + 100) == Outcome(Kind.HOLD, held=held)
     assert (chains.held_events, chains.held_bytes, chains.is_full) == (3, 8, True)
     assert (chains.oldest_age, chains.oldest_position) == (35.0, 100)
     assert outcomes(chains, sent(A, 4, None)) == [(Kind.APPLY, [5, 6], [])]
