@@ -23,5 +23,5 @@ jars          adapter  kstreams jars
 spark         adapter  kstreams spark-options
 pipeline      adapter  kstreams pipeline run, list, status, reset, sql, submit
 order         adapter  kstreams order, order status, order takeover
-demo          adapter  kstreams demo flights
+demo          adapter  kstreams demo flights|ordering
 """

@@ -27,3 +27,23 @@ def run_flights(
     except ImportError as error:
         raise MissingSoftware(f"{error.name} is not installed: run pip install 'kstreams_py[demo]'") from None
     raise typer.Exit(flights.run(records, kills, seed, output))
+
+
+@app.command("ordering")
+def run_ordering(
+    flights: Annotated[int, typer.Option(help="so many departures, the first ones of the year", min=1)] = 6_000,
+    kills: Annotated[int, typer.Option(help="how often a worker is killed, spread over the run", min=0)] = 8,
+    seed: Annotated[int, typer.Option(help="seed of the random kills")] = 1,
+    store: Annotated[
+        str | None, typer.Option(help="where events are queued: redis://host:port/0; by default a file in --output")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="directory for the report and its data")] = Path("ordering-demo"),
+) -> None:
+    """Change aircraft from four processes, kill the workers that send the events, check order and states.
+
+    The same events are sent without event ordering, too, and counted where they overtake each other. Exit status 1 if
+    an aircraft has not the state that the file of flights gives it.
+    """
+    from kstreams_py.demo import ordering  # noqa: PLC0415, its libraries take time to import
+
+    raise typer.Exit(ordering.run(flights, kills, seed, store, output))

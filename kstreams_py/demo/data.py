@@ -20,8 +20,11 @@ FIELDS: Final = (
     "carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute", "time_hour",
 )  # fmt: skip
 
-DEP_TIME, ARR_DELAY, CARRIER, MONTH, ORIGIN, TAILNUM, TIME_HOUR = map(
-    FIELDS.index, ("dep_time", "arr_delay", "carrier", "month", "origin", "tailnum", "time_hour")
+MONTH, DAY, DEP_TIME, DEP_DELAY, ARR_TIME, ARR_DELAY, CARRIER, FLIGHT, TAILNUM = map(
+    FIELDS.index, ("month", "day", "dep_time", "dep_delay", "arr_time", "arr_delay", "carrier", "flight", "tailnum")
+)
+ORIGIN, DEST, AIR_TIME, DISTANCE, HOUR, MINUTE, TIME_HOUR = map(
+    FIELDS.index, ("origin", "dest", "air_time", "distance", "hour", "minute", "time_hour")
 )
 
 OUTCOMES: Final = ("departed", "cancelled", "errors")

@@ -7,6 +7,8 @@ import importlib.util
 import io
 import sys
 import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -18,14 +20,23 @@ _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 def read(number: int | None = None) -> list[Row]:
     """Reads `number` departures, spread evenly over the year, in the order of the file; None for all."""
+    return _read(lambda lines: spread(list(lines), number))
+
+
+def read_first(number: int | None = None) -> list[Row]:
+    """Reads the first departures of the year, in the order of the file; None for all."""
+    return _read(lambda lines: islice(lines, number))
+
+
+def _read(choose: Callable[[Iterator[str]], Iterable[str]]) -> list[Row]:
     with zipfile.ZipFile(_directory() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-        head, *lines = io.TextIOWrapper(file, encoding="utf-8")
-        (columns,) = csv.reader([head])
+        lines = iter(io.TextIOWrapper(file, encoding="utf-8"))
+        (columns,) = csv.reader([next(lines)])
         order = [columns.index(name) for name in FIELDS]
         parse = [sys.intern if name in _TEXTS else int for name in FIELDS]
         return [
             tuple([None if line[i] == "NA" else convert(line[i]) for i, convert in zip(order, parse, strict=True)])
-            for line in csv.reader(spread(lines, number))
+            for line in csv.reader(choose(lines))
         ]
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,13 +20,13 @@ from kstreams_py.demo import data, data_files, report
 from kstreams_py.demo.checks import exit_status, judge
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.flights_graph import airports, departed, flights, graph
+from kstreams_py.demo.output import LOG, open_cluster, prepare
 from kstreams_py.demo.recoveries import Recoveries, are_running
 from kstreams_py.demo.results import Results
 from kstreams_py.demo.screen import Screen
 from kstreams_py.demo.traffic import TICK, Kills, Loader, Progress, Traffic, Watch
-from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.errors import ClientError, PipelineFailed, SettingsError
+from kstreams_py.errors import ClientError, PipelineFailed
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.kafka.cluster import KafkaCluster
@@ -49,8 +45,6 @@ from kstreams_py.sinks import Parquet, SqliteTable
 
 TARGET: Final = "kstreams_py.demo.flights_graph:graph"
 SLOTS: Final = (0, 1, 2)
-
-LOG: Final = "run.log"
 
 RATE: Final = 5_000
 """Departures per second, or fewer where the kills need more time."""
@@ -80,7 +74,7 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     rows = data_files.read(records)
     expected = data.expect(rows)
     screen.say("starting a Kafka broker on this machine")
-    with _cluster(output) as (settings, cluster):
+    with open_cluster(output) as (settings, cluster):
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         create_topics(graph, cluster)
         topics = check_topics(graph, cluster)
@@ -229,40 +223,8 @@ def _writer(log: Path, screen: Screen) -> Write:
 
 def _prepared(output: Path) -> Path:
     """Makes the directory if necessary, and removes the files of an earlier run."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for name in ("report.html", LOG, "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm"):
-            (output / name).unlink(missing_ok=True)
-        shutil.rmtree(output / "delays", ignore_errors=True)
-    except OSError as error:
-        raise SettingsError(f"the directory {output} cannot be written ({error}): name another with --output") from None
-    return output.resolve()
-
-
-@contextmanager
-def _cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
-    """Settings and the cluster of a temporary broker, with a temporary directory of schemas."""
-    with (
-        _logged_to(output / LOG),
-        tempfile.TemporaryDirectory(prefix="kstreams-schemas-") as schemas,
-        EmbeddedKafka() as kafka,
-    ):
-        settings = Settings.load(bootstrap_servers=kafka.bootstrap_servers, schema_directory=Path(schemas))
-        with closing(KafkaCluster(settings)) as cluster:
-            yield settings, cluster
-
-
-@contextmanager
-def _logged_to(path: Path) -> Iterator[None]:
-    """Writes the log of this process to the file of the workers' log: the terminal is the screen's."""
-    root, handler = logging.getLogger(), logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    before, root.handlers = root.handlers, [handler]
-    try:
-        yield
-    finally:
-        root.handlers = before
-        handler.close()
+    names = ("report.html", LOG, "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm", "delays")
+    return prepare(output, names)
 
 
 def _stored(output: Path) -> list[tuple[object, ...]]:

@@ -18,10 +18,14 @@ from kstreams_py.running.progress import Display, Rate
 
 
 class Screen(Display):
-    """The output of the demo. `counts` is live in a terminal; call it inside the context."""
+    """The output of the demo. `counts` is live in a terminal; call it inside the context.
 
-    def __init__(self, console: Console) -> None:
+    - `what`: is written, in the plural.
+    """
+
+    def __init__(self, console: Console, what: str = "departures") -> None:
         super().__init__(console, transient=True)
+        self._what = what
         self._console = console
         self._rates: defaultdict[str, Rate] = defaultdict(Rate)
 
@@ -30,8 +34,8 @@ class Screen(Display):
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def begin(self) -> float:
-        """Says that departures are written from now on, and returns the time, from which the screen counts seconds."""
-        self.say("the workers have joined: writing departures")
+        """Says that the workers have joined, and returns the time, from which the screen counts seconds."""
+        self.say(f"the workers have joined: writing {self._what}")
         self._entered_at = time.monotonic()
         return self._entered_at
 
@@ -47,15 +51,15 @@ class Screen(Display):
             self.say(f"from a kill to the slot's next commit: {most}")
 
     def counts(self, counts: Mapping[str, int], written: int, records: int) -> None:
-        """Shows the number of committed records by topic, and of departures written."""
+        """Shows the number of committed records by topic, and of what is written."""
         now = time.monotonic()
         rates = {topic: self._rates[topic].of(n, now) for topic, n in counts.items()}
 
         def write() -> None:
             seen = ", ".join(f"{n:,} {topic}" for topic, n in counts.items())
-            self.say(f"  {now - self._entered_at:5.1f} s  {written:,} of {records:,} departures; {seen}")
+            self.say(f"  {now - self._entered_at:5.1f} s  {written:,} of {records:,} {self._what}; {seen}")
 
-        self.refresh(lambda: _drawn(counts, rates, written, records), write)
+        self.refresh(lambda: _drawn(counts, rates, (self._what, written, records)), write)
 
     def table(self, checks: Sequence[Check]) -> None:
         """Prints the checks, a line for each."""
@@ -73,7 +77,8 @@ class Screen(Display):
         self._console.print()
 
 
-def _drawn(counts: Mapping[str, int], rates: Mapping[str, float], written: int, records: int) -> RenderableType:
+def _drawn(counts: Mapping[str, int], rates: Mapping[str, float], progress: tuple[str, int, int]) -> RenderableType:
+    what, written, records = progress
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("committed, as a reader sees it")
     table.add_column("records", justify="right", min_width=10)
@@ -81,5 +86,5 @@ def _drawn(counts: Mapping[str, int], rates: Mapping[str, float], written: int, 
     for topic, n in counts.items():
         table.add_row(topic, f"{n:,}", f"{rates.get(topic, 0.0):,.0f}")
     bar = Table.grid(padding=(0, 1))
-    bar.add_row("departures", ProgressBar(total=records, completed=written, width=40), f"{written:,} of {records:,}")
+    bar.add_row(what, ProgressBar(total=records, completed=written, width=40), f"{written:,} of {records:,}")
     return Group(Text(), bar, Text(), table)

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from kstreams_py.errors import DecodeError, SettingsError
+from kstreams_py.records import Headers
 
 UUID_BYTES: Final = 16
 
 _MAIN, _SUB = b"\x01", b"\x00"
+
+_NUMBER_MAX: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +120,25 @@ def headers_of(ordered: Ordered) -> list[tuple[str, bytes]]:
         (KIND_HEADER, KINDS[ordered.event.is_main]),
     ]
     return found if ordered.prev is None else [*found, (PREV_HEADER, b"%d" % ordered.prev)]
+
+
+def place_of(headers: Headers) -> tuple[int, int | None]:
+    """The id of a record's event and that of its predecessor, as they were written: they may be impossible.
+
+    Raises DecodeError for a record without an id, and for one that is no number of 63 bits.
+    """
+    number = prev = None
+    try:
+        for name, value in headers:
+            if name == ID_HEADER:
+                number = int(value or b"")
+            elif name == PREV_HEADER:
+                prev = int(value or b"")
+    except ValueError:
+        number = _NUMBER_MAX
+    if number is None:
+        raise DecodeError(f"a record without the header {ID_HEADER} is no event: only `kstreams order` may write here")
+    if not -_NUMBER_MAX < number < _NUMBER_MAX or not -_NUMBER_MAX < (prev or 0) < _NUMBER_MAX:
+        found = {name: value and value[:40] for name, value in headers if name in (ID_HEADER, PREV_HEADER)}
+        raise DecodeError(f"{found} is no place of an event: only `kstreams order` may write here")
+    return number, prev

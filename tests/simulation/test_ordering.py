@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from kstreams_py.ordering.chain import APPLY, DUPLICATE, EventChains
 from kstreams_py.ordering.events import Ordered, Work
 from kstreams_py.ordering.steps import Answer, Complete, Lane, Own, Pop, Resume, Step, Take
 from tests.ordering_model import (
@@ -47,6 +48,23 @@ def test_no_state_breaks_an_invariant(
 @pytest.mark.long
 def test_three_workers_four_events_two_crashes_and_a_stop_break_no_invariant_in_any_state() -> None:
     assert explore(start(lanes(3), "aaba", crashes=2, stops=1)) == (405_144, 136)
+
+
+def apply_by_rule(state: State, name: str, ordered: Ordered) -> State:
+    """The consumer's own rule after what it has applied: it must come to what the model comes to."""
+    chains = EventChains({}, lambda: 0.0)
+    applied = state.objects[name].applied
+    for prev, (number, event) in zip([None, *(each for each, _ in applied)], applied, strict=False):
+        assert chains.offer(name.encode(), number, prev, event.uuid, None, 0) is APPLY
+    outcome = chains.offer(name.encode(), ordered.id, ordered.prev, ordered.event.uuid, None, 0)
+    after = apply(state, name, ordered)
+    if outcome is not (DUPLICATE if after is state else APPLY):
+        raise Violation(f"{name}: {ordered} after {applied}: {outcome}")
+    return after
+
+
+def test_rule_of_the_consumer_holds_no_event_and_finds_no_fault_in_any_state() -> None:
+    assert explore(start(lanes(2, 2), "aaa", crashes=3), apply=apply_by_rule) == (13_548, 36)
 
 
 # What fails without a rule.

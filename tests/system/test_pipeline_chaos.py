@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from kstreams_py.demo import data, data_files, flights, flights_graph
+from kstreams_py.demo.output import open_cluster
 from kstreams_py.demo.screen import Screen
 from kstreams_py.demo.traffic import Kills, Loader
 from kstreams_py.formats.registries import open_registry
@@ -35,7 +36,7 @@ def test_pipeline_whose_drivers_and_workers_are_killed_ends_with_the_table_of_th
     file = tmp_path / "pipelines.py"
     file.write_text("from kstreams_py.demo.flights_graph import graph\n", encoding="utf-8")
     rows = data_files.read(RECORDS)
-    with flights._cluster(tmp_path) as (settings, cluster):
+    with open_cluster(tmp_path) as (settings, cluster):
         registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         create_topics(flights_graph.graph, cluster)
         topics = check_topics(flights_graph.graph, cluster)

@@ -1,0 +1,149 @@
+"""A front end of `kstreams demo ordering`: a process that changes aircraft, and tells of each change in two ways.
+
+It stores the aircraft's new state and queues its events in one atomic step. And, for comparison, it sends the same
+events itself, as a program without event ordering does: after the change is stored, through a producer of its own,
+which collects records for a moment. Each front end waits for a time of its own, so that events overtake each other.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Final
+from uuid import uuid4
+
+from kstreams_py.demo import data_files
+from kstreams_py.demo.aircraft import Change, State, apply_all, changes, of_front_end
+from kstreams_py.errors import StoreUnavailable
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import Output, Producer
+from kstreams_py.ordering import Ordering
+from kstreams_py.ordering.sending import IDEMPOTENT
+from kstreams_py.settings import Settings
+
+COLLECT_SECONDS: Final = 1.0
+"""How long a producer without event ordering collects records at most, each time for a random time."""
+
+ATTEMPTS: Final = 5
+"""At one change, while the store does not answer."""
+
+_LOOK_SECONDS: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a front end does.
+
+    - `name`: one of aircraft.FRONT_ENDS.
+    - `flights`: so many departures of the file.
+    - `topic`: of what it sends itself.
+    - `began`: seconds since 1970 at which the changes begin, spread evenly over `seconds`.
+    - `seed`: of the times for which the producer collects.
+    """
+
+    name: str
+    flights: int
+    store: str
+    prefix: str
+    topic: str
+    began: float
+    seconds: float
+    seed: int
+
+    def arguments(self) -> list[str]:
+        """The command line of its process, behind `python -m`."""
+        return ["kstreams_py.demo.front_end", json.dumps(asdict(self))]
+
+
+class Plain:
+    """Sends events as a program without event ordering does."""
+
+    def __init__(self, producer: Producer, topic: str, seed: int) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._random = random.Random(seed)
+        self._collected: list[Output] = []
+        self._due = 0.0
+
+    def tell(self, change: Change) -> None:
+        """Takes the events of a change that is stored."""
+        for event in change.events:
+            value, key = json.dumps(event).encode(), change.aircraft.encode()
+            self._collected.append((self._topic, value, key, -1, None, None, 0, None))
+
+    def look(self, now: float) -> None:
+        """Sends what is collected, if the time has come. `now`: seconds."""
+        if now >= self._due:
+            self._producer.write(self._collected)
+            self._due = now + self._random.uniform(0.0, COLLECT_SECONDS)
+
+    def flush(self) -> None:
+        """Sends all, and waits until it is acknowledged."""
+        self._producer.write(self._collected)
+        self._producer.flush()
+
+
+class FrontEnd:
+    """Makes the changes of one front end, in their order."""
+
+    def __init__(self, ordering: Ordering, plain: Plain, task: Task) -> None:
+        self._ordering = ordering
+        self._plain = plain
+        self._task = task
+
+    def run(self) -> None:
+        """Makes all changes. Raises StoreUnavailable, and what the producer raises."""
+        everything = changes(data_files.read_first(self._task.flights))
+        places = {(change.aircraft, change.number): place for place, change in enumerate(everything)}
+        for change in of_front_end(everything, self._task.name):
+            share = places[change.aircraft, change.number] / len(everything)
+            self._wait_until(self._task.began + self._task.seconds * share)
+            self._make(change)
+            self._plain.tell(change)
+        self._plain.flush()
+
+    def _wait_until(self, due: float) -> None:
+        self._plain.look(time.time())
+        while (left := due - time.time()) > 0:
+            time.sleep(min(left, _LOOK_SECONDS))
+            self._plain.look(time.time())
+
+    def _make(self, change: Change) -> None:
+        """Stores a change once the one before it is stored."""
+        while (state := self._state(change))["changes"] < change.number - 1:
+            self._wait_until(time.time() + _LOOK_SECONDS)
+        uuid = uuid4()
+        for attempt in range(ATTEMPTS):
+            try:
+                self._ordering.enqueue(
+                    change.aircraft,
+                    apply_all(state, change.events),
+                    change.event,
+                    sub_events=change.sub_events,
+                    uuid=uuid,  # another attempt at what was stored stores nothing
+                )
+            except StoreUnavailable:
+                if attempt == ATTEMPTS - 1:
+                    raise
+            else:
+                return
+
+    def _state(self, change: Change) -> State:
+        return apply_all(self._ordering.data(change.aircraft), ())
+
+
+def main(text: str) -> None:
+    """Runs a front end. `text`: its Task as JSON."""
+    task = Task(**json.loads(text))
+    producer = KafkaCluster(Settings.load()).producer(IDEMPOTENT, f"front end {task.name}")
+    with closing(Ordering(task.store, prefix=task.prefix)) as ordering:
+        FrontEnd(ordering, Plain(producer, task.topic, task.seed), task).run()
+    producer.drop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

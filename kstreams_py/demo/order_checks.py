@@ -1,0 +1,153 @@
+"""Reads the topics of `kstreams demo ordering` as consumers do, and compares what they come to with the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kstreams_py.demo.aircraft import Change, Event, State, apply, differing
+from kstreams_py.demo.checks import Check
+from kstreams_py.ordering.chain import EventChains, Kind
+from kstreams_py.ordering.events import place_of
+from kstreams_py.records import Message
+from kstreams_py.testing.verdicts import overtaken
+
+
+@dataclass(slots=True)
+class Consumed:
+    """What one consumer group has come to.
+
+    - `states`, `events`: by aircraft; the events in the order in which they were applied.
+    - `copies`, `faults`, `held`: events that were dropped, refused, or wait at the end.
+    """
+
+    states: dict[str, State] = field(default_factory=dict)
+    events: dict[str, list[Event]] = field(default_factory=dict)
+    copies: int = 0
+    faults: int = 0
+    held: int = 0
+
+    def apply(self, name: str, event: Event) -> None:
+        """Takes one event."""
+        self.states[name] = apply(self.states.get(name), event)
+        self.events.setdefault(name, []).append(event)
+
+
+def consume(records: Iterable[Message]) -> Consumed:
+    """Applies each event once, after the one before it, whatever copies the topic has: the rule of event ordering."""
+    found = Consumed()
+    chains = EventChains({}, lambda: 0.0)
+    for record in records:
+        name, event = _read(record)
+        outcome = chains.offer(name.encode(), *place_of(record.headers() or ()), record.value(), event, 0)
+        found.faults += (outcome.fault is not None) + len(outcome.refused)
+        if outcome.kind is Kind.APPLY:
+            found.apply(name, event)
+        for held in outcome.released:
+            found.apply(name, held.record)
+    found.copies, found.held = chains.duplicates, chains.held_events
+    return found
+
+
+def consume_plainly(records: Iterable[Message]) -> Consumed:
+    """Applies each event where it is in the topic, as a consumer without event ordering does."""
+    found = Consumed()
+    for record in records:
+        found.apply(*_read(record))
+    return found
+
+
+def _read(record: Message) -> tuple[str, Event]:
+    event: Event = json.loads(record.value() or b"")
+    return (record.key() or b"").decode(), event
+
+
+def inversions(found: Consumed) -> dict[str, int]:
+    """How many events came after a later one of their aircraft, by aircraft: those that have such events."""
+    counts = {
+        name: sum(1 for _ in overtaken(events, line=lambda _: None, rank=lambda event: event["change"]))
+        for name, events in found.events.items()
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a run has come to.
+
+    - `changes`: all that were to be made. `expected`: the states of the aircraft, by the file alone.
+    - `stored`: the states of the aircraft in the store of the front ends.
+    - `groups`: what consumers have come to, by the name of their group. `plain`: without event ordering.
+    - `not_stopped`: workers that did not end well when they were told to.
+    """
+
+    changes: Sequence[Change]
+    expected: Mapping[str, State]
+    stored: Mapping[str, State]
+    groups: Mapping[str, Consumed]
+    plain: Consumed
+    kills: int
+    not_stopped: int = 0
+
+
+def judge(results: Results) -> list[Check]:
+    """The table of checks."""
+    events: dict[str, list[Event]] = {}
+    for change in results.changes:
+        events.setdefault(change.aircraft, []).extend(change.events)
+    all_events = sum(map(len, events.values()))
+    checks = [
+        Check("aircraft", len(results.expected), len(results.stored)),
+        Check("changes stored", len(results.changes), sum(state["changes"] for state in results.stored.values())),
+        Check("aircraft with another state in the store", 0, _differing(results.stored, results)),
+    ]
+    for name, group in results.groups.items():
+        names = events.keys() | group.events.keys()
+        misplaced = sum(group.events.get(each) != events.get(each) for each in names)
+        checks += [
+            Check(f"{name}: events applied", all_events, sum(map(len, group.events.values()))),
+            Check(f"{name}: aircraft with another order of events", 0, misplaced),
+            Check(f"{name}: aircraft with another state", 0, _differing(group.states, results)),
+            Check(f"{name}: events refused, or waiting at the end", 0, group.faults + group.held),
+        ]
+    sent = sum(map(len, results.plain.events.values()))
+    return [
+        *checks,
+        Check("events sent without ordering", all_events, sent),
+        Check("workers that did not stop", 0, results.not_stopped),
+    ]
+
+
+def _differing(states: Mapping[str, State], results: Results) -> int:
+    return len(differing(states, results.expected))
+
+
+def describe(results: Results) -> Iterator[str]:
+    """What was shown, in plain words."""
+    events = sum(len(change.events) for change in results.changes)
+    yield (
+        f"{len(results.expected):,} aircraft had {len(results.changes):,} changes with {events:,} events. Four "
+        "processes made them, and stored each change with its events in one atomic step. A departure and the arrival "
+        "after it are made by different processes."
+    )
+    copies = max((group.copies for group in results.groups.values()), default=0)
+    yield (
+        f"Three workers sent the events; {results.kills} times one of them was killed, and started again. {copies:,} "
+        "events are in the topic more than once, as a killed worker sends again what it had sent without noting it."
+    )
+    late = inversions(results.plain)
+    contradictions = sum(state["contradictions"] for state in results.plain.states.values())
+    misplaced = sum(each["place"] != results.expected[name]["place"] for name, each in results.plain.states.items())
+    yield (
+        f"Without event ordering the same processes sent the same events: {sum(late.values()):,} of them came after a "
+        f"later one, of {len(late):,} aircraft. A consumer that applies them as they come meets {contradictions:,} "
+        "contradictions, such as an arrival before its departure, and has a wrong place for "
+        f"{misplaced:,} aircraft at the end."
+    )
+    for name, group in results.groups.items():
+        right = len(results.expected) - len(differing(group.states, results.expected))
+        yield (
+            f"With event ordering, {name}: {right:,} of {len(results.expected):,} aircraft have the state of the file, "
+            f"after {sum(map(len, group.events.values())):,} events, each applied once and after the one before it."
+        )

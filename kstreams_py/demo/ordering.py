@@ -1,0 +1,233 @@
+"""`kstreams demo ordering`: four front ends change aircraft, workers that are killed send the events, a reader checks.
+
+Each event is applied once and in order by the rule of ordering/chain.py, which reads the topic here itself. What the
+consumers come to is by the name of their group: groups of processors may take its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Final
+from uuid import uuid4
+
+from kstreams_py.demo import children, data_files
+from kstreams_py.demo.aircraft import FRONT_ENDS, Change, State, changes, expected_states
+from kstreams_py.demo.checks import exit_status
+from kstreams_py.demo.front_end import Task
+from kstreams_py.demo.order_checks import Results, consume, consume_plainly, describe, judge
+from kstreams_py.demo.order_workers import WORKERS, OrderWorkers, failed
+from kstreams_py.demo.output import LOG, open_cluster, prepare
+from kstreams_py.demo.screen import Screen
+from kstreams_py.demo.traffic import TICK, Kills, Watch
+from kstreams_py.errors import SettingsError
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.ordering import Ordering
+from kstreams_py.ordering.front_end import open_storage
+from kstreams_py.ordering.storage import Storage
+from kstreams_py.records import Message, TopicPartition
+from kstreams_py.running.progress import LockedConsole
+from kstreams_py.settings import Settings
+from kstreams_py.sinks.redis_servers import open_client
+
+EVENTS: Final = "aircraft.events"
+PLAIN: Final = "aircraft.plain"
+PARTITIONS: Final = 3
+
+FILE: Final = "events.db"
+REPORT: Final = "report.md"
+
+RATE: Final = 500
+"""Changes per second, or fewer where the kills need more time."""
+
+SECONDS_PER_KILL: Final = 2.5
+
+START_SECONDS: Final = 1.0
+"""Between the start of the front ends and the first change."""
+
+STALLED: Final = 60.0
+"""Seconds without a new record before the run ends early, and its results are checked as they are."""
+
+DIRECT: Final = "by the rule"
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What is to be shown.
+
+    - `flights`: so many departures, the first ones of the year.
+    - `kills`: how many workers to kill, spread evenly over the run. `seed`: of these.
+    - `store`: the path of a file, or the URL of a Redis; its keys begin with `prefix`, and are deleted at the end.
+    """
+
+    flights: int
+    kills: int
+    seed: int
+    store: str
+    prefix: str = ""
+
+
+def run(flights: int, kills: int, seed: int, store: str | None, output: Path) -> int:
+    """Runs the demo, and returns the exit status: 0 if every check holds, otherwise 1.
+
+    - `store`: see open_storage(); None for a file in `output`.
+    - `output`: the directory of the report and its data; replaces the files of an earlier run.
+
+    The other parameters are those of Demo. Raises SettingsError, StoreUnavailable, and MissingSoftware for a store
+    without its library.
+    """
+    screen = Screen(LockedConsole(stderr=False), "events")
+    output = prepare(output, [LOG, REPORT, FILE, f"{FILE}-wal", f"{FILE}-shm"])
+    prefix = f"kstreams-demo-{uuid4().hex[:8]}:" if store is not None and "://" in store else ""
+    demo = Demo(flights, kills, seed, store or str(output / FILE), prefix)
+    _check(demo.store, prefix)
+    with _forgetting(demo, screen):
+        screen.say("reading the first departures of 2013")
+        rows = data_files.read_first(flights)
+        made = changes(rows)
+        screen.say("starting a Kafka broker on this machine")
+        with open_cluster(output) as (settings, cluster):
+            cluster.create_topics([(name, PARTITIONS, 1, {}) for name in (EVENTS, PLAIN)])
+            kills_done, not_stopped = Stage(demo, settings, cluster, output, screen).run(made)
+            screen.say("reading everything back")
+            groups = {DIRECT: consume(_read(cluster, EVENTS))}
+            plain = consume_plainly(_read(cluster, PLAIN))
+        results = Results(made, expected_states(rows), _stored(demo, made), groups, plain, kills_done, not_stopped)
+    checks = judge(results)
+    screen.table(checks)
+    lines = list(describe(results))
+    for line in lines:
+        screen.say(line)
+    report = output / REPORT
+    report.write_text("# Event ordering\n\n" + "\n\n".join(lines) + "\n", encoding="utf-8")
+    screen.say(f"report: {report}")
+    return exit_status(checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Runs front ends, workers, kills and the screen together."""
+
+    demo: Demo
+    settings: Settings
+    cluster: KafkaCluster
+    output: Path
+    screen: Screen
+
+    def run(self, made: Sequence[Change]) -> tuple[int, int]:
+        """Runs until every event is sent, or no new record comes for STALLED seconds.
+
+        Returns the number of kills, and that of workers that did not stop well. Raises WorkersFailed if a front end or
+        a worker ends by itself.
+        """
+        partitions = [TopicPartition(name, p) for name in (EVENTS, PLAIN) for p in range(PARTITIONS)]
+        watch, stopping = Watch(self.cluster, partitions), Event()
+        events = sum(len(change.events) for change in made)
+        kills = Kills(self.demo.kills, events, self.demo.seed)
+        self.screen.say(f"{len(WORKERS)} workers, {kills.left} kills to come; the log is {self._log}")
+        with ExitStack() as stack:
+            stack.enter_context(self.screen)
+            pool = stack.enter_context(ThreadPoolExecutor())
+            stack.callback(stopping.set)
+            watching = pool.submit(watch.run, stopping)
+            storage = stack.enter_context(closing(open_storage(self.demo.store, self.demo.prefix)))
+            workers = stack.enter_context(closing(self._start_workers(storage)))
+            while not workers.have_registered:
+                workers.look()
+                time.sleep(TICK)
+            began = self.screen.begin()
+            front_ends = self._start_front_ends(stack, max(len(made) / RATE, SECONDS_PER_KILL * kills.left))
+            while self._is_at_work(front_ends) or kills.left or storage.objects() or not workers.have_registered:
+                if watching.done():
+                    watching.result()  # raises its exception
+                if time.monotonic() - watch.last_arrival > STALLED:
+                    self.screen.say("[red]no new records[/]: checking the results as they are")
+                    break
+                self._turn(watch, kills, workers, began, events)
+            not_stopped = workers.stop()
+        return len(kills.done), not_stopped
+
+    def _turn(self, watch: Watch, kills: Kills, workers: OrderWorkers, began: float, events: int) -> None:
+        """Kills a worker if one is due, and shows the counts."""
+        if kill := kills.look(watch.counts[EVENTS], workers.pids):
+            number, name = len(kills.done), WORKERS[kill.slot]
+            self.screen.say(
+                f"  {kill.at - began:5.1f} s  [red]SIGKILL[/] {number} of {number + kills.left}: worker {name} "
+                f"(process {kill.pid})"
+            )
+        workers.look({each.pid for each in kills.done})
+        counts = {name: watch.counts[name] for name in (EVENTS, PLAIN)}
+        self.screen.counts(counts, min(watch.counts[EVENTS], events), events)
+        time.sleep(TICK)
+
+    def _start_workers(self, storage: Storage) -> OrderWorkers:
+        prefix = ["--prefix", self.demo.prefix] if self.demo.prefix else []
+        where = ["--store", self.demo.store, "--topic", EVENTS, *prefix]
+        environment = self.settings.as_environment()
+        return OrderWorkers(
+            where, environment, self._log, lambda: {each.name: each.number for each in storage.workers()}
+        )
+
+    def _start_front_ends(self, stack: ExitStack, seconds: float) -> dict[str, children.Child]:
+        """Starts a process for each front end; they make their changes within so many seconds."""
+        found = {}
+        began = time.time() + START_SECONDS
+        for seed, name in enumerate(FRONT_ENDS, self.demo.seed):
+            task = Task(name, self.demo.flights, self.demo.store, self.demo.prefix, PLAIN, began, seconds, seed)
+            found[name] = children.start(task.arguments(), self.settings.as_environment(), self._log)
+            stack.callback(children.end, found[name])
+        return found
+
+    def _is_at_work(self, front_ends: Mapping[str, children.Child]) -> bool:
+        """Whether a front end still makes changes."""
+        for name, process in front_ends.items():
+            if process.poll():
+                raise failed(f"front end {name}", process.returncode, self._log)
+        return any(process.poll() is None for process in front_ends.values())
+
+    @property
+    def _log(self) -> Path:
+        return self.output / LOG
+
+
+def _read(cluster: KafkaCluster, topic: str) -> Iterator[Message]:
+    for partition in range(PARTITIONS):
+        yield from cluster.read(TopicPartition(topic, partition))
+
+
+def _stored(demo: Demo, made: Sequence[Change]) -> dict[str, State]:
+    """The states of the aircraft in the store."""
+    with closing(Ordering(demo.store, prefix=demo.prefix)) as ordering:
+        states = {name: ordering.data(name) for name in {change.aircraft for change in made}}
+    return {name: state for name, state in states.items() if state is not None}
+
+
+def _check(store: str, prefix: str) -> None:
+    """Raises SettingsError for a store that exists, StoreUnavailable for one that cannot be used."""
+    if not prefix and Path(store).exists():
+        raise SettingsError(f"{store} exists, and may have events: name another file with --store")
+    open_storage(store, prefix).close()
+
+
+@contextmanager
+def _forgetting(demo: Demo, screen: Screen) -> Iterator[None]:
+    """Deletes the keys of this run in Redis at the end."""
+    try:
+        yield
+    finally:
+        if demo.prefix:
+            from redis import RedisError  # noqa: PLC0415 an extra
+
+            try:
+                with closing(open_client(demo.store)) as client:
+                    for key in client.scan_iter(f"{demo.prefix}*", count=1_000):
+                        client.delete(key)
+            except RedisError as error:
+                screen.say(
+                    f"keys of this run are left in the store ({error}): delete those that begin with {demo.prefix}"
+                )

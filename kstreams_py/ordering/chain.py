@@ -1,0 +1,360 @@
+"""The consumer's rule: each event of an object is applied once, after the one before it.
+
+An event is applied if its predecessor is the newest applied event of its object. It is dropped if it is a copy of one
+that was applied, and held if its predecessor is yet to come. Anything else is a fault: the object is stopped, and each
+later event of it is a fault, too, until an operator removes its state. Other objects go on.
+
+What tells a copy from another event under the same id: the newest applied event of an object and the held ones are
+compared by predecessor and value. An older event is only known to have had an id up to the predecessor of the newest
+one: no event lies between the two, and one that does is a fault. The values of older copies are not compared.
+
+Source: spec of event ordering, EO-50 to EO-59; D-EO-02: the first event has no predecessor, ids begin at 1.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
+
+from kstreams_py.errors import DecodeError
+
+HELD_EVENTS_MAX: Final = 10_000
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+
+State: TypeAlias = tuple[int, int, bytes, str]
+"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, or ""."""
+
+_NOTHING: Final[State] = (0, 0, b"", "")
+_PLACE: Final = struct.Struct(">QQB")
+_DIGEST_BYTES: Final = 8
+
+
+def digest_of(value: bytes | None) -> bytes:
+    """What tells the value of an event from another one: 8 bytes, none for None."""
+    return b"" if value is None else blake2b(value, digest_size=_DIGEST_BYTES).digest()
+
+
+def encode_state(state: State) -> bytes:
+    """The state of an object in one value of a store."""
+    newest, prev, digest, reason = state
+    return _PLACE.pack(newest, prev, len(digest)) + digest + reason.encode()
+
+
+def decode_state(data: bytes) -> State:
+    """The state of `encode_state`. Raises DecodeError for other bytes."""
+    try:
+        newest, prev, length = _PLACE.unpack_from(data)
+        digest, reason = data[_PLACE.size : _PLACE.size + length], data[_PLACE.size + length :].decode()
+        if len(digest) != length or (reason and reason not in set(Reason)):
+            raise ValueError("cut off, or of another version")
+    except (struct.error, ValueError) as error:
+        raise DecodeError(f"{data[:40]!r} is no state of an object: {error}") from None
+    return newest, prev, digest, reason
+
+
+class Start(StrEnum):
+    """What the first event may be that is seen of an object without a state."""
+
+    FROM_START = "from_start"
+    """The first of the object: one with a predecessor is held."""
+    ACCEPT_FIRST = "accept_first"
+    """Any: those before it are dropped as copies, should they come later."""
+
+
+class Reason(StrEnum):
+    """Why an event is a fault."""
+
+    MALFORMED = "malformed"
+    """Its id or its predecessor is below 1, or the predecessor is not below the id."""
+    FORKED = "forked"
+    """It follows an event that another one has followed."""
+    BACKWARDS = "backwards"
+    """Its id is below the newest one, and it was not applied: it is no copy."""
+    ALTERED = "altered"
+    """Another event had its id, with another predecessor or value."""
+    STOPPED = "stopped"
+    """Its object is stopped after another fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why an event becomes a dead letter."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An event that waits for its predecessor.
+
+    - `record`: the caller's.
+    - `position`: where the caller finds it again: positions grow as events arrive.
+    - `held_at`: seconds, of the clock of EventChains.
+    """
+
+    object: bytes
+    id: int
+    prev: int
+    value: bytes | None
+    record: Any
+    position: int
+    held_at: float
+
+    @property
+    def bytes(self) -> int:
+        """Of key and value."""
+        return len(self.object) + len(self.value or b"")
+
+
+class Kind(Enum):
+    """What becomes of an event that was offered."""
+
+    APPLY = "apply"
+    DUPLICATE = "duplicate"
+    HOLD = "hold"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to do with an event that was offered, and with events that were held until now.
+
+    - `kind`: of the event that was offered. `fault`: why it is one. `held`: the event, if it is held now.
+    - `released`: held events to apply after it, in this order.
+    - `refused`: held events that are faults now.
+    """
+
+    kind: Kind
+    fault: Fault | None = None
+    released: tuple[Held, ...] = ()
+    refused: tuple[tuple[Held, Fault], ...] = ()
+    held: Held | None = None
+
+
+APPLY: Final = Outcome(Kind.APPLY)
+DUPLICATE: Final = Outcome(Kind.DUPLICATE)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The held events of one object: by predecessor, the predecessors as a heap, and the ids."""
+
+    by_prev: dict[int, Held] = field(default_factory=dict)
+    prevs: list[int] = field(default_factory=list)
+    ids: set[int] = field(default_factory=set)
+
+    def add(self, event: Held) -> None:
+        self.by_prev[event.prev] = event
+        heapq.heappush(self.prevs, event.prev)
+        self.ids.add(event.id)
+
+    def pop(self) -> Held:
+        """Removes the one with the smallest predecessor."""
+        event = self.by_prev.pop(heapq.heappop(self.prevs))
+        self.ids.remove(event.id)
+        return event
+
+
+class EventChains:
+    """The objects of one task. Nothing is stored here but the held events, in memory.
+
+    The caller stores each event that is held now, removes each released or refused one, and calls `load`
+    after a start or an abort; or else it commits no position after `oldest_position`, and reads the rest again: what
+    was applied is dropped as a copy.
+
+    - `states`: by object; written with each applied event, and undone by the caller with its effects.
+    - `clock`: seconds, the same after a restart.
+    - `events_max`, `bytes_max`: of held events, from which on `is_full`.
+    """
+
+    def __init__(
+        self,
+        states: MutableMapping[bytes, State],
+        clock: Callable[[], float],
+        start: Start = Start.FROM_START,
+        *,
+        events_max: int = HELD_EVENTS_MAX,
+        bytes_max: int = HELD_BYTES_MAX,
+    ) -> None:
+        self._states = states
+        self._clock = clock
+        self._accepts_first = start is Start.ACCEPT_FIRST
+        self._events_max = events_max
+        self._bytes_max = bytes_max
+        self._waiting: dict[bytes, _Waiting] = {}
+        self.held_events = 0
+        self.held_bytes = 0
+        self.duplicates = 0
+        """How many copies were dropped."""
+
+    def offer(
+        self, name: bytes, number: int, prev: int | None, value: bytes | None, record: Any, position: int
+    ) -> Outcome:
+        """Decides what becomes of an event, and keeps the object's state as if it were done.
+
+        - `name`: the object's. `number`, `prev`: the event's id, and that of its predecessor; None for the first.
+        - `value`: tells it from another event of the same id.
+        - `record`, `position`: see Held.
+
+        It may be held beyond the limits: a caller that has found `is_full` offers what it has read, and reads no more.
+        """
+        states = self._states
+        state = states.get(name)
+        if state is not None and state[0] == prev and number > prev and not state[3]:
+            digest = b"" if value is None else blake2b(value, digest_size=_DIGEST_BYTES).digest()
+            states[name] = (number, prev, digest, "")
+            if self._waiting and name in self._waiting:
+                return self._release(name, number)
+            return APPLY
+        return self._judge(name, number, prev, value, record, position)
+
+    def load(self, held: Iterable[Held]) -> None:
+        """Replaces the held events by those that the caller has stored."""
+        self._waiting.clear()
+        self.held_events = self.held_bytes = 0
+        for event in held:
+            self._add(event)
+
+    def accept_next(self, name: bytes) -> Outcome:
+        """Applies the held events of an object from the oldest one on, without its predecessor.
+
+        An operator's decision. The outcome has all of them as released. Raises KeyError if none is held.
+        """
+        oldest = self._pop(name)
+        self._states[name] = (oldest.id, oldest.prev, digest_of(oldest.value), "")
+        found = self._release(name, oldest.id)
+        return Outcome(Kind.APPLY, None, (oldest, *found.released), found.refused)
+
+    # Bounds.
+
+    @property
+    def is_full(self) -> bool:
+        """More events are held than is good: pause the partition, and tell an operator."""
+        return self.held_events >= self._events_max or self.held_bytes >= self._bytes_max
+
+    @property
+    def oldest_age(self) -> float:
+        """Seconds since the oldest held event came; 0 if none is held."""
+        return self._clock() - min(each.held_at for each in self.held()) if self._waiting else 0.0
+
+    @property
+    def oldest_position(self) -> int | None:
+        """The first position of a held event; None if none is held."""
+        return min((each.position for each in self.held()), default=None)
+
+    def held(self) -> Iterator[Held]:
+        """The held events, those of each object together."""
+        for waiting in self._waiting.values():
+            yield from waiting.by_prev.values()
+
+    # Rules.
+
+    def _judge(
+        self, name: bytes, number: int, prev: int | None, value: bytes | None, record: Any, position: int
+    ) -> Outcome:
+        """`offer` of an event that does not simply follow the newest one."""
+        state = self._states.get(name, _NOTHING)
+        newest, before, digest, stopped = state
+        if stopped:
+            return Outcome(Kind.FAULT, _stopped(name, stopped))
+        if number < 1 or (prev is not None and not 1 <= prev < number):
+            return self._stop(name, Reason.MALFORMED, f"event {number} after {prev} is not possible: ids grow from 1")
+        if number < newest:
+            if number > before:
+                return self._stop(name, Reason.BACKWARDS, f"event {number} came after {newest}, and was not applied")
+            self.duplicates += 1
+            return DUPLICATE
+        if number == newest:
+            return self._compare(name, number, (prev or 0, digest_of(value)), (before, digest))
+        if prev is None or (self._accepts_first and not newest):
+            if newest:
+                return self._stop(name, Reason.FORKED, f"event {number} begins the object again after {newest}")
+            self._states[name] = (number, prev or 0, digest_of(value), "")
+            return self._release(name, number)
+        if prev < newest:
+            return self._stop(name, Reason.FORKED, f"event {number} follows {prev}, as another one did: {newest} came")
+        return self._hold(Held(name, number, prev, value, record, position, self._clock()))
+
+    def _compare(self, name: bytes, number: int, found: tuple[int, bytes], known: tuple[int, bytes]) -> Outcome:
+        """The outcome of an event whose id is known; both have a predecessor and a digest."""
+        if found == known:
+            self.duplicates += 1
+            return DUPLICATE
+        what = "value" if found[0] == known[0] else f"predecessor: {found[0]}, and before {known[0]}"
+        return self._stop(name, Reason.ALTERED, f"event {number} came again with another {what}")
+
+    def _hold(self, event: Held) -> Outcome:
+        waiting = self._waiting.get(event.object)
+        if waiting is not None:
+            known = waiting.by_prev.get(event.prev)
+            if known is not None and known.id != event.id:
+                return self._stop(
+                    event.object, Reason.FORKED, f"event {event.id} follows {event.prev}, as {known.id} does"
+                )
+            if event.id in waiting.ids:
+                known = known or next(each for each in waiting.by_prev.values() if each.id == event.id)
+                found = (event.prev, digest_of(event.value))
+                return self._compare(event.object, event.id, found, (known.prev, digest_of(known.value)))
+        self._add(event)
+        return Outcome(Kind.HOLD, held=event)
+
+    def _release(self, name: bytes, newest: int) -> Outcome:
+        """Applies held events of an object whose newest event has just been applied; a fork among them stops it."""
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            return APPLY
+        released = []
+        while waiting.prevs and waiting.prevs[0] == newest:
+            released.append(event := self._pop(name))
+            newest = event.id
+        if released:
+            self._states[name] = (newest, event.prev, digest_of(event.value), "")
+        if not waiting.prevs or waiting.prevs[0] > newest:
+            return Outcome(Kind.APPLY, None, tuple(released)) if released else APPLY
+        fork = self._pop(name)
+        text = f"event {fork.id} follows {fork.prev}, as another one did: {newest} came"
+        stop = self._stop(name, Reason.FORKED, text)
+        assert stop.fault is not None
+        return Outcome(Kind.APPLY, None, tuple(released), ((fork, stop.fault), *stop.refused))
+
+    def _stop(self, name: bytes, reason: Reason, text: str) -> Outcome:
+        """The outcome of a fault: the object is stopped, and its held events are refused."""
+        newest, before, digest, _ = self._states.get(name, _NOTHING)
+        self._states[name] = (newest, before, digest, reason.value)
+        refused = []
+        while name in self._waiting:
+            refused.append((self._pop(name), _stopped(name, reason.value)))
+        return Outcome(Kind.FAULT, Fault(reason, f"{_shown(name)}: {text}"), (), tuple(refused))
+
+    def _add(self, event: Held) -> None:
+        self._waiting.setdefault(event.object, _Waiting()).add(event)
+        self.held_events += 1
+        self.held_bytes += event.bytes
+
+    def _pop(self, name: bytes) -> Held:
+        """Removes the held event of an object that has the smallest predecessor."""
+        waiting = self._waiting[name]
+        event = waiting.pop()
+        if not waiting.prevs:
+            del self._waiting[name]
+        self.held_events -= 1
+        self.held_bytes -= event.bytes
+        return event
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+def _stopped(name: bytes, reason: str) -> Fault:
+    return Fault(
+        Reason.STOPPED,
+        f"{_shown(name)} is stopped after a fault of its chain ({reason}): its events are dead letters until its state "
+        "is removed",
+    )

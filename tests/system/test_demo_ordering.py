@@ -1,0 +1,73 @@
+"""`kstreams demo ordering` as a user runs it, on each store: every line of its table and of its report."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bench.servers import start_redis
+from kstreams_py.sinks.redis_servers import open_client
+from tests.system.command import read_checks
+
+FLIGHTS = 800
+KILLS = 2
+LIMIT = 120.0
+"""Seconds for the whole command."""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """The URL of a store; None for a file."""
+    if request.param == "sqlite":
+        yield None
+        return
+    with closing(start_redis("--appendfsync", "always")) as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        yield url
+        with closing(open_client(url)) as client:
+            assert client.dbsize() == 0, "the keys of the run are deleted"
+
+
+def test_demo_of_ordering_with_kills_keeps_order_and_shows_what_overtakes_without_it(
+    store: str | None, tmp_path: Path
+) -> None:
+    output = tmp_path / "output"
+    arguments = ["--flights", FLIGHTS, "--kills", KILLS, "--seed", 3, "--output", output]
+    arguments += ["--store", store] if store else []
+    done = subprocess.run(
+        [sys.executable, "-m", "kstreams_py", "demo", "ordering", *map(str, arguments)],
+        env={name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    log = (output / "run.log").read_text(encoding="utf-8", errors="replace")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log[-5000:]}"
+    assert read_checks(done.stdout) == [
+        ("ok", "aircraft", "632", "632"),
+        ("ok", "changes stored", "1,600", "1,600"),
+        ("ok", "aircraft with another state in the store", "0", "0"),
+        ("ok", "by the rule: events applied", "3,160", "3,160"),
+        ("ok", "by the rule: aircraft with another order of events", "0", "0"),
+        ("ok", "by the rule: aircraft with another state", "0", "0"),
+        ("ok", "by the rule: events refused, or waiting at the end", "0", "0"),
+        ("ok", "events sent without ordering", "3,160", "3,160"),
+        ("ok", "workers that did not stop", "0", "0"),
+    ]
+    assert done.stdout.count("SIGKILL") == KILLS
+    assert done.stdout.index("the workers have joined: writing events") < done.stdout.index("SIGKILL")
+    assert len(re.findall(r"process \d+ of this name", log)) == 3 + KILLS
+    report = (output / "report.md").read_text(encoding="utf-8")
+    late = re.search(r"the same events: (\d+) of them came after a later one, of (\d+) aircraft", report)
+    assert late is not None
+    assert int(late[1]) >= int(late[2]) >= 1, "without event ordering, events overtake each other"
+    assert f"{KILLS} times one of them was killed" in report
+    assert {path.name for path in output.iterdir()} == {"report.md", "run.log", *([] if store else ["events.db"])}
