@@ -22,6 +22,7 @@ config        adapter  kstreams config show
 jars          adapter  kstreams jars
 spark         adapter  kstreams spark-options
 pipeline      adapter  kstreams pipeline run, list, status, reset, sql, submit
+state         adapter  kstreams state show
 order         adapter  kstreams order, order status, order takeover
 demo          adapter  kstreams demo flights|ordering
 """

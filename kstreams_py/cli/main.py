@@ -30,6 +30,7 @@ from kstreams_py.cli import (
     run,
     slots,
     spark,
+    state,
     streams,
     topics,
     transactions,
@@ -75,6 +76,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(recover.app, name="recover")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(state.app, name="state")
 app.add_typer(order.app, name="order")
 app.add_typer(broker.app, name="broker")
 app.add_typer(config.app, name="config")

@@ -164,14 +164,8 @@ class Stores:
             committed = group.get(topic)
             if committed is None:
                 raise self._mistaken(f"it is at {tp}@{at}, which has no committed offset")
-            if committed > at:
-                raise self._mistaken(
-                    f"it is at {tp}@{at}, and {committed - at:,} offsets after it were read without it"
-                )
-            if committed < at:
-                raise self._mistaken(
-                    f"it has {at - committed:,} offsets more of {tp} than the group, which is at {committed}"
-                )
+            if committed != at:
+                raise self._mistaken(f"it is at {tp}@{at}, and the group is at {committed}")
         if not self._positions[number] and any(group.values()):
             logger.info(
                 "%s begins empty at %s", self._name,

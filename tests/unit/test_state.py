@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import kstreams_py as ks
-from kstreams_py.formats.serdes import Json, String
-from kstreams_py.state.keyed import KeyedStore
-from kstreams_py.testing import TestDriver
+from kstreams_py.errors import Abortable, GraphError, InputLost, OutcomeUnknown, TopicError
+from kstreams_py.formats.serdes import Bytes, Json, String
+from kstreams_py.processing.topics import check_topics, create_own_topics
+from kstreams_py.records import TopicPartition
+from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
+from kstreams_py.state.memory import MemoryBase
+from kstreams_py.state.stores import Stores
+from kstreams_py.testing import CrashPoint, MemoryCluster, TestDriver
+
+NO_SERDE: Any = Json
 
 
 def counting(**options: Any) -> ks.Graph:
@@ -69,3 +80,347 @@ def test_crash_at_any_request_counts_each_step_once() -> None:
             driver.run()
             assert driver.state("counts") == {"a": 5, "b": 2, "c": 1, "d": 1}, point
             assert sorted((r.key, r.value) for r in driver.read("g.counts")) == sorted([*outputs, ("a", 5)]), point
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_store_is_a_mapping_whose_changes_are_kept_undone_dropped_or_committed(seed: int) -> None:
+    chance, store = random.Random(seed), KeyedStore(MemoryBase(), String(), Json())
+    committed: dict[str, int] = {}
+    kept: dict[str, int] = {}
+    for step in range(300):
+        seen = dict(kept)
+        for _ in range(chance.randrange(4)):
+            key = chance.choice("abcdefgh") * chance.randrange(1, 3)
+            if chance.random() < 0.3:
+                store.delete(key)
+                seen.pop(key, None)
+            else:
+                store.put(key, step)
+                seen[key] = step
+            assert (store.get(key), key in store) == (seen.get(key), key in seen)
+        first, last = sorted(chance.choices("abcdefgh", k=2))
+        assert list(store.range()) == sorted(seen.items())
+        assert list(store.range(first, last)) == [(k, v) for k, v in sorted(seen.items()) if first <= k < last]
+        if chance.random() < 0.3:
+            store.undo()
+        else:
+            store.keep()
+            kept = seen
+        if chance.random() < 0.1:
+            store.roll_back()
+            kept = dict(committed)
+        elif chance.random() < 0.2:
+            store.commit()
+            committed = dict(kept)
+        assert dict(store.range()) == kept
+
+
+def test_keys_and_values_that_cannot_be_stored_are_refused() -> None:
+    class Nothing(Bytes):
+        def serialize(self, value: Any, /) -> Any:
+            return None
+
+    store = KeyedStore(MemoryBase(), Bytes(), Nothing())
+    with pytest.raises(ValueError, match="is None in bytes: delete the key"):
+        store.put(b"a", b"b")
+    with pytest.raises(ValueError, match="cannot be a key"):
+        store.get(POSITIONS_KEY)
+    with pytest.raises(TypeError, match="is not a str"):
+        KeyedStore(MemoryBase(), String(), Json()).get(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guarantee": "at_least_once"}, "and is at_least_once: its changes are committed with outputs and offsets"),
+        ({"guarantee": "at_most_once"}, "and is at_most_once: its changes are committed with outputs and offsets"),
+        ({"persistence": "journal"}, "and a journal, which does not record its changes"),
+        ({"concurrency": 2}, "and calls that overlap, each of which would see half"),
+    ],
+)
+def test_processor_that_could_not_commit_its_state_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError) as raised:
+        counting(**options)
+    assert str(raised.value).startswith(f"processor 'count' has state 'counts' {message}")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("counts", "processor 'second': state is 'counts': give State(name)"),
+        (
+            ks.State("a b"),
+            "processor 'second' has state 'a b': this name is not usable: use 1 to 100 of a-z A-Z 0-9 _ -",
+        ),
+        (ks.State("counts"), "processor 'second' has state 'counts', as processor 'count' has: a state belongs to one"),
+        (ks.State("other", value=NO_SERDE), "processor 'second' has state 'other', whose value is "),
+    ],
+)
+def test_state_that_is_none_or_another_processors_is_refused(state: Any, message: str) -> None:
+    graph = counting()
+    with pytest.raises(GraphError) as raised:
+        graph.map("g.words", to="g.counts", state=state, id="second")(lambda value, state: None)
+    assert str(raised.value).startswith(message)
+
+
+def test_function_without_the_argument_for_its_state_is_refused() -> None:
+    graph = counting()
+    with pytest.raises(GraphError, match=r"write second\(value, state\) or second\(value, step, state\)"):
+
+        @graph.map("g.words", to="g.counts", state=ks.State("other"))
+        def second(value: str) -> None: ...
+
+
+def both_kinds(graph: ks.Graph, kind: str) -> None:
+    """A processor that numbers its steps, of a kind, from topics a and b to c."""
+    a, b, c = (graph.topic(f"g.{name}", value=Json(), partitions=1) for name in "abc")
+
+    def number(state: Any) -> int:
+        seen: int = state.get("n", 0) + 1
+        state.put("n", seen)
+        return seen
+
+    if kind == "join":
+        graph.join(a, b, to=c, id="p", state=ks.State("s"))(lambda one, two, state: [one, two, number(state)])
+    elif kind == "alts":
+        graph.alts(a, b, to=c, id="p", state=ks.State("s"))(lambda value, state: [value, number(state)])
+    elif kind == "batch":
+        graph.map(a, to=c, id="p", batch=True, state=ks.State("s"))(
+            lambda values, state: [[value, number(state)] for value in values]
+        )
+    elif kind == "generator":
+
+        @graph.map(a, to=c, id="p", state=ks.State("s"))
+        def twice(value: Any, state: Any) -> Any:
+            yield [value, number(state)]
+            yield [value, number(state)]
+
+    else:
+        graph.map(a, to=c, id="p", state=ks.State("s"))(lambda value, step, state: [value, step.topic, number(state)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "total"),
+    [
+        ("map", [[0, "g.a", 1], [1, "g.a", 2], [2, "g.a", 3]], 3),
+        ("join", [[0, 0, 1], [1, 1, 2], [2, 2, 3]], 3),
+        ("generator", [[0, 1], [0, 2], [1, 3], [1, 4], [2, 5], [2, 6]], 6),
+        ("batch", [[0, 1], [1, 2], [2, 3]], 3),
+    ],
+)
+def test_function_of_each_kind_takes_its_state(kind: str, outputs: list[Any], total: int) -> None:
+    graph = ks.Graph("g", errors="g.errors")
+    both_kinds(graph, kind)
+    with TestDriver(graph) as driver:
+        for value in range(3):
+            driver.send("g.a", value)
+            driver.send("g.b", value)
+        driver.run()
+        assert (driver.values("g.c"), driver.state("s")) == (outputs, {"n": total})
+
+
+def test_alts_numbers_its_records_over_a_crash_at_each_request() -> None:
+    graph = ks.Graph("g", errors="g.errors")
+    both_kinds(graph, "alts")
+
+    def feed(driver: TestDriver) -> None:
+        for value in range(3):
+            driver.send("g.a", value)
+            driver.send("g.b", -value)
+
+    with TestDriver(graph) as driver:
+        feed(driver)
+        driver.run()
+        points = driver.crash_points()
+    for point in points:
+        with TestDriver(graph) as driver:
+            feed(driver)
+            driver.crash(point)
+            driver.restart()
+            driver.run()
+            numbers = [value[1] for value in driver.values("g.c")]
+            assert (numbers, driver.state("s")) == ([1, 2, 3, 4, 5, 6], {"n": 6}), point
+
+
+def move_group(driver: TestDriver, by: int) -> None:
+    positions = driver.cluster._broker.groups["g.count"].positions
+    tp = max(positions, key=lambda each: positions[each])
+    positions[tp] += by
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda driver: move_group(driver, -1), "]@9, and the group is at 8: stop all workers"),
+        (lambda driver: move_group(driver, 1), "]@9, and the group is at 10: stop all workers"),
+    ],
+)
+def test_state_that_does_not_belong_to_the_offsets_ends_the_worker(
+    change: Callable[[TestDriver], None], message: str
+) -> None:
+    with TestDriver(counting()) as driver:
+        send(driver, WORDS)
+        driver.run()
+        send(driver, ["z", "z", "z"])
+        driver.crash()
+        change(driver)
+        driver.restart()
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+        assert message in str(raised.value)
+        assert str(raised.value).startswith(
+            "count: state 'counts' does not belong to the committed offsets: it is at g.w"
+        )
+        assert driver.state("counts") == {"a": 4, "b": 2, "c": 1, "d": 1}
+
+
+# Faults of requests: the process lives on.
+
+
+def failed_at(point: CrashPoint, error: Exception) -> tuple[dict[str, int], list[tuple[Any, Any]]]:
+    """What is committed after a run in which one request failed."""
+    with TestDriver(counting()) as driver:
+        for words in (WORDS[:4], WORDS[4:]):
+            send(driver, words)
+            driver.cluster.faults.inject(point.request, nth=point.nth, error=error, applied=point.applied)
+            driver.run()
+        send(driver, ["a"])
+        driver.run()
+        return driver.state("counts"), sorted((r.key, r.value) for r in driver.read("g.counts"))
+
+
+def fail_at_each() -> None:
+    """Asserts that each step is counted once, whichever request of the producer fails in the first runs."""
+    outputs = sorted([*expected_outputs(), ("a", 5)])
+    requests = ("produce", "send_offsets", "commit_transaction", "add_partition", "add_offsets")
+    faults: list[tuple[str, Exception, bool]] = [(request, Abortable("injected"), False) for request in requests]
+    faults += [("commit_transaction", OutcomeUnknown("injected"), applied) for applied in (True, False)]
+    for request, error, applied in faults:
+        for nth in (1, 2):
+            at = CrashPoint(request, nth, applied)
+            assert failed_at(at, error) == ({"a": 5, "b": 2, "c": 1, "d": 1}, outputs), (at, error)
+
+
+def test_step_is_counted_once_whichever_request_fails() -> None:
+    fail_at_each()
+
+
+def test_mutation_that_keeps_changes_over_an_abort_doubles_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stores, "roll_back", lambda self: None)
+    with pytest.raises(AssertionError):
+        fail_at_each()
+
+
+def test_mutation_that_trusts_a_store_after_a_commit_without_an_answer_reads_an_old_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stores, "_differing", lambda *_: False)
+    with pytest.raises(AssertionError):
+        fail_at_each()
+
+
+def hold_markers_of_changelog() -> dict[str, int]:
+    """One slot counts and dies; its commit's markers in the changelog come only after another slot has the task."""
+    with TestDriver(counting(), slots=2) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        partition = TopicPartition("__ks.g.counts.changelog", next(r.partition for r in driver.read("g.words")))
+        driver.cluster.faults.hold_markers(partition)
+        send(driver, ["a"])
+        driver.run()
+        driver.crash()  # both: whichever has the task next restores it
+        driver.restart()
+        send(driver, ["a"])
+        for _ in range(30):
+            driver.step()
+        assert [r.value for r in driver.read("g.counts")] == [1, 2, 3]  # it waits
+        driver.cluster.faults.release_markers(partition)
+        driver.run()
+        assert [r.value for r in driver.read("g.counts")] == [1, 2, 3, 4]
+        return driver.state("counts")
+
+
+def test_store_is_not_restored_past_an_open_transaction() -> None:
+    assert hold_markers_of_changelog() == {"a": 4}
+
+
+def test_mutation_that_restores_to_the_last_stable_offset_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = MemoryCluster.ends
+
+    def stable_ends(self: MemoryCluster, partitions: Any, *, committed: bool = True) -> Any:
+        return ends(self, partitions)
+
+    monkeypatch.setattr(MemoryCluster, "ends", stable_ends)
+    with pytest.raises((AssertionError, InputLost)):
+        hold_markers_of_changelog()
+
+
+# Other deployments.
+
+
+def without_state() -> ks.Graph:
+    graph = ks.Graph("g", errors="g.errors")
+    words = graph.topic("g.words", key=String(), value=String(), partitions=2)
+    counts = graph.topic("g.counts", key=String(), value=Json(), partitions=2)
+    graph.map(words, to=counts, id="count")(lambda word: 0)
+    return graph
+
+
+def deploy(driver: TestDriver, graph: ks.Graph) -> None:
+    """Replaces the graph of a driver whose processes are down."""
+    driver._graph = graph
+    driver.restart()
+
+
+def test_deployment_without_the_state_is_noticed_by_the_next_one_with_it() -> None:
+    with TestDriver(counting()) as driver:
+        send(driver, WORDS)
+        driver.run()
+        driver.crash()
+        deploy(driver, without_state())
+        send(driver, ["z"])
+        driver.run()
+        driver.crash()
+        deploy(driver, counting())
+        with pytest.raises(InputLost, match=r"\]@\d+, and the group is at \d+: stop all workers"):
+            driver.run()
+
+
+def test_deleted_changelog_begins_an_empty_state_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with TestDriver(counting()) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        driver.crash()
+        driver.cluster.faults.delete_topic("__ks.g.counts.changelog")
+        check_topics(driver._graph, driver.cluster)
+        driver.restart()
+        send(driver, ["a"])
+        driver.run()
+        assert driver.state("counts") == {"a": 1}
+        assert [m for m in caplog.messages if "begins empty" in m] == [
+            "count: state 'counts' begins empty at g.words[0]@2"
+        ]
+
+
+def test_input_that_has_grown_is_refused() -> None:
+    with TestDriver(counting()) as driver:
+        driver.cluster.grow("g.words", 4)
+        with pytest.raises(TopicError) as raised:
+            create_own_topics(driver._graph, driver.cluster, driver.cluster.topics(["g.words"]))
+        assert str(raised.value).startswith(
+            "count: its inputs have 4 partitions, and its changelog '__ks.g.counts.changelog' has 2: keys have moved"
+        )
+
+
+def test_input_that_was_created_again_is_refused() -> None:
+    with TestDriver(counting()) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        driver.crash()
+        driver.cluster.faults.delete_topic("g.words")
+        driver.cluster.create_topics([("g.words", 2, 1, {})])
+        driver.restart()
+        send(driver, ["a"])
+        with pytest.raises(InputLost, match=r"topic 'g\.words' was deleted and created again since"):
+            driver.run()
