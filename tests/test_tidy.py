@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import kstreams_py
+from tests.conftest import LONGEST_FIRST
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kstreams_py"
@@ -282,6 +283,10 @@ def test_tests_named_in_a_document_exist(document: Path) -> None:
         if isinstance(node, ast.FunctionDef)
     } | {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert not named - defined
+
+
+def test_files_that_run_first_exist() -> None:
+    assert [name for name in LONGEST_FIRST if not (ROOT / name).exists()] == []
 
 
 def test_every_truth_in_the_document_has_problem_answer_rest_and_tests() -> None:
