@@ -137,7 +137,7 @@ def path_of_archive() -> Path:
     java = Path(shutil.which(_java()) or "")
     if not java.is_file():
         raise MissingSoftware(f"{_java()} does not exist: {SPARK_REMEDY}")
-    return class_archive.path_of(sorted(_spark_jars().glob("*.jar")), java)
+    return class_archive.path_of(sorted(_spark_jars().resolve().glob("*.jar")), java)
 
 
 def coordinates(*, delta: bool = False) -> str:
