@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
 from collections.abc import Iterator
@@ -20,7 +21,34 @@ from tests.clusters import close_clusters
 
 THREE_BROKERS: Final = "tests/system/three_brokers/"
 
-ONLY_FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1"
+LONGEST_FIRST: Final = (
+    THREE_BROKERS,
+    "tests/contract/test_pipeline_targets.py",
+    "tests/system/test_verifier.py",
+    "tests/simulation/test_retries.py",
+    "tests/system/test_streaming_pipelines.py",
+    "tests/system/test_two_clusters.py",
+    "tests/system/test_pipelines.py",
+    "tests/system/test_spark_page.py",
+    "tests/system/test_pipeline_topics.py",
+    "tests/system/test_grid.py",
+    "tests/system/test_pipeline_delta.py",
+    "tests/simulation/test_sinks.py",
+    "tests/simulation/test_overlap.py",
+    "tests/simulation/test_journal.py",
+    "tests/system/test_spark.py",
+    "tests/system/test_pipeline_faults.py",
+    "tests/system/test_pipeline_cluster.py",
+    "tests/system/test_wheel.py",
+    "tests/system/test_transactions.py",
+    "tests/system/test_diagnosis.py",
+)
+"""The files that take more than a minute and a half, and the directory of those that share a worker: begun last, one of
+them would run alone at the end."""
+
+ONLY_FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""The code cache as large as with the second compiler: the code of a Spark does not fit into the 48 MB otherwise, is
+thrown away and compiled again (a ninth of the CPU time of 12 tests of Delta Lake)."""
 
 
 def pytest_configure() -> None:
@@ -76,11 +104,16 @@ def topic_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
+def scope_of(nodeid: str) -> str:
+    """What runs in one xdist worker: a file, or all files of three brokers, which share a cluster."""
+    return THREE_BROKERS if nodeid.startswith(THREE_BROKERS) else nodeid.split("::", 1)[0]
+
+
 class OneClusterAtATime(LoadScopeScheduling):
-    """Runs each file in one xdist worker, and all files of three brokers in the same one, which share a cluster."""
+    """Runs each scope in one xdist worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return THREE_BROKERS if nodeid.startswith(THREE_BROKERS) else nodeid.split("::", 1)[0]
+        return scope_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -90,5 +123,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAt
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the tests of three brokers first: they take longest, and the others run beside them."""
-    items.sort(key=lambda item: not item.nodeid.startswith(THREE_BROKERS))
+    """Runs the files that take longest first: the others run beside them, and none runs alone at the end."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+
+    def place(item: pytest.Item) -> int:
+        return places.get(scope_of(item.nodeid), len(places))
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Takes the collected tests from what the garbage collector visits: all of them live until the end."""
+    gc.collect()
+    gc.freeze()

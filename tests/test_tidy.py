@@ -6,12 +6,14 @@ import ast
 import re
 import subprocess
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import kstreams_py
+from tests.conftest import LONGEST_FIRST
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kstreams_py"
@@ -100,15 +102,16 @@ PARAMETERS = 7
 PUBLIC_METHODS = 15
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """The full names of the modules that a file imports."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def path_of(path: Path) -> str:
@@ -116,6 +119,7 @@ def path_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@cache
 def marks() -> dict[str, str]:
     """The mark of each module in the docstring of its package, by the module's path."""
     found = {}
@@ -272,16 +276,22 @@ def test_no_registry_host_and_no_path_of_a_machine_is_in_any_tracked_file() -> N
 DOCUMENTS = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@cache
+def names_of_tests() -> frozenset[str]:
+    """The names of all tests, and of the files that have them."""
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef)) | {path.stem for path in files}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_tests_named_in_a_document_exist(document: Path) -> None:
     named = set(re.findall(r"`(test_\w+)`", document.read_text(encoding="utf-8")))
-    defined = {
-        node.name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
-    } | {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
-    assert not named - defined
+    assert not named - names_of_tests()
+
+
+def test_files_that_run_first_exist() -> None:
+    assert [name for name in LONGEST_FIRST if not (ROOT / name).exists()] == []
 
 
 def test_every_truth_in_the_document_has_problem_answer_rest_and_tests() -> None:

@@ -11,7 +11,7 @@ from kstreams_py.errors import KStreamsError
 
 
 def jars() -> None:
-    """Fetch the broker's jars, and Spark's if PySpark is installed; archive the broker's classes for a faster start.
+    """Fetch the broker's jars, and Spark's if PySpark is installed; archive their classes for a faster start.
 
     They come from the Maven repository of KSTREAMS_MAVEN_REPOSITORY, or from Maven's own, and are checked.
     """
@@ -26,4 +26,15 @@ def jars() -> None:
         archive_classes(kafka, find_java())
     except (KStreamsError, OSError) as error:
         print(f"the broker's classes are not archived, so it starts slower: {error}", file=sys.stderr)
+    if has_pyspark():
+        _archive_spark()
     print(f"jars are in {cache_directory()}")
+
+
+def _archive_spark() -> None:
+    from kstreams_py.spark import archiving  # noqa: PLC0415  PySpark is optional, and slow to import
+
+    try:
+        archiving.archive_classes()
+    except (KStreamsError, OSError) as error:
+        print(f"Spark's classes are not archived, so it starts slower: {error}", file=sys.stderr)

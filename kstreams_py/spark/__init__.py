@@ -22,6 +22,7 @@ targets/                 tables of pipelines
 runner          acts     runs pipelines: rows and cut in one step of the target
 streaming       acts     runs streaming pipelines: each batch and its place in one step of the target
 driver          acts     runs several pipelines: batches one after the other, and streams beside them
+archiving       adapter  writes the archive of Spark's classes, by running pipelines once
 """
 
 from kstreams_py.spark.catalog import create_views

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NoReturn
 
+from kstreams_py.embedded import class_archive
 from kstreams_py.embedded.jars import (
     SCALA_VERSION,
     cache_directory,
@@ -32,6 +33,9 @@ else:
 
 JARS: Final = "spark.jars"
 PACKAGES: Final = "spark.jars.packages"
+OF_DRIVER: Final = "SPARK_SUBMIT_OPTS"
+"""The environment variable with options of the driver's JVM, which takes effect beside those of the configuration."""
+
 _IVY: Final = {"spark.jars.ivy": str(cache_directory() / "ivy")}
 _SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
 _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
@@ -80,6 +84,7 @@ def session(
     for name in (JARS, PACKAGES):
         if name in conf and name in ours:
             conf[name] += "," + ours[name]
+    _map_classes()
     builder = SparkSession.builder.appName(app)
     for name, value in (ours | conf).items():
         builder = builder.config(name, value)
@@ -111,6 +116,7 @@ def exec_spark_submit(arguments: Sequence[str]) -> NoReturn:
     if not major_version(java := _java()):
         raise MissingSoftware(f"spark-submit cannot start, because {java} does not run: {SPARK_REMEDY}")
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    _map_classes()
     sys.stdout.flush()
     os.execv(path, [str(path), *arguments])
 
@@ -119,6 +125,19 @@ def require_pyspark() -> None:
     """Raises MissingSoftware without PySpark."""
     if not _HAS_PYSPARK:
         raise MissingSoftware("PySpark is not installed: run pip install 'kstreams_py[spark]'")
+
+
+def path_of_archive() -> Path:
+    """The path of the archive of Spark's classes for the Java that a session starts, whether it exists or not.
+
+    Raises MissingSoftware without PySpark, or without a Java.
+    """
+    require_pyspark()
+    _choose_java(None)
+    java = Path(shutil.which(_java()) or "")
+    if not java.is_file():
+        raise MissingSoftware(f"{_java()} does not exist: {SPARK_REMEDY}")
+    return class_archive.path_of(sorted(_spark_jars().resolve().glob("*.jar")), java)
 
 
 def coordinates(*, delta: bool = False) -> str:
@@ -155,8 +174,7 @@ def _has_master(conf: Mapping[str, str]) -> bool:
 
 def _check_scala() -> None:
     """Raises MissingSoftware if the Spark of SPARK_HOME is for another Scala than the Kafka and Avro jars."""
-    home = os.environ.get("SPARK_HOME")
-    directory = Path(home, "jars") if home else pyspark_jars()
+    directory = _spark_jars()
     for jar in directory.glob("scala-library-*.jar"):
         found = jar.stem.removeprefix("scala-library-")
         if not found.startswith(f"{SCALA_VERSION}."):
@@ -164,6 +182,22 @@ def _check_scala() -> None:
                 f"the Spark in {directory.parent} is for Scala {found}, and its Kafka and Avro jars are for Scala "
                 f"{SCALA_VERSION}: unset SPARK_HOME, or set it to a Spark for Scala {SCALA_VERSION}"
             )
+
+
+def _spark_jars() -> Path:
+    """The directory of the jars of the Spark that starts."""
+    home = os.environ.get("SPARK_HOME")
+    return Path(home, "jars") if home else pyspark_jars()
+
+
+def _map_classes() -> None:
+    """Has the driver's JVM map the archive of Spark's classes, if there is one and no option names another."""
+    given = os.environ.get(OF_DRIVER, "")
+    if "-XX:SharedArchiveFile" in given or "-XX:ArchiveClassesAtExit" in given:
+        return
+    with contextlib.suppress(MissingSoftware, OSError):  # Spark, or `_check_java`, tells what is missing
+        ours = class_archive.to_use(path_of_archive())
+        os.environ[OF_DRIVER] = " ".join([*ours, given]).strip()
 
 
 def _choose_java(java: Path | None) -> None:

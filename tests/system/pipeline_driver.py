@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from kstreams_py.embedded import class_archive
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.graph.loading import load
@@ -24,6 +25,7 @@ from kstreams_py.sinks import Delta
 from kstreams_py.sinks.directory import Directory
 from kstreams_py.spark import delta_conf, driver, runner, session
 from kstreams_py.spark.runs import Run
+from kstreams_py.spark.sessions import path_of_archive
 from kstreams_py.spark.targets.delta import DeltaLakeTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
@@ -78,6 +80,8 @@ def main() -> None:
     graph = load(f"{file}:graph")
     here = "127.0.0.1"
     options = {"spark.master": master, "spark.driver.host": here, "spark.driver.bindAddress": here}
+    # the drivers map the archive by themselves; these are executors on this machine
+    options["spark.executor.defaultJavaOptions"] = " ".join(class_archive.to_use(path_of_archive()))
     options |= delta_conf() if any(isinstance(each.target, Delta) for each in graph.pipelines) else {}
     spark = session(
         "driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **{"spark.log.level": "ERROR"}
