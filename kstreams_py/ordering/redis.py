@@ -8,11 +8,11 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
-from kstreams_py.errors import MissingSoftware, StoreUnavailable
+from kstreams_py.errors import KStreamsError, MissingSoftware, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
-from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, replaced
-from kstreams_py.sinks.redis_servers import name_server, open_client, refuse_cluster
+from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, refused
+from kstreams_py.sinks.redis_servers import lasts, name_server, open_client, refuse_cluster
 
 _log = logging.getLogger(__name__)
 
@@ -31,16 +31,18 @@ return 1
 
 _REGISTER: Final = """
 local worker, workers = unpack(KEYS)
-local name, lanes = unpack(ARGV)
+local name, lanes, process, again = unpack(ARGV)
+local known = redis.call('HGET', worker, 'process')
+if again == '1' and known ~= process then return known or '' end
 redis.call('SADD', workers, name)
 local used = math.max(tonumber(lanes), tonumber(redis.call('HGET', worker, 'lanes') or '0'))
 local number = redis.call('HINCRBY', worker, 'number', 1)
-redis.call('HSET', worker, 'lanes', used, 'heard', redis.call('TIME')[1])
+redis.call('HSET', worker, 'lanes', used, 'heard', redis.call('TIME')[1], 'process', process)
 return {number, used}
 """
 
 _RETIRE: Final = """
-if redis.call('HGET', KEYS[1], 'number') ~= ARGV[1] then return 0 end
+if redis.call('HGET', KEYS[1], 'number') ~= ARGV[1] then return redis.call('HGET', KEYS[1], 'process') or '' end
 redis.call('HSET', KEYS[1], 'lanes', ARGV[2])
 return 1
 """
@@ -49,7 +51,7 @@ _RUN: Final = """
 local worker, object, event, id, tokens, next_id, events, last, owner = unpack(KEYS)
 local number, lane = ARGV[1], ARGV[2]
 local known = redis.call('HMGET', worker, 'number', 'heard')
-if known[1] ~= number then return 'replaced' end
+if known[1] ~= number then return redis.call('HGET', worker, 'process') or '' end
 local now = redis.call('TIME')[1]
 if now ~= known[2] then redis.call('HSET', worker, 'heard', now) end
 
@@ -148,15 +150,19 @@ class RedisStorage:
 
     # For workers.
 
-    def register(self, worker: str, lanes: int) -> Incarnation:
+    def register(self, worker: str, lanes: int, process: str, *, again: bool = False) -> Incarnation:
         keys = [self._worker(worker), self._prefix + "event.workers"]
-        ((number, used),) = self._evaluate(_REGISTER, [(keys, [worker, lanes])])
-        return Incarnation(worker, number, used)
+        (found,) = self._evaluate(_REGISTER, [(keys, [worker, lanes, process, int(again)])])
+        if isinstance(found, bytes):
+            raise self._refused(worker, process, found)
+        number, used = found
+        return Incarnation(worker, number, used, process)
 
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
         keys = [self._worker(incarnation.worker)]
-        if self._evaluate(_RETIRE, [(keys, [incarnation.number, lanes])]) != [1]:
-            raise replaced(incarnation)
+        (found,) = self._evaluate(_RETIRE, [(keys, [incarnation.number, lanes])])
+        if isinstance(found, bytes):
+            raise self._refused(incarnation.worker, incarnation.process, found)
 
     def run(self, incarnation: Incarnation, steps: Sequence[Step]) -> list[Answer]:
         groups: dict[str, list[Step]] = {}
@@ -166,8 +172,9 @@ class RedisStorage:
             (self._keys(incarnation.worker, group), self._arguments(incarnation, group)) for group in groups.values()
         ]
         found = self._evaluate(_RUN, calls)
-        if b"replaced" in found:
-            raise replaced(incarnation)
+        for each in found:
+            if isinstance(each, bytes):
+                raise self._refused(incarnation.worker, incarnation.process, each)
         answers = {lane: iter(each) for lane, each in zip(groups, found, strict=True)}
         return [_answer(step, next(answers[step.lane])) for step in steps]
 
@@ -276,7 +283,11 @@ class RedisStorage:
         try:
             yield
         except self._redis.RedisError as error:
-            raise StoreUnavailable(f"{self}: {error}: start the server, or correct its settings") from error
+            text = f"{self}: {error}: start the server, or correct its settings"
+            raise StoreUnavailable(text, may_return=not lasts(error)) from error
+
+    def _refused(self, worker: str, process: str, known: bytes) -> KStreamsError:
+        return refused(str(self), worker, process, known.decode() or None)
 
     def _check(self) -> None:
         """Raises SettingsError for a Redis Cluster; warns of what the server may lose."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, ClientError, Refused, Retriable
 from kstreams_py.kafka.contracts import Cluster, Output, Producer, ProducerMode
-from kstreams_py.log_fields import away
+from kstreams_py.log_fields import answers, away
 from kstreams_py.ordering.events import Ordered, headers_of
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,9 @@ class KafkaSender:
                 logger.warning("ordering worker %s: %s; trying again", self._name, error, extra=away(self._name))
                 self._sleep(min(0.1 * 2**attempt, WAIT_MAX))
             else:
+                if attempt > 1:
+                    text = "ordering worker %s: the events are acknowledged"
+                    logger.info(text, self._name, extra=answers(self._name))
                 return
 
     def _write(self, outputs: list[Output]) -> None:
