@@ -311,6 +311,13 @@ def test_change_that_was_queued_by_an_earlier_attempt_is_no_second_one(path: Pat
         assert storage.objects() == [ObjectStatus("a", 2, 0, 1, None)]
 
 
+def test_event_of_no_object_is_refused_and_nothing_is_stored(path: Path) -> None:
+    with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
+        with pytest.raises(SettingsError, match="an event needs the object that it belongs to: its key is empty"):
+            ordering.enqueue("", {}, 1)
+        assert storage.objects() == []
+
+
 def test_address_that_is_no_store_is_refused(path: Path) -> None:
     with pytest.raises(SettingsError, match="postgresql:// is no store of events: name redis://host:port/0, or the"):
         open_storage("postgresql://host/db")
