@@ -378,6 +378,9 @@ class Watched:
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
         self.inner.retire(incarnation, lanes)
 
+    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
+        return self.inner.note_partitions(topic, partitions, change=change)
+
     def enqueue(self, changes: Sequence[Change]) -> list[bool]:
         return self.inner.enqueue(changes)
 

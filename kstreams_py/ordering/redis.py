@@ -178,6 +178,13 @@ class RedisStorage:
         answers = {lane: iter(each) for lane, each in zip(groups, found, strict=True)}
         return [_answer(step, next(answers[step.lane])) for step in steps]
 
+    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
+        key = self._prefix + "event.topics"
+        client: Any = self._client
+        with self._usable():
+            (client.hset if change else client.hsetnx)(key, topic, partitions)
+            return int(client.hget(key, topic))
+
     def await_token(self, seconds: float) -> None:
         with self._usable():
             # waits for a token, and leaves it where it is: only a step that asks for the incarnation takes it

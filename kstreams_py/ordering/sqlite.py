@@ -40,6 +40,7 @@ CREATE TABLE lanes (name TEXT PRIMARY KEY, worker TEXT NOT NULL, object TEXT, fi
 CREATE TABLE workers (
     name TEXT PRIMARY KEY, number INTEGER NOT NULL, lanes INTEGER NOT NULL, heard REAL NOT NULL, process TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE ids (newest INTEGER NOT NULL);
 INSERT INTO ids VALUES (0);
 CREATE TABLE changes (uuid BLOB PRIMARY KEY, stored REAL NOT NULL) WITHOUT ROWID;
@@ -135,6 +136,12 @@ class SQLiteStorage:
     def _process(self, connection: sqlite3.Connection, worker: str) -> str | None:
         found = connection.execute("SELECT process FROM workers WHERE name = ?", (worker,)).fetchone()
         return None if found is None else str(found[0])
+
+    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
+        if_noted = "partitions = excluded.partitions" if change else "partitions = partitions"
+        noted = f"INSERT INTO topics VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET {if_noted} RETURNING partitions"
+        with self._transaction() as connection:
+            return int(connection.execute(noted, (topic, partitions)).fetchone()[0])
 
     def await_token(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

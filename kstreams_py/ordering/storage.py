@@ -97,6 +97,12 @@ class Storage(Protocol):
         InputLost if the store has forgotten it.
         """
 
+    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
+        """Notes how many partitions a topic has, unless a number is noted already; returns the one that is noted.
+
+        `change`: this number is noted in any case.
+        """
+
     def await_token(self, seconds: float) -> None:
         """Waits until there is a token, or for these seconds."""
 

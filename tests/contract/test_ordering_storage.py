@@ -258,6 +258,17 @@ def test_ids_are_not_used_again(store: Storage, connect: Open) -> None:
         opened.run(me, [Complete("w#0", "a", expected), Pop("w#0", "a", 1), Drop("w#0")])
 
 
+def test_number_of_partitions_of_each_topic_is_kept_until_another_one_is_accepted(
+    store: Storage, connect: Open
+) -> None:
+    assert store.note_partitions("t", 3, change=False) == 3
+    assert store.note_partitions("u", 1, change=False) == 1
+    other = connect()
+    assert other.note_partitions("t", 6, change=False) == 3
+    assert other.note_partitions("t", 6, change=True) == 6
+    assert [store.note_partitions(topic, 3, change=False) for topic in ("t", "u")] == [6, 1]
+
+
 def test_two_equal_events_are_two(store: Storage) -> None:
     store.enqueue([change("a", b"same"), change("a", b"same")])
     me = store.register("w", 1, "p")
@@ -417,6 +428,7 @@ def test_keys_in_redis_are_those_of_the_document(redis_server: Server) -> None:
     with closing(RedisStorage(url, prefix)) as store, redis.Redis.from_url(url) as client:
         first = change("OBJ", b"1", b"2")
         store.enqueue([first, change("OBJ", b"3")])
+        store.note_partitions("events", 3, change=False)
         me = store.register("NAME", 1, "p")
         store.run(me, [Take("NAME#0"), Own("NAME#0", "OBJ"), Pop("NAME#0", "OBJ", 1), Complete("NAME#0", "OBJ", 1)])
         store.run(me, [Pop("NAME#0", "OBJ", 1)])

@@ -17,10 +17,11 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 
 from bench.servers import Server, start_redis
 from kstreams_py.embedded.process_table import await_stopped
-from kstreams_py.errors import Replaced, StoreUnavailable
+from kstreams_py.errors import Replaced, StoreUnavailable, TopicError
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import ID_HEADER, KIND_HEADER, PREV_HEADER, UUID_HEADER
 from kstreams_py.ordering.front_end import open_storage
@@ -53,10 +54,10 @@ class Workers:
         self._where = ["--store", store, "--topic", topic, "-b", cluster.bootstrap_servers]
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """Starts a worker of few lanes and small batches."""
         sizes = ["--lanes", "3", "--batch", "4"]
-        command = [sys.executable, "-m", "kstreams_py", "order", "--name", name, *sizes, *self._where]
+        command = [sys.executable, "-m", "kstreams_py", "order", "--name", name, *sizes, *options, *self._where]
         with self._log(name).open("ab") as log:
             self._started.append(process := subprocess.Popen(command, stderr=log))
         return process
@@ -119,12 +120,18 @@ def queue(store: str, front_end: int, pause: float = 0.0) -> None:
             time.sleep(pause)
 
 
-def read_applied(cluster: Cluster, topic: str) -> dict[str, list[Any]]:
-    """The events of each object as a consumer applies them: each once, each after its predecessor."""
+def read_applied(cluster: Cluster, topic: str, *, holds_back: bool = False) -> dict[str, list[Any]]:
+    """The events of each object as a consumer applies them: each once, each after its predecessor.
+
+    `holds_back`: it waits for predecessors, which may be in other partitions.
+    """
     newest: dict[str, int] = {}
     applied: dict[str, list[Any]] = {}
     uuids = set[bytes]()
-    for message in cluster.read(topic):
+    messages = cluster.read(topic)
+    if holds_back:
+        messages.sort(key=lambda message: int(dict(message.headers())[ID_HEADER]))
+    for message in messages:
         headers = dict(message.headers() or ())
         name, number = message.key().decode(), int(headers[ID_HEADER])
         if number <= newest.get(name, 0):  # a copy of one that was sent again
@@ -284,6 +291,36 @@ def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
     other.terminate()
     assert other.wait() == 0
     assert_ordered(read_applied(cluster, name))
+
+
+def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_them(
+    cluster: Cluster, workers: Workers, store: str, name: str
+) -> None:
+    one = workers.start("one")
+    with closing(open_storage(store)) as storage:
+        wait_until(storage.workers, "the worker has started")
+    (adding,) = cluster.admin.create_partitions([NewPartitions(name, 7)]).values()
+    adding.result()
+    wait_until(lambda: cluster.partitions(name) == list(range(7)), "the partitions are known")
+    for front_end in range(2):
+        queue(store, front_end)
+    wait_until(lambda: is_empty(store), "all events are sent")
+    assert {message.partition() for message in cluster.read(name)} == {0, 1, 2}
+    one.terminate()
+    assert one.wait() == 0
+    for front_end in range(2, 4):
+        queue(store, front_end)
+    assert workers.start("one").wait() == TopicError.exit_status
+    refused = workers.read_log("one")
+    assert f"topic '{name}' has 7 partitions, and had 3 when events of the store {store} were sent to it: " in refused
+    assert "then start with --accept-partitions" in refused
+    assert processes_of(store) == {"one": 1}
+    again = workers.start("one", "--accept-partitions")
+    wait_until(lambda: is_empty(store), "all events are sent")
+    again.terminate()
+    assert again.wait() == 0
+    assert {message.partition() for message in cluster.read(name)} > {0, 1, 2}
+    assert_ordered(read_applied(cluster, name, holds_back=True))
 
 
 # Faults of the store, which workers and front ends outlast.

@@ -21,12 +21,15 @@ from kstreams_py.errors import (
     Retriable,
     SettingsError,
     StoreUnavailable,
+    TopicError,
 )
 from kstreams_py.formats.serdes import Bytes, String
-from kstreams_py.kafka.contracts import Cluster, Output, ProducerMode
+from kstreams_py.kafka.contracts import Cluster, Output, ProducerMode, TopicInfo
+from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import Event, Ordered, headers_of
 from kstreams_py.ordering.front_end import open_storage
+from kstreams_py.ordering.partitions import check_partitions
 from kstreams_py.ordering.sending import ATTEMPTS_MAX, KafkaSender
 from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.steps import Answer, Step
@@ -55,6 +58,7 @@ class Producers:
         return self
 
     def write(self, outputs: list[Output]) -> None:
+        assert all(partition == partition_of(b"a", 3) for *_, partition, _, _, _, _ in outputs)
         self.written[-1] += [(topic, value, key) for topic, value, key, *_ in outputs]
         outputs.clear()
 
@@ -69,7 +73,7 @@ class Producers:
 def send(producers: Producers, *values: bytes) -> list[float]:
     """Sends events; returns the waits between attempts."""
     waits: list[float] = []
-    with closing(KafkaSender(cast(Cluster, producers), TOPIC, "w", waits.append)) as sender:
+    with closing(KafkaSender(cast(Cluster, producers), TopicInfo(TOPIC, "", 3, 1, {}), "w", waits.append)) as sender:
         sender.send(ordered(*values))
     return waits
 
@@ -205,6 +209,25 @@ def test_worker_that_is_stopped_completes_what_it_has_taken_and_gives_the_rest_b
         while not worker.is_idle:
             worker.turn(0.0)
         assert (sender.calls, storage.objects()) == ([[("a", b"0", 1, None)]], [ObjectStatus("a", 2, 0, 3, None)])
+
+
+def test_topic_with_another_number_of_partitions_is_refused_until_it_is_accepted(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(open_storage(path)) as storage:
+        check_partitions(storage, "t", 3, accepts=False)
+        check_partitions(storage, "t", 3, accepts=True)
+        text = f"topic 't' has 6 partitions, and had 3 when events of the store {path} were sent to it"
+        remedy = "let the consumers read what was sent, then start with --accept-partitions"
+        for _ in range(2):
+            with pytest.raises(TopicError, match=f"^{re.escape(text)}: .* {remedy}$"):
+                check_partitions(storage, "t", 6, accepts=False)
+        assert caplog.messages == []
+        check_partitions(storage, "t", 6, accepts=True)
+        assert caplog.messages == [f"{text}: objects move to other partitions, as was asked for"]
+        check_partitions(storage, "t", 6, accepts=False)
+        with pytest.raises(TopicError, match="'t' has 3 partitions, and had 6"):
+            check_partitions(storage, "t", 3, accepts=False)
 
 
 class Away(SQLiteStorage):
