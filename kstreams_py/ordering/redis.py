@@ -10,7 +10,21 @@ from typing import Any, Final
 
 from kstreams_py.errors import KStreamsError, MissingSoftware, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
-from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
+from kstreams_py.ordering.steps import (
+    TOKENS_MAX,
+    Answer,
+    Begin,
+    Begun,
+    Complete,
+    Drop,
+    Find,
+    Own,
+    Pop,
+    Resume,
+    Return,
+    Step,
+    Take,
+)
 from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, refused
 from kstreams_py.sinks.redis_servers import lasts, name_server, open_client, refuse_cluster
 
@@ -49,7 +63,7 @@ return 1
 
 _RUN: Final = """
 local worker, object, event, id, tokens, next_id, events, last, owner = unpack(KEYS)
-local number, lane = ARGV[1], ARGV[2]
+local number, lane, prefix, tokens_max = unpack(ARGV)
 local known = redis.call('HMGET', worker, 'number', 'heard')
 if known[1] ~= number then return redis.call('HGET', worker, 'process') or '' end
 local now = redis.call('TIME')[1]
@@ -88,9 +102,23 @@ steps['return'] = function()
   if redis.call('GET', owner) == lane then redis.call('DEL', owner) end
   redis.call('LMOVE', object, tokens, 'RIGHT', 'RIGHT')
 end
+function steps.begin(limit)
+  for _ = 1, tonumber(tokens_max) do
+    local name = redis.call('LINDEX', tokens, -1)
+    if not name then return false end
+    local key = prefix .. name
+    events, last, owner = key .. ':events', key .. ':last.event.id', key .. ':event.worker'
+    if redis.call('EXISTS', owner) == 0 and redis.call('EXISTS', events) == 1 then
+      redis.call('LMOVE', tokens, object, 'RIGHT', 'LEFT')
+      redis.call('SET', owner, lane)
+      return {name, unpack(steps.pop(limit))}
+    end
+    redis.call('RPOP', tokens)
+  end
+end
 
 local answers = {}
-for i = 3, #ARGV, 2 do answers[#answers + 1] = steps[ARGV[i]](ARGV[i + 1]) or false end
+for i = 5, #ARGV, 2 do answers[#answers + 1] = steps[ARGV[i]](ARGV[i + 1]) or false end
 return answers
 """
 """The steps of one lane, one after the other: ARGV has a name and an argument of each."""
@@ -251,14 +279,14 @@ class RedisStorage:
         lane = group[0].lane
         keys = [self._worker(worker), *(self._slot(lane, end) for end in ("object", "event", "event.id"))]
         keys += [self._tokens, self._prefix + "next.event.id"]
-        named = {step.object for step in group if not isinstance(step, Find | Take | Drop)}
+        named = {step.object for step in group if not isinstance(step, Find | Take | Drop | Begin)}
         assert len(named) <= 1, f"{lane} has one object at a time: {group}"
         for name in named:
             keys += [self._key(name, end) for end in ("events", "last.event.id", "event.worker")]
         return keys
 
     def _arguments(self, incarnation: Incarnation, group: Sequence[Step]) -> list[Any]:
-        arguments: list[Any] = [incarnation.number, group[0].lane]
+        arguments: list[Any] = [incarnation.number, group[0].lane, self._prefix, TOKENS_MAX]
         for step in group:
             arguments += [_NAMES[type(step)], _argument(step)]
         return arguments
@@ -318,14 +346,14 @@ class RedisStorage:
 
 
 _NAMES: Final[dict[type, str]] = {
-    each: each.__name__.lower() for each in (Find, Take, Own, Resume, Pop, Complete, Drop, Return)
+    each: each.__name__.lower() for each in (Find, Take, Own, Resume, Pop, Complete, Drop, Return, Begin)
 }
 """Of the functions in the script."""
 
 
 def _argument(step: Step) -> int:
     match step:
-        case Pop(limit=limit):
+        case Pop(limit=limit) | Begin(limit=limit):
             return limit
         case Complete(newest_id=newest):
             return newest
@@ -339,11 +367,16 @@ def _answer(step: Step, found: Any) -> Answer:
             return None if found is None else str(found, "utf-8")
         case Own():
             return bool(found)
+        case Begin():
+            return None if found is None else Begun(str(found[0], "utf-8"), _work(*found[1:]))
         case Resume() | Pop() if found:
-            first_id, last_id, events = found
-            taken = tuple(Event.decode(each) for each in reversed(events))  # the oldest is the last of the list
-            return Work(taken, int(first_id), int(last_id) if last_id else None)
+            return _work(*found)
         case Resume() | Pop():
             return Work()
         case _:
             return None
+
+
+def _work(first_id: bytes, last_id: bytes, events: Sequence[bytes]) -> Work:
+    taken = tuple(Event.decode(each) for each in reversed(events))  # the oldest is the last of the list
+    return Work(taken, int(first_id), int(last_id) if last_id else None)

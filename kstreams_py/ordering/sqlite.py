@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
-from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
+from kstreams_py.ordering.steps import Answer, Begin, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take, begin
 from kstreams_py.ordering.storage import (
     REMEMBERED_SECONDS,
     Incarnation,
@@ -223,6 +223,8 @@ class SQLiteStorage:
 
 
 def _run(connection: sqlite3.Connection, worker: str, step: Step) -> Answer:
+    if isinstance(step, Begin):
+        return begin(step, lambda each: _run(connection, worker, each))
     if isinstance(step, Find | Take | Drop | Return):
         return _run_on_slot(connection, worker, step)
     return _run_on_object(connection, step)

@@ -12,7 +12,7 @@ from uuid import uuid4
 from kstreams_py.errors import StoreUnavailable
 from kstreams_py.log_fields import repeated
 from kstreams_py.ordering.events import Ordered
-from kstreams_py.ordering.steps import Lane, Step, Take
+from kstreams_py.ordering.steps import Begin, Lane, Step, Take
 from kstreams_py.ordering.storage import Incarnation, Storage
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class OrderingWorker:
             self._lanes[index] = lane
         answers = self._storage.run(incarnation, steps) if steps else []
         self._found = sum(
-            isinstance(step, Take) and found is not None for step, found in zip(steps, answers, strict=True)
+            isinstance(step, Take | Begin) and found is not None for step, found in zip(steps, answers, strict=True)
         )
         for index, at in answered.items():
             self._lanes[index] = self._lanes[index].after(answers[at])

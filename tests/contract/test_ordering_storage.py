@@ -17,7 +17,7 @@ from kstreams_py.errors import InputLost, Replaced, SettingsError, StoreUnavaila
 from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.redis import RedisStorage
 from kstreams_py.ordering.sqlite import SQLiteStorage
-from kstreams_py.ordering.steps import Complete, Drop, Find, Own, Pop, Resume, Return, Take
+from kstreams_py.ordering.steps import TOKENS_MAX, Begin, Begun, Complete, Drop, Find, Own, Pop, Resume, Return, Take
 from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage, WorkerStatus
 
 Open = Callable[[], Storage]
@@ -118,6 +118,33 @@ def test_take_moves_the_oldest_token_to_the_lane(store: Storage) -> None:
     me = store.register("w", 2, "p")
     assert store.run(me, [Find("w#0"), Take("w#0"), Find("w#0"), Take("w#1")]) == [None, "a", "a", "b"]
     assert store.run(me, [Drop("w#0"), Find("w#0"), Take("w#0"), Find("w#1")]) == [None, None, None, "b"]
+
+
+def test_begin_takes_the_events_of_the_first_object_that_has_some_and_no_owner(store: Storage) -> None:
+    """It does what take, own, pop and drop do one after the other."""
+    store.enqueue([change("a", b"1"), change("a", b"2"), change("b", b"3", b"4", b"5"), change("b", b"6")])
+    me = store.register("w", 3, "p")
+    (begun,) = store.run(me, [Begin("w#0", 5)])
+    assert isinstance(begun, Begun)
+    assert (begun.object, values(begun.work)) == ("a", [(b"1", 1, None), (b"2", 2, 1)])
+    (begun,) = store.run(me, [Begin("w#1", 2)])
+    assert isinstance(begun, Begun)
+    assert (begun.object, values(begun.work)) == ("b", [(b"3", 3, None), (b"4", 4, 3)])
+    assert store.objects() == [ObjectStatus("a", 0, 2, 0, "w#0"), ObjectStatus("b", 2, 2, 1, "w#1")]
+    assert store.run(me, [Begin("w#2", 2), Find("w#0"), Find("w#1"), Find("w#2")]) == [None, "a", "b", None]
+    assert store.objects() == [ObjectStatus("a", 0, 2, 0, "w#0"), ObjectStatus("b", 2, 2, 0, "w#1")]
+    (more,) = store.run(me, [Complete("w#1", "b", 4), Pop("w#1", "b", 9)])[1:]
+    assert values(more) == [(b"5", 5, 4), (b"6", 6, 5)]
+
+
+def test_begin_looks_at_some_tokens_and_leaves_the_others(store: Storage) -> None:
+    store.enqueue([change("a", b"1") for _ in range(TOKENS_MAX + 5)])
+    me = store.register("w", 2, "p")
+    (begun,) = store.run(me, [Begin("w#0", 1_000)])
+    assert isinstance(begun, Begun)
+    assert len(begun.work.events) == TOKENS_MAX + 5
+    assert store.run(me, [Begin("w#1", 1)]) == [None]
+    assert store.objects() == [ObjectStatus("a", 0, TOKENS_MAX + 5, 4, "w#0")]
 
 
 def test_only_one_lane_owns_an_object(store: Storage) -> None:
