@@ -54,6 +54,7 @@ class Fault:
     - `queueing`: it is before a change is stored, or after it, when the front end has no answer.
     - `how`: the process dies; it is frozen, and another one is started; the answer to its step is lost; its next
       request is, or comes late; the store dies.
+    - `alone`: the point is between steps that batches make as one.
     - `left`: what the store has then, in words of the table of the description.
     """
 
@@ -61,6 +62,7 @@ class Fault:
     sending: str = ""
     queueing: str = ""
     how: str = "dies"
+    alone: bool = False
     left: Callable[[Slots, Object | None, str], bool] = lambda _slots, _object, _lane: True
 
 
@@ -109,7 +111,7 @@ class World:
     - `lanes`, `batch`: of each worker.
     """
 
-    def __init__(self, store: Store, fault: Fault, *, workers: int, seed: int) -> None:
+    def __init__(self, store: Store, fault: Fault, *, workers: int, batch: int, seed: int) -> None:
         self.chance = random.Random(seed)
         self.happened = 0
         self._store = store
@@ -117,7 +119,7 @@ class World:
         self._skip = 0 if workers == 1 else self.chance.randrange(2)
         self._lane: str | None = None
         self._lanes_each = 2 if workers == 1 else 1
-        self.batch = self.chance.choice([1, 2])
+        self.batch = batch
         self._front_end = store.connect()
         self._changes = [make_change(number, self.chance) for number in range(CHANGES)]
         self._order: dict[str, tuple[Event, ...]] = dict.fromkeys(OBJECTS, ())

@@ -217,7 +217,8 @@ class RedisStorage:
         with self._usable():
             # waits for a token, and leaves it where it is: only a step that asks for the incarnation takes it
             client: Any = self._client  # its types lack fractions of seconds
-            client.blmove(self._tokens, self._tokens, min(seconds, _BLOCK_SECONDS), "RIGHT", "RIGHT")
+            limit = min(max(seconds, 0.001), _BLOCK_SECONDS)  # 0 would wait without end
+            client.blmove(self._tokens, self._tokens, limit, "RIGHT", "RIGHT")
 
     # For operators.
 

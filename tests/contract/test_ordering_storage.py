@@ -322,6 +322,7 @@ def test_wait_ends_with_a_token_which_stays(store: Storage, connect: Open) -> No
 
 def test_wait_without_a_token_ends_in_time(store: Storage) -> None:
     store.await_token(0.01)
+    store.await_token(0)
     assert store.objects() == []
 
 
