@@ -245,7 +245,7 @@ def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
 
 def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Workers, store: str, name: str) -> None:
     one = workers.start("one")
-    front_ends = [threading.Thread(target=queue, args=[store, number]) for number in range(FRONT_ENDS)]
+    front_ends = [threading.Thread(target=queue, args=[store, number, 0.01]) for number in range(FRONT_ENDS)]
     for thread in front_ends:
         thread.start()
     wait_until(lambda: cluster.read(name), "an event is sent")
@@ -254,7 +254,7 @@ def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Wor
     two = workers.start("two")
     for thread in front_ends:
         thread.join()
-    wait_until(lambda: is_empty(store), "all events are sent")
+    wait_until(lambda: "two" in processes_of(store) and is_empty(store), "all events are sent")
     two.terminate()
     assert two.wait() == 0
     assert_ordered(read_applied(cluster, name))
@@ -287,7 +287,7 @@ def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
         assert [each for each in storage.objects() if not each.owner] == []
     told = workers.take_over("dead")
     assert (f"and holds: {', '.join(held)}\n" in told, told.endswith("worker dead holds nothing now\n")) == (True, True)
-    wait_until(lambda: is_empty(store), "all events are sent")
+    wait_until(lambda: "other" in processes_of(store) and is_empty(store), "all events are sent")
     other.terminate()
     assert other.wait() == 0
     assert_ordered(read_applied(cluster, name))
