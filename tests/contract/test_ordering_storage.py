@@ -395,6 +395,38 @@ def test_redis_that_is_away_is_named_without_its_password() -> None:
         RedisStorage("postgres://user:secret@host/0")
 
 
+def test_sqlite_file_that_is_locked_may_return_and_one_without_a_directory_will_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlite3  # noqa: PLC0415
+
+    monkeypatch.setattr("kstreams_py.sinks.sqlite_files.BUSY_SECONDS", 0.05)
+    path = tmp_path / "events.db"
+    with closing(SQLiteStorage(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="end the program that has locked it") as locked:
+            store.register("w", 1, "p")
+        other.execute("ROLLBACK")
+        assert (locked.value.may_return, store.register("w", 1, "p").number) == (True, 1)
+    with pytest.raises(StoreUnavailable) as missing:
+        SQLiteStorage(tmp_path / "missing" / "events.db")
+    assert not missing.value.may_return
+
+
+def test_redis_that_is_away_may_return_and_one_that_refuses_the_password_will_not() -> None:
+    with closing(start_redis()) as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        with closing(RedisStorage(url)) as store:
+            server.stop()
+            with pytest.raises(StoreUnavailable, match="start the server, or correct its settings") as away:
+                store.register("w", 1, "p")
+            server.start()
+            assert (away.value.may_return, store.register("w", 1, "p").number) == (True, 1)
+        with pytest.raises(StoreUnavailable) as refused:
+            RedisStorage(url.replace("redis://", "redis://user:secret@"))
+    assert not refused.value.may_return
+
+
 def test_redis_cluster_is_refused_with_the_reason() -> None:
     with (
         closing(start_redis("--cluster-enabled", "yes")) as server,
