@@ -70,6 +70,13 @@ class Server:
             self._process.wait(SECONDS)
             self._process = None
 
+    def crash(self) -> None:
+        """Ends the process by a kill, and starts it again at its port with what it has on its disk."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(SECONDS)
+        self.start()
+
     def close(self) -> None:
         self.stop()
         shutil.rmtree(self.directory)

@@ -134,7 +134,14 @@ class SinkUnavailable(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """A store of queued events does not answer, or cannot be written: a full disk, a server that is away."""
+    """A store of queued events does not answer, or cannot be written: a full disk, a server that is away.
+
+    `may_return`: another attempt may succeed without anybody's help: a worker waits, and goes on.
+    """
+
+    def __init__(self, message: str, *, may_return: bool = False) -> None:
+        super().__init__(message)
+        self.may_return = may_return
 
 
 class Replaced(KStreamsError):

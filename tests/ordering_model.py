@@ -11,7 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kstreams_py.ordering.events import Event, Ordered, Work
-from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Lane, Own, Pop, Resume, Return, Step, Take
+from kstreams_py.ordering.steps import (
+    Answer,
+    Begin,
+    Complete,
+    Drop,
+    Find,
+    Lane,
+    Own,
+    Pop,
+    Resume,
+    Return,
+    Step,
+    Take,
+    begin,
+)
 
 
 class Violation(AssertionError):
@@ -104,6 +118,15 @@ def run(state: State, step: Step) -> tuple[State, Answer]:  # noqa: C901 one bra
     """The store after a step, and the answer."""
     slots = state.slots[step.lane]
     match step:
+        case Begin():
+            after = [state]
+
+            def run_one(each: Step) -> Answer:
+                after[0], answer = run(after[0], each)
+                return answer
+
+            begun = begin(step, run_one)
+            return after[0], begun
         case Find(_):
             return state, slots.object
         case Take(lane):

@@ -15,6 +15,7 @@ from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_e
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.named_topic import find_topic
 from kstreams_py.ordering.front_end import open_storage
+from kstreams_py.ordering.partitions import check_partitions
 from kstreams_py.ordering.sending import KafkaSender
 from kstreams_py.ordering.status import Standing
 from kstreams_py.ordering.storage import Storage
@@ -30,6 +31,12 @@ Store = Annotated[
     str, typer.Option("--store", help="where front ends queue events: redis://host:port/0, or the path of a file")
 ]
 Prefix = Annotated[str, typer.Option("--prefix", help="the beginning of the keys of a store in Redis")]
+AcceptPartitions = Annotated[
+    bool,
+    typer.Option(
+        "--accept-partitions", help="go on where the topic has another number of partitions: objects move to others"
+    ),
+]
 Topic = Annotated[str | None, typer.Option("--topic", help="the topic of the events; the key is the object's name")]
 
 
@@ -44,6 +51,7 @@ def order(
     lanes: Annotated[int, typer.Option(help="objects that are in work at once", min=1)] = LANES,
     batch: Annotated[int, typer.Option(help="events of an object that are sent in one step", min=1)] = BATCH,
     prefix: Prefix = "",
+    accept_partitions: AcceptPartitions = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -60,6 +68,7 @@ def order(
         closing(open_storage(store, prefix)) as storage,
         _open_sender(events, name, bootstrap_servers, config) as sender,
     ):
+        check_partitions(storage, events, sender.topic.partitions, accepts=accept_partitions)
         worker = OrderingWorker(storage, sender, name, lanes=lanes, batch=batch)
 
         def stop(signum: int, _: object) -> None:
@@ -93,6 +102,7 @@ def takeover(
     store: Store = "events.db",
     prefix: Prefix = "",
     yes: Yes = False,
+    accept_partitions: AcceptPartitions = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -113,6 +123,7 @@ def takeover(
         if not yes and not is_confirmed("End it if it is alive, send what it has taken, and give its objects back?"):
             raise typer.Exit(1)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
+            check_partitions(storage, events, sender.topic.partitions, accepts=accept_partitions)
             worker = OrderingWorker(storage, sender, name, lanes=1, batch=BATCH)
             worker.stop()  # it takes nothing new
             worker.run()
@@ -148,6 +159,6 @@ def _require(topic: str | None) -> str:
 def _open_sender(topic: str, name: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[KafkaSender]:
     """What sends to an existing topic. Raises TopicError, BrokerUnavailable."""
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
-        find_topic(environment, topic)
-        with closing(KafkaSender(environment.cluster, topic, name, environment.sleep)) as sender:
+        found = find_topic(environment, topic)
+        with closing(KafkaSender(environment.cluster, found, name, environment.sleep)) as sender:
             yield sender

@@ -8,11 +8,25 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
-from kstreams_py.errors import MissingSoftware, StoreUnavailable
+from kstreams_py.errors import KStreamsError, MissingSoftware, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
-from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
-from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, replaced
-from kstreams_py.sinks.redis_servers import name_server, open_client, refuse_cluster
+from kstreams_py.ordering.steps import (
+    TOKENS_MAX,
+    Answer,
+    Begin,
+    Begun,
+    Complete,
+    Drop,
+    Find,
+    Own,
+    Pop,
+    Resume,
+    Return,
+    Step,
+    Take,
+)
+from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, refused
+from kstreams_py.sinks.redis_servers import lasts, name_server, open_client, refuse_cluster
 
 _log = logging.getLogger(__name__)
 
@@ -31,25 +45,27 @@ return 1
 
 _REGISTER: Final = """
 local worker, workers = unpack(KEYS)
-local name, lanes = unpack(ARGV)
+local name, lanes, process, again = unpack(ARGV)
+local known = redis.call('HGET', worker, 'process')
+if again == '1' and known ~= process then return known or '' end
 redis.call('SADD', workers, name)
 local used = math.max(tonumber(lanes), tonumber(redis.call('HGET', worker, 'lanes') or '0'))
 local number = redis.call('HINCRBY', worker, 'number', 1)
-redis.call('HSET', worker, 'lanes', used, 'heard', redis.call('TIME')[1])
+redis.call('HSET', worker, 'lanes', used, 'heard', redis.call('TIME')[1], 'process', process)
 return {number, used}
 """
 
 _RETIRE: Final = """
-if redis.call('HGET', KEYS[1], 'number') ~= ARGV[1] then return 0 end
+if redis.call('HGET', KEYS[1], 'number') ~= ARGV[1] then return redis.call('HGET', KEYS[1], 'process') or '' end
 redis.call('HSET', KEYS[1], 'lanes', ARGV[2])
 return 1
 """
 
 _RUN: Final = """
 local worker, object, event, id, tokens, next_id, events, last, owner = unpack(KEYS)
-local number, lane = ARGV[1], ARGV[2]
+local number, lane, prefix, tokens_max = unpack(ARGV)
 local known = redis.call('HMGET', worker, 'number', 'heard')
-if known[1] ~= number then return 'replaced' end
+if known[1] ~= number then return redis.call('HGET', worker, 'process') or '' end
 local now = redis.call('TIME')[1]
 if now ~= known[2] then redis.call('HSET', worker, 'heard', now) end
 
@@ -86,9 +102,23 @@ steps['return'] = function()
   if redis.call('GET', owner) == lane then redis.call('DEL', owner) end
   redis.call('LMOVE', object, tokens, 'RIGHT', 'RIGHT')
 end
+function steps.begin(limit)
+  for _ = 1, tonumber(tokens_max) do
+    local name = redis.call('LINDEX', tokens, -1)
+    if not name then return false end
+    local key = prefix .. name
+    events, last, owner = key .. ':events', key .. ':last.event.id', key .. ':event.worker'
+    if redis.call('EXISTS', owner) == 0 and redis.call('EXISTS', events) == 1 then
+      redis.call('LMOVE', tokens, object, 'RIGHT', 'LEFT')
+      redis.call('SET', owner, lane)
+      return {name, unpack(steps.pop(limit))}
+    end
+    redis.call('RPOP', tokens)
+  end
+end
 
 local answers = {}
-for i = 3, #ARGV, 2 do answers[#answers + 1] = steps[ARGV[i]](ARGV[i + 1]) or false end
+for i = 5, #ARGV, 2 do answers[#answers + 1] = steps[ARGV[i]](ARGV[i + 1]) or false end
 return answers
 """
 """The steps of one lane, one after the other: ARGV has a name and an argument of each."""
@@ -148,15 +178,19 @@ class RedisStorage:
 
     # For workers.
 
-    def register(self, worker: str, lanes: int) -> Incarnation:
+    def register(self, worker: str, lanes: int, process: str, *, again: bool = False) -> Incarnation:
         keys = [self._worker(worker), self._prefix + "event.workers"]
-        ((number, used),) = self._evaluate(_REGISTER, [(keys, [worker, lanes])])
-        return Incarnation(worker, number, used)
+        (found,) = self._evaluate(_REGISTER, [(keys, [worker, lanes, process, int(again)])])
+        if isinstance(found, bytes):
+            raise self._refused(worker, process, found)
+        number, used = found
+        return Incarnation(worker, number, used, process)
 
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
         keys = [self._worker(incarnation.worker)]
-        if self._evaluate(_RETIRE, [(keys, [incarnation.number, lanes])]) != [1]:
-            raise replaced(incarnation)
+        (found,) = self._evaluate(_RETIRE, [(keys, [incarnation.number, lanes])])
+        if isinstance(found, bytes):
+            raise self._refused(incarnation.worker, incarnation.process, found)
 
     def run(self, incarnation: Incarnation, steps: Sequence[Step]) -> list[Answer]:
         groups: dict[str, list[Step]] = {}
@@ -166,16 +200,25 @@ class RedisStorage:
             (self._keys(incarnation.worker, group), self._arguments(incarnation, group)) for group in groups.values()
         ]
         found = self._evaluate(_RUN, calls)
-        if b"replaced" in found:
-            raise replaced(incarnation)
+        for each in found:
+            if isinstance(each, bytes):
+                raise self._refused(incarnation.worker, incarnation.process, each)
         answers = {lane: iter(each) for lane, each in zip(groups, found, strict=True)}
         return [_answer(step, next(answers[step.lane])) for step in steps]
+
+    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
+        key = self._prefix + "event.topics"
+        client: Any = self._client
+        with self._usable():
+            (client.hset if change else client.hsetnx)(key, topic, partitions)
+            return int(client.hget(key, topic))
 
     def await_token(self, seconds: float) -> None:
         with self._usable():
             # waits for a token, and leaves it where it is: only a step that asks for the incarnation takes it
             client: Any = self._client  # its types lack fractions of seconds
-            client.blmove(self._tokens, self._tokens, min(seconds, _BLOCK_SECONDS), "RIGHT", "RIGHT")
+            limit = min(max(seconds, 0.001), _BLOCK_SECONDS)  # 0 would wait without end
+            client.blmove(self._tokens, self._tokens, limit, "RIGHT", "RIGHT")
 
     # For operators.
 
@@ -237,14 +280,14 @@ class RedisStorage:
         lane = group[0].lane
         keys = [self._worker(worker), *(self._slot(lane, end) for end in ("object", "event", "event.id"))]
         keys += [self._tokens, self._prefix + "next.event.id"]
-        named = {step.object for step in group if not isinstance(step, Find | Take | Drop)}
+        named = {step.object for step in group if not isinstance(step, Find | Take | Drop | Begin)}
         assert len(named) <= 1, f"{lane} has one object at a time: {group}"
         for name in named:
             keys += [self._key(name, end) for end in ("events", "last.event.id", "event.worker")]
         return keys
 
     def _arguments(self, incarnation: Incarnation, group: Sequence[Step]) -> list[Any]:
-        arguments: list[Any] = [incarnation.number, group[0].lane]
+        arguments: list[Any] = [incarnation.number, group[0].lane, self._prefix, TOKENS_MAX]
         for step in group:
             arguments += [_NAMES[type(step)], _argument(step)]
         return arguments
@@ -276,7 +319,11 @@ class RedisStorage:
         try:
             yield
         except self._redis.RedisError as error:
-            raise StoreUnavailable(f"{self}: {error}: start the server, or correct its settings") from error
+            text = f"{self}: {error}: start the server, or correct its settings"
+            raise StoreUnavailable(text, may_return=not lasts(error)) from error
+
+    def _refused(self, worker: str, process: str, known: bytes) -> KStreamsError:
+        return refused(str(self), worker, process, known.decode() or None)
 
     def _check(self) -> None:
         """Raises SettingsError for a Redis Cluster; warns of what the server may lose."""
@@ -300,14 +347,14 @@ class RedisStorage:
 
 
 _NAMES: Final[dict[type, str]] = {
-    each: each.__name__.lower() for each in (Find, Take, Own, Resume, Pop, Complete, Drop, Return)
+    each: each.__name__.lower() for each in (Find, Take, Own, Resume, Pop, Complete, Drop, Return, Begin)
 }
 """Of the functions in the script."""
 
 
 def _argument(step: Step) -> int:
     match step:
-        case Pop(limit=limit):
+        case Pop(limit=limit) | Begin(limit=limit):
             return limit
         case Complete(newest_id=newest):
             return newest
@@ -321,11 +368,16 @@ def _answer(step: Step, found: Any) -> Answer:
             return None if found is None else str(found, "utf-8")
         case Own():
             return bool(found)
+        case Begin():
+            return None if found is None else Begun(str(found[0], "utf-8"), _work(*found[1:]))
         case Resume() | Pop() if found:
-            first_id, last_id, events = found
-            taken = tuple(Event.decode(each) for each in reversed(events))  # the oldest is the last of the list
-            return Work(taken, int(first_id), int(last_id) if last_id else None)
+            return _work(*found)
         case Resume() | Pop():
             return Work()
         case _:
             return None
+
+
+def _work(first_id: bytes, last_id: bytes, events: Sequence[bytes]) -> Work:
+    taken = tuple(Event.decode(each) for each in reversed(events))  # the oldest is the last of the list
+    return Work(taken, int(first_id), int(last_id) if last_id else None)

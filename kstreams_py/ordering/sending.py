@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, ClientError, Refused, Retriable
-from kstreams_py.kafka.contracts import Cluster, Output, Producer, ProducerMode
-from kstreams_py.log_fields import away
+from kstreams_py.kafka.contracts import Cluster, Output, Producer, ProducerMode, TopicInfo
+from kstreams_py.kafka.partitioner import partition_of
+from kstreams_py.log_fields import answers, away
 from kstreams_py.ordering.events import Ordered, headers_of
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ WAIT_MAX: Final = 5.0
 
 
 class KafkaSender:
-    """A Sender to one topic, through an idempotent producer.
+    """A Sender to one topic, through an idempotent producer. Partitions that are added meanwhile get nothing.
 
     What a producer that failed may have written is written again by the next one: consumers drop copies by their id.
 
@@ -31,17 +32,20 @@ class KafkaSender:
     - `sleep`: waits for a number of seconds.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, name: str, sleep: Callable[[float], None]) -> None:
+    def __init__(self, cluster: Cluster, topic: TopicInfo, name: str, sleep: Callable[[float], None]) -> None:
         self._cluster = cluster
-        self._topic = topic
+        self.topic = topic
         self._name = name
         self._sleep = sleep
         self._producer: Producer | None = None
 
     def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
         """Raises BrokerUnavailable after ATTEMPTS_MAX, RecordRefused for an event that the topic never takes."""
+        keys = {name: name.encode() for name, _ in events}
+        partitions = {name: partition_of(key, self.topic.partitions) for name, key in keys.items()}
         outputs: list[Output] = [
-            (self._topic, each.event.value, name.encode(), -1, None, None, 0, headers_of(each)) for name, each in events
+            (self.topic.name, each.event.value, keys[name], partitions[name], None, None, 0, headers_of(each))
+            for name, each in events
         ]
         left = list(outputs)
         for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -63,6 +67,9 @@ class KafkaSender:
                 logger.warning("ordering worker %s: %s; trying again", self._name, error, extra=away(self._name))
                 self._sleep(min(0.1 * 2**attempt, WAIT_MAX))
             else:
+                if attempt > 1:
+                    text = "ordering worker %s: the events are acknowledged"
+                    logger.info(text, self._name, extra=answers(self._name))
                 return
 
     def _write(self, outputs: list[Output]) -> None:

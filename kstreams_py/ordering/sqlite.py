@@ -11,17 +11,17 @@ from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
-from kstreams_py.ordering.steps import Answer, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take
+from kstreams_py.ordering.steps import Answer, Begin, Complete, Drop, Find, Own, Pop, Resume, Return, Step, Take, begin
 from kstreams_py.ordering.storage import (
     REMEMBERED_SECONDS,
     Incarnation,
     ObjectStatus,
     WorkerStatus,
-    replaced,
+    refused,
 )
-from kstreams_py.sinks.sqlite_files import describe_error, open_file, transaction
+from kstreams_py.sinks.sqlite_files import MAY_RETURN, code_of, describe_error, open_file, transaction
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 _APPLICATION: Final = 0x6B734F31
 """Marks the file as ours (PRAGMA application_id)."""
@@ -37,8 +37,10 @@ CREATE TABLE objects (name TEXT PRIMARY KEY, data BLOB, last_id INTEGER, owner T
 CREATE INDEX owned ON objects (owner) WHERE owner IS NOT NULL;
 CREATE TABLE tokens (number INTEGER PRIMARY KEY AUTOINCREMENT, object TEXT NOT NULL);
 CREATE TABLE lanes (name TEXT PRIMARY KEY, worker TEXT NOT NULL, object TEXT, first_id INTEGER) WITHOUT ROWID;
-CREATE TABLE workers (name TEXT PRIMARY KEY, number INTEGER NOT NULL, lanes INTEGER NOT NULL, heard REAL NOT NULL)
-    WITHOUT ROWID;
+CREATE TABLE workers (
+    name TEXT PRIMARY KEY, number INTEGER NOT NULL, lanes INTEGER NOT NULL, heard REAL NOT NULL, process TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE ids (newest INTEGER NOT NULL);
 INSERT INTO ids VALUES (0);
 CREATE TABLE changes (uuid BLOB PRIMARY KEY, stored REAL NOT NULL) WITHOUT ROWID;
@@ -103,15 +105,17 @@ class SQLiteStorage:
 
     # For workers.
 
-    def register(self, worker: str, lanes: int) -> Incarnation:
+    def register(self, worker: str, lanes: int, process: str, *, again: bool = False) -> Incarnation:
         with self._transaction() as connection:
+            if again and (known := self._process(connection, worker)) != process:
+                raise refused(str(self), worker, process, known)
             (number, used) = connection.execute(
-                "INSERT INTO workers VALUES (?, 1, ?, ?) ON CONFLICT (name) DO UPDATE SET"
-                " number = number + 1, lanes = max(lanes, excluded.lanes), heard = excluded.heard"
+                "INSERT INTO workers VALUES (?, 1, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET number = number + 1,"
+                " lanes = max(lanes, excluded.lanes), heard = excluded.heard, process = excluded.process"
                 " RETURNING number, lanes",
-                (worker, lanes, time.time()),
+                (worker, lanes, time.time(), process),
             ).fetchone()
-        return Incarnation(worker, number, used)
+        return Incarnation(worker, number, used, process)
 
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
         with self._transaction() as connection:
@@ -126,7 +130,18 @@ class SQLiteStorage:
     def _check(self, connection: sqlite3.Connection, incarnation: Incarnation) -> None:
         noted = "UPDATE workers SET heard = ? WHERE name = ? AND number = ?"
         if not connection.execute(noted, (time.time(), incarnation.worker, incarnation.number)).rowcount:
-            raise replaced(incarnation)
+            known = self._process(connection, incarnation.worker)
+            raise refused(str(self), incarnation.worker, incarnation.process, known)
+
+    def _process(self, connection: sqlite3.Connection, worker: str) -> str | None:
+        found = connection.execute("SELECT process FROM workers WHERE name = ?", (worker,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
+        if_noted = "partitions = excluded.partitions" if change else "partitions = partitions"
+        noted = f"INSERT INTO topics VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET {if_noted} RETURNING partitions"
+        with self._transaction() as connection:
+            return int(connection.execute(noted, (topic, partitions)).fetchone()[0])
 
     def await_token(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -184,7 +199,8 @@ class SQLiteStorage:
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreUnavailable(describe_error(self.path, error)) from error
+            text = describe_error(self.path, error)
+            raise StoreUnavailable(text, may_return=code_of(error) in MAY_RETURN) from error
 
     def _prepare(self) -> None:
         connection = self._connection
@@ -207,6 +223,8 @@ class SQLiteStorage:
 
 
 def _run(connection: sqlite3.Connection, worker: str, step: Step) -> Answer:
+    if isinstance(step, Begin):
+        return begin(step, lambda each: _run(connection, worker, each))
     if isinstance(step, Find | Take | Drop | Return):
         return _run_on_slot(connection, worker, step)
     return _run_on_object(connection, step)

@@ -10,12 +10,14 @@ that the requests for all of them travel together. The names of the description 
 - the events are sent [A7]; `Complete` [A8] forgets them, and keeps the last id for the next predecessor.
 - `Drop` [A9] gives the token up: once nothing is left, or if another lane owns the object.
 - `Return`, which the description lacks, puts the token back where a worker is stopped: others go on with the object.
+- `Begin`, with batches, makes one step of `Take`, `Own`, `Pop` and `Drop`: the events of most tokens are sent already.
 
 Source: spec of event ordering, seed 001.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -91,8 +93,44 @@ class Return:
     object: str
 
 
-Step: TypeAlias = Find | Take | Own | Resume | Pop | Complete | Drop | Return
-Answer: TypeAlias = str | bool | Work | None
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Moves the oldest token whose object has events and no owner to the lane's slot, and up to `limit` of its events.
+
+    Older tokens are dropped. Answer: Begun, or None if there is no such token among TOKENS_MAX.
+    """
+
+    lane: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An object that a lane owns now, and the events that it has taken."""
+
+    object: str
+    work: Work
+
+
+Step: TypeAlias = Find | Take | Own | Resume | Pop | Complete | Drop | Return | Begin
+Answer: TypeAlias = str | bool | Work | Begun | None
+
+TOKENS_MAX: Final = 200
+"""Tokens that one `Begin` looks at, so that others get their turn at the store."""
+
+
+def begin(step: Begin, run: Callable[[Step], Answer]) -> Begun | None:
+    """The answer of a `Begin`, by the steps that it stands for."""
+    for _ in range(TOKENS_MAX):
+        name = run(Take(step.lane))
+        if not isinstance(name, str):
+            return None
+        work = run(Pop(step.lane, name, step.limit)) if run(Own(step.lane, name)) else NOTHING
+        if isinstance(work, Work) and work.events:
+            return Begun(name, work)
+        run(Drop(step.lane))
+    return None
+
 
 NOTHING: Final = Work()
 
@@ -120,7 +158,7 @@ class Lane:
     @property
     def is_idle(self) -> bool:
         """It holds no object."""
-        return isinstance(self.step, Take)
+        return isinstance(self.step, Take | Begin)
 
     def chain(self, *, stops: bool) -> tuple[list[Step], Lane]:
         """The next steps whose answers decide nothing, and the lane after them.
@@ -138,6 +176,8 @@ class Lane:
     def after(self, answer: Answer) -> Lane:
         """The lane after its step, which had this answer."""
         match self.step:
+            case Begin() if isinstance(answer, Begun):
+                return replace(self, object=answer.object, step=None, work=answer.work)
             case Find() | Take() if isinstance(answer, str):
                 return replace(self, object=answer, step=Own(self.name, answer))
             case Own() if answer is True:
@@ -150,7 +190,7 @@ class Lane:
             case Own() | Pop():
                 return replace(self, step=Drop(self.name))
             case _:
-                return replace(self, step=Take(self.name), object="", work=NOTHING, restarts=False)
+                return replace(self, step=self._take(), object="", work=NOTHING, restarts=False)
 
     def stopped(self) -> Lane:
         """The lane of a worker that stops: it gives its object back before it takes events of it."""
@@ -161,6 +201,10 @@ class Lane:
     def sent(self) -> Lane:
         """The lane once its events are acknowledged."""
         return replace(self, step=Complete(self.name, self.object, self.work.newest_id))
+
+    def _take(self) -> Take | Begin:
+        """With a batch of 1 the steps are those of the description."""
+        return Take(self.name) if self.limit == 1 else Begin(self.name, self.limit)
 
     def _pop(self) -> Pop:
         return Pop(self.name, self.object, self.limit)

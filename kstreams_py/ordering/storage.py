@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kstreams_py.errors import Replaced
+from kstreams_py.errors import InputLost, KStreamsError, Replaced, StoreUnavailable
 from kstreams_py.ordering.events import Change
 from kstreams_py.ordering.steps import Answer, Step
 
@@ -16,14 +16,16 @@ REMEMBERED_SECONDS: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One process under the name of a worker; a newer one of the same name has a larger number.
+    """One process under the name of a worker, since it has registered; a newer one of the name has a larger number.
 
+    - `process`: names the process: another one of it has the same.
     - `lanes`: how many lanes may hold something: its own, or those of the process before it, if these were more.
     """
 
     worker: str
     number: int
     lanes: int
+    process: str = ""
 
     def lane(self, index: int) -> str:
         """The name of a lane."""
@@ -63,7 +65,8 @@ class Storage(Protocol):
     """A store of queued events. One thread uses it.
 
     Each change and each step is atomic, and durable when its call returns. Every call raises StoreUnavailable if the
-    store does not answer, and SettingsError if it cannot be used.
+    store does not answer, and SettingsError if it cannot be used. What had no answer may have been done, or be done
+    yet: a worker registers again, by which steps that come late are refused, and asks what its lanes hold.
     """
 
     def enqueue(self, changes: Sequence[Change]) -> list[bool]:
@@ -76,14 +79,29 @@ class Storage(Protocol):
     def data(self, name: str) -> bytes | None:
         """The state of an object; None if it has none."""
 
-    def register(self, worker: str, lanes: int) -> Incarnation:
-        """Starts a process under the name of a worker: steps of an older one are refused from now on."""
+    def register(self, worker: str, lanes: int, process: str, *, again: bool = False) -> Incarnation:
+        """Starts a process under the name of a worker: steps of older incarnations are refused from now on.
+
+        - `process`: names it; each attempt has the same.
+        - `again`: the process had registered. Raises Replaced if another one has done so since, InputLost if the store
+          has forgotten it.
+        """
 
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
-        """Notes that lanes from this number on hold nothing and are not used any more. Raises Replaced."""
+        """Notes that lanes from this number on hold nothing and are not used any more. Raises as `run`."""
 
     def run(self, incarnation: Incarnation, steps: Sequence[Step]) -> list[Answer]:
-        """Runs steps in this order, each atomic by itself. Raises Replaced if a newer incarnation exists."""
+        """Runs steps in this order, each atomic by itself.
+
+        Raises Replaced if another process has registered since, StoreUnavailable if an attempt of this one came late,
+        InputLost if the store has forgotten it.
+        """
+
+    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
+        """Notes how many partitions a topic has, unless a number is noted already; returns the one that is noted.
+
+        `change`: this number is noted in any case.
+        """
 
     def await_token(self, seconds: float) -> None:
         """Waits until there is a token, or for these seconds."""
@@ -98,9 +116,19 @@ class Storage(Protocol):
         """Closes the connection."""
 
 
-def replaced(incarnation: Incarnation) -> Replaced:
-    """The error of a process whose name another one has taken."""
+def refused(store: str, worker: str, process: str, known: str | None) -> KStreamsError:
+    """The error of a process whose incarnation is not the newest of its worker.
+
+    `known`: the process that the store knows; None if it knows none.
+    """
+    if known is None:
+        return InputLost(
+            f"{store} has forgotten worker {worker!r}, and maybe events, and the ids that were given: it was emptied, "
+            "or keeps too little on its disk: decide what is lost; consumers drop events with ids that they have seen"
+        )
+    if known == process:
+        return StoreUnavailable(f"{store}: an earlier attempt of this process to register came late", may_return=True)
     return Replaced(
-        f"worker {incarnation.worker!r} was started again elsewhere, and this process ends: give each process a name "
-        "of its own (--name)"
+        f"worker {worker!r} was started again elsewhere, and this process ends: give each process a name of its own "
+        "(--name)"
     )

@@ -14,7 +14,7 @@ from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkU
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.sinks.columns import FLOATS, Columns, Taken, Types, check_rows, check_table, split_columns
-from kstreams_py.sinks.redis_servers import name_server, open_client, refuse_cluster
+from kstreams_py.sinks.redis_servers import lasts, name_server, open_client, refuse_cluster
 
 if TYPE_CHECKING:
     import redis
@@ -122,10 +122,7 @@ class RedisConnection:
         except self._redis.RedisError as error:
             with contextlib.suppress(self._redis.RedisError):
                 self.close()
-            kinds = self._redis.exceptions
-            lasting = (kinds.AuthenticationError, kinds.NoPermissionError, kinds.OutOfMemoryError)
-            lasts = isinstance(error, lasting) or str(error).startswith("MISCONF")  # it cannot write to its disk
-            raise SinkUnavailable(f"{self._sink}: {error}", may_return=not lasts) from error
+            raise SinkUnavailable(f"{self._sink}: {error}", may_return=not lasts(error)) from error
 
     def _open(self) -> redis.Redis:
         client = open_client(self._sink.url)

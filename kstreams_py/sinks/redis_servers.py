@@ -34,6 +34,15 @@ def open_client(url: str) -> redis.Redis:
         raise SettingsError(f"{name_server(url)} is no URL of Redis: correct it") from None
 
 
+def lasts(error: redis.RedisError) -> bool:
+    """Whether another attempt fails as well, until somebody helps: a wrong password, a missing right, a full disk."""
+    import redis  # noqa: PLC0415 an extra
+
+    kinds = redis.exceptions
+    lasting = (kinds.AuthenticationError, kinds.NoPermissionError, kinds.OutOfMemoryError)
+    return isinstance(error, lasting) or str(error).startswith("MISCONF")  # it cannot write to its disk
+
+
 def refuse_cluster(name: str, info: Mapping[str, Any]) -> None:
     """Raises SettingsError for a server of a Redis Cluster, by what it says of itself."""
     if info.get("cluster_enabled"):

@@ -13,12 +13,12 @@ from uuid import UUID, uuid4, uuid5
 import pytest
 
 from bench.servers import Server, start_redis
-from kstreams_py.errors import Replaced, SettingsError, StoreUnavailable
+from kstreams_py.errors import InputLost, Replaced, SettingsError, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.redis import RedisStorage
 from kstreams_py.ordering.sqlite import SQLiteStorage
-from kstreams_py.ordering.steps import Complete, Drop, Find, Own, Pop, Resume, Return, Take
-from kstreams_py.ordering.storage import ObjectStatus, Storage, WorkerStatus
+from kstreams_py.ordering.steps import TOKENS_MAX, Begin, Begun, Complete, Drop, Find, Own, Pop, Resume, Return, Take
+from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage, WorkerStatus
 
 Open = Callable[[], Storage]
 
@@ -64,7 +64,7 @@ def test_change_is_stored_with_its_state_its_events_in_order_and_one_token(store
     assert store.enqueue([first]) == [True]
     assert store.data("work:1") == b"state"
     assert store.objects() == [ObjectStatus("work:1", 3, 0, 1, None)]
-    me = store.register("w", 1)
+    me = store.register("w", 1, "p")
     assert store.run(me, [Take("w#0"), Own("w#0", "work:1")]) == ["work:1", True]
     (work,) = store.run(me, [Pop("w#0", "work:1", 10)])
     assert isinstance(work, Work)
@@ -106,7 +106,7 @@ def test_events_of_front_ends_at_the_same_time_keep_together(connect: Open) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    me = stores[0].register("w", 1)
+    me = stores[0].register("w", 1, "p")
     work = stores[0].run(me, [Take("w#0"), Own("w#0", "a"), Pop("w#0", "a", 1_000)])[-1]
     found = [value.decode().rpartition(".") for value, *_ in values(work)]
     assert [n for *_, n in found] == ["0", "1", "2"] * 100
@@ -115,14 +115,41 @@ def test_events_of_front_ends_at_the_same_time_keep_together(connect: Open) -> N
 
 def test_take_moves_the_oldest_token_to_the_lane(store: Storage) -> None:
     store.enqueue([change("a", b"1"), change("b", b"2")])
-    me = store.register("w", 2)
+    me = store.register("w", 2, "p")
     assert store.run(me, [Find("w#0"), Take("w#0"), Find("w#0"), Take("w#1")]) == [None, "a", "a", "b"]
     assert store.run(me, [Drop("w#0"), Find("w#0"), Take("w#0"), Find("w#1")]) == [None, None, None, "b"]
 
 
+def test_begin_takes_the_events_of_the_first_object_that_has_some_and_no_owner(store: Storage) -> None:
+    """It does what take, own, pop and drop do one after the other."""
+    store.enqueue([change("a", b"1"), change("a", b"2"), change("b", b"3", b"4", b"5"), change("b", b"6")])
+    me = store.register("w", 3, "p")
+    (begun,) = store.run(me, [Begin("w#0", 5)])
+    assert isinstance(begun, Begun)
+    assert (begun.object, values(begun.work)) == ("a", [(b"1", 1, None), (b"2", 2, 1)])
+    (begun,) = store.run(me, [Begin("w#1", 2)])
+    assert isinstance(begun, Begun)
+    assert (begun.object, values(begun.work)) == ("b", [(b"3", 3, None), (b"4", 4, 3)])
+    assert store.objects() == [ObjectStatus("a", 0, 2, 0, "w#0"), ObjectStatus("b", 2, 2, 1, "w#1")]
+    assert store.run(me, [Begin("w#2", 2), Find("w#0"), Find("w#1"), Find("w#2")]) == [None, "a", "b", None]
+    assert store.objects() == [ObjectStatus("a", 0, 2, 0, "w#0"), ObjectStatus("b", 2, 2, 0, "w#1")]
+    (more,) = store.run(me, [Complete("w#1", "b", 4), Pop("w#1", "b", 9)])[1:]
+    assert values(more) == [(b"5", 5, 4), (b"6", 6, 5)]
+
+
+def test_begin_looks_at_some_tokens_and_leaves_the_others(store: Storage) -> None:
+    store.enqueue([change("a", b"1") for _ in range(TOKENS_MAX + 5)])
+    me = store.register("w", 2, "p")
+    (begun,) = store.run(me, [Begin("w#0", 1_000)])
+    assert isinstance(begun, Begun)
+    assert len(begun.work.events) == TOKENS_MAX + 5
+    assert store.run(me, [Begin("w#1", 1)]) == [None]
+    assert store.objects() == [ObjectStatus("a", 0, TOKENS_MAX + 5, 4, "w#0")]
+
+
 def test_only_one_lane_owns_an_object(store: Storage) -> None:
     store.enqueue([change("a", b"1"), change("a", b"2")])
-    one, two = store.register("one", 1), store.register("two", 1)
+    one, two = store.register("one", 1, "p"), store.register("two", 1, "p")
     assert store.run(one, [Take("one#0")]) == ["a"]
     assert store.run(two, [Take("two#0"), Own("two#0", "a")]) == ["a", True]
     assert store.run(one, [Own("one#0", "a")]) == [False]
@@ -132,7 +159,7 @@ def test_only_one_lane_owns_an_object(store: Storage) -> None:
 
 def test_pop_takes_the_oldest_events_up_to_the_limit_and_numbers_them(store: Storage) -> None:
     store.enqueue([change("a", *(str(n).encode() for n in range(5))), change("b", b"x")])
-    me = store.register("w", 2)
+    me = store.register("w", 2, "p")
     store.run(me, [Take("w#0"), Own("w#0", "a"), Take("w#1"), Own("w#1", "b")])
     first, other = store.run(me, [Pop("w#0", "a", 3), Pop("w#1", "b", 1)])
     assert values(first) == [(b"0", 1, None), (b"1", 2, 1), (b"2", 3, 2)]
@@ -144,7 +171,7 @@ def test_pop_takes_the_oldest_events_up_to_the_limit_and_numbers_them(store: Sto
 
 def test_pop_of_an_object_without_events_releases_it(store: Storage) -> None:
     store.enqueue([change("a", b"1")])
-    me = store.register("w", 1)
+    me = store.register("w", 1, "p")
     store.run(me, [Take("w#0"), Own("w#0", "a"), Pop("w#0", "a", 1)])
     assert store.run(me, [Complete("w#0", "a", 1), Pop("w#0", "a", 1)]) == [None, Work()]
     assert store.objects() == []
@@ -154,7 +181,7 @@ def test_pop_of_an_object_without_events_releases_it(store: Storage) -> None:
 def test_events_queued_behind_a_release_have_a_token_of_their_own(store: Storage) -> None:
     """EO-24: an event is either taken by the owner, or has a token, and no owner."""
     store.enqueue([change("a", b"1")])
-    me = store.register("w", 1)
+    me = store.register("w", 1, "p")
     store.run(me, [Take("w#0"), Own("w#0", "a"), Pop("w#0", "a", 1)])
     store.enqueue([change("a", b"2")])
     completed, taken = store.run(me, [Complete("w#0", "a", 1), Pop("w#0", "a", 1)])
@@ -167,12 +194,12 @@ def test_events_queued_behind_a_release_have_a_token_of_their_own(store: Storage
 
 def test_worker_that_starts_again_finds_what_it_had_taken(store: Storage, connect: Open) -> None:
     store.enqueue([change("a", b"1", b"2", b"3")])
-    me = store.register("w", 1)
+    me = store.register("w", 1, "p")
     store.run(me, [Take("w#0"), Own("w#0", "a"), Pop("w#0", "a", 1)])
     store.run(me, [Complete("w#0", "a", 1)])
     (before,) = store.run(me, [Pop("w#0", "a", 2)])
     again = connect()
-    me = again.register("w", 1)
+    me = again.register("w", 1, "p")
     assert again.run(me, [Find("w#0"), Own("w#0", "a"), Resume("w#0", "a")]) == ["a", True, before]
     assert values(before) == [(b"2", 2, 1), (b"3", 3, 2)]
     assert again.run(me, [Complete("w#0", "a", 3), Resume("w#0", "a")]) == [None, Work()]
@@ -180,7 +207,7 @@ def test_worker_that_starts_again_finds_what_it_had_taken(store: Storage, connec
 
 def test_object_that_is_given_back_is_the_next_to_be_taken(store: Storage) -> None:
     store.enqueue([change("a", b"1"), change("b", b"2"), change("b", b"3"), change("c", b"4")])
-    me = store.register("w", 3)
+    me = store.register("w", 3, "p")
     store.run(me, [Take("w#0"), Own("w#0", "a"), Take("w#1"), Own("w#1", "b"), Take("w#2"), Own("w#2", "b")])
     store.run(me, [Return("w#2", "b")])
     assert store.objects() == [
@@ -195,9 +222,9 @@ def test_object_that_is_given_back_is_the_next_to_be_taken(store: Storage) -> No
 def test_older_process_of_a_worker_is_refused_and_changes_nothing(store: Storage, connect: Open) -> None:
     """EF15: a worker that was frozen, while another process was started under its name."""
     store.enqueue([change("a", b"1"), change("b", b"2")])
-    old = store.register("w", 1)
+    old = store.register("w", 1, "p")
     store.run(old, [Take("w#0"), Own("w#0", "a"), Pop("w#0", "a", 1)])
-    new = connect().register("w", 1)
+    new = connect().register("w", 1, "q")
     assert new.number == old.number + 1
     standing = store.objects()
     for steps in ([Complete("w#0", "a", 1)], [Take("w#0")], [Drop("w#0")], [Pop("w#0", "a", 1)], [Own("w#0", "b")]):
@@ -205,31 +232,73 @@ def test_older_process_of_a_worker_is_refused_and_changes_nothing(store: Storage
             store.run(old, steps)
     with pytest.raises(Replaced, match="worker 'w' was started again"):
         store.retire(old, 0)
+    with pytest.raises(Replaced, match="worker 'w' was started again"):
+        store.register("w", 1, "p", again=True)
     assert store.objects() == standing
     assert values(store.run(new, [Resume("w#0", "a")])[0]) == [(b"1", 1, None)]
 
 
+def test_process_that_registers_again_refuses_its_own_steps_that_come_late(store: Storage, connect: Open) -> None:
+    """EF16: a step without an answer may reach the store after the process has asked what it holds."""
+    store.enqueue([change("a", b"1", b"2")])
+    before = store.register("w", 1, "p")
+    store.run(before, [Take("w#0"), Own("w#0", "a"), Pop("w#0", "a", 1)])
+    again = connect().register("w", 1, "p", again=True)
+    assert again.number == before.number + 1
+    store.run(again, [Find("w#0"), Own("w#0", "a"), Complete("w#0", "a", 1), Pop("w#0", "a", 1)])
+    for late in (lambda: store.run(before, [Complete("w#0", "a", 1)]), lambda: store.retire(before, 0)):
+        with pytest.raises(
+            StoreUnavailable, match="an earlier attempt of this process to register came late"
+        ) as raised:
+            late()
+        assert raised.value.may_return
+    assert values(store.run(again, [Resume("w#0", "a")])[0]) == [(b"2", 2, 1)]
+
+
+def test_store_that_has_forgotten_a_worker_is_not_used_by_it(store: Storage) -> None:
+    gone = Incarnation("w", 3, 1, "p")
+    for call in (
+        lambda: store.run(gone, [Take("w#0")]),
+        lambda: store.retire(gone, 1),
+        lambda: store.register("w", 1, "p", again=True),
+    ):
+        with pytest.raises(InputLost, match="has forgotten worker 'w', and maybe events, and the ids that were given"):
+            call()
+    assert store.workers() == []
+
+
 def test_lanes_of_the_process_before_are_kept_until_they_are_retired(store: Storage) -> None:
-    assert store.register("w", 4).lanes == 4
-    fewer = store.register("w", 2)
+    assert store.register("w", 4, "p").lanes == 4
+    fewer = store.register("w", 2, "p")
     assert fewer.lanes == 4
     store.retire(fewer, 2)
-    assert store.register("w", 1).lanes == 2
+    assert store.register("w", 1, "p").lanes == 2
 
 
 def test_ids_are_not_used_again(store: Storage, connect: Open) -> None:
     for expected, opened in enumerate((store, connect(), connect()), 1):
         opened.enqueue([change("a", b"1")])
-        me = opened.register("w", 1)
+        me = opened.register("w", 1, "p")
         opened.run(me, [Take("w#0"), Own("w#0", "a")])
         (work,) = opened.run(me, [Pop("w#0", "a", 1)])
         assert values(work) == [(b"1", expected, expected - 1 or None)]
         opened.run(me, [Complete("w#0", "a", expected), Pop("w#0", "a", 1), Drop("w#0")])
 
 
+def test_number_of_partitions_of_each_topic_is_kept_until_another_one_is_accepted(
+    store: Storage, connect: Open
+) -> None:
+    assert store.note_partitions("t", 3, change=False) == 3
+    assert store.note_partitions("u", 1, change=False) == 1
+    other = connect()
+    assert other.note_partitions("t", 6, change=False) == 3
+    assert other.note_partitions("t", 6, change=True) == 6
+    assert [store.note_partitions(topic, 3, change=False) for topic in ("t", "u")] == [6, 1]
+
+
 def test_two_equal_events_are_two(store: Storage) -> None:
     store.enqueue([change("a", b"same"), change("a", b"same")])
-    me = store.register("w", 1)
+    me = store.register("w", 1, "p")
     (*_, work) = store.run(me, [Take("w#0"), Own("w#0", "a"), Pop("w#0", "a", 1)])
     assert values(work) == [(b"same", 1, None)]
     assert store.objects() == [ObjectStatus("a", 1, 1, 1, "w#0")]
@@ -253,14 +322,15 @@ def test_wait_ends_with_a_token_which_stays(store: Storage, connect: Open) -> No
 
 def test_wait_without_a_token_ends_in_time(store: Storage) -> None:
     store.await_token(0.01)
+    store.await_token(0)
     assert store.objects() == []
 
 
 def test_workers_are_shown_with_what_they_hold(store: Storage) -> None:
     assert store.workers() == []
     store.enqueue([change("a", b"1"), change("b", b"2")])
-    one = store.register("one", 2)
-    store.register("two", 1)
+    one = store.register("one", 2, "p")
+    store.register("two", 1, "p")
     store.run(one, [Take("one#1"), Own("one#1", "a")])
     found = store.workers()
     assert all(0 <= each.seconds < 600 for each in found)
@@ -273,7 +343,7 @@ def test_workers_are_shown_with_what_they_hold(store: Storage) -> None:
 def test_any_bytes_and_names_are_kept(store: Storage) -> None:
     name, data, value = "a:events é\n", bytes(range(256)), bytes(reversed(range(256)))
     store.enqueue([change(name, value, data=data), change("event.worker", b"", data=b"")])
-    me = store.register("w", 1)
+    me = store.register("w", 1, "p")
     assert store.data(name) == data
     (token, owned, work) = store.run(me, [Take("w#0"), Own("w#0", name), Pop("w#0", name, 2)])
     assert (token, owned, values(work)) == (name, True, [(value, 1, None)])
@@ -307,7 +377,7 @@ def test_sqlite_file_of_another_format_is_refused(tmp_path: Path) -> None:
     SQLiteStorage(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(SettingsError, match=r"another version of kstreams_py \(format 7, here 1\)"):
+    with pytest.raises(SettingsError, match=r"another version of kstreams_py \(format 7, here 2\)"):
         SQLiteStorage(path)
 
 
@@ -323,6 +393,38 @@ def test_redis_that_is_away_is_named_without_its_password() -> None:
     assert "secret" not in str(raised.value)
     with pytest.raises(SettingsError, match=r"host/0 is no URL of Redis"):
         RedisStorage("postgres://user:secret@host/0")
+
+
+def test_sqlite_file_that_is_locked_may_return_and_one_without_a_directory_will_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlite3  # noqa: PLC0415
+
+    monkeypatch.setattr("kstreams_py.sinks.sqlite_files.BUSY_SECONDS", 0.05)
+    path = tmp_path / "events.db"
+    with closing(SQLiteStorage(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="end the program that has locked it") as locked:
+            store.register("w", 1, "p")
+        other.execute("ROLLBACK")
+        assert (locked.value.may_return, store.register("w", 1, "p").number) == (True, 1)
+    with pytest.raises(StoreUnavailable) as missing:
+        SQLiteStorage(tmp_path / "missing" / "events.db")
+    assert not missing.value.may_return
+
+
+def test_redis_that_is_away_may_return_and_one_that_refuses_the_password_will_not() -> None:
+    with closing(start_redis()) as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        with closing(RedisStorage(url)) as store:
+            server.stop()
+            with pytest.raises(StoreUnavailable, match="start the server, or correct its settings") as away:
+                store.register("w", 1, "p")
+            server.start()
+            assert (away.value.may_return, store.register("w", 1, "p").number) == (True, 1)
+        with pytest.raises(StoreUnavailable) as refused:
+            RedisStorage(url.replace("redis://", "redis://user:secret@"))
+    assert not refused.value.may_return
 
 
 def test_redis_cluster_is_refused_with_the_reason() -> None:
@@ -374,7 +476,7 @@ def test_redis_that_forgets_its_scripts_gets_them_again(redis_server: Server) ->
         store.enqueue([change("a", b"1")])
         client.script_flush()
         assert store.enqueue([change("a", b"2"), change("b", b"3")]) == [True, True]
-        me = store.register("w", 2)
+        me = store.register("w", 2, "p")
         client.script_flush()
         assert store.run(me, [Take("w#0"), Take("w#1"), Find("w#0")]) == ["a", "a", "a"]
 
@@ -386,7 +488,8 @@ def test_keys_in_redis_are_those_of_the_document(redis_server: Server) -> None:
     with closing(RedisStorage(url, prefix)) as store, redis.Redis.from_url(url) as client:
         first = change("OBJ", b"1", b"2")
         store.enqueue([first, change("OBJ", b"3")])
-        me = store.register("NAME", 1)
+        store.note_partitions("events", 3, change=False)
+        me = store.register("NAME", 1, "p")
         store.run(me, [Take("NAME#0"), Own("NAME#0", "OBJ"), Pop("NAME#0", "OBJ", 1), Complete("NAME#0", "OBJ", 1)])
         store.run(me, [Pop("NAME#0", "OBJ", 1)])
         found = {key.decode().removeprefix(prefix) for key in client.scan_iter(f"{prefix}*")}

@@ -34,7 +34,7 @@ def test_three_workers_four_events_and_two_crashes_break_no_invariant_in_any_sta
 @pytest.mark.parametrize(
     ("count", "limit", "events", "crashes", "stops", "expected"),
     [
-        pytest.param(2, 2, "aaab", 2, 1, (61_294, 166), id="batches"),
+        pytest.param(2, 2, "aaab", 2, 1, (31_951, 132), id="batches"),
         pytest.param(3, 1, "aaa", 1, 2, (12_304, 15), id="workers that give objects back"),
         pytest.param(1, 1, "abab", 3, 1, (12_445, 192), id="one worker"),
     ],

@@ -11,18 +11,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 
 from bench.servers import Server, start_redis
 from kstreams_py.embedded.process_table import await_stopped
-from kstreams_py.errors import Replaced
+from kstreams_py.errors import Replaced, StoreUnavailable, TopicError
 from kstreams_py.ordering import Ordering
-from kstreams_py.ordering.events import ID_HEADER, KIND_HEADER, PREV_HEADER
+from kstreams_py.ordering.events import ID_HEADER, KIND_HEADER, PREV_HEADER, UUID_HEADER
 from kstreams_py.ordering.front_end import open_storage
+from tests.system.cutting_proxy import Cut, CuttingProxy, choose_at_random
 from tests.system.harness import Cluster
 from tests.waiting import wait_until
 
@@ -44,23 +47,32 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 class Workers:
-    """Processes of workers by their names."""
+    """Processes of workers by their names, each with a log in this directory."""
 
-    def __init__(self, cluster: Cluster, store: str, topic: str) -> None:
+    def __init__(self, cluster: Cluster, store: str, topic: str, directory: Path) -> None:
+        self._directory = directory
         self._where = ["--store", store, "--topic", topic, "-b", cluster.bootstrap_servers]
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """Starts a worker of few lanes and small batches."""
         sizes = ["--lanes", "3", "--batch", "4"]
-        command = [sys.executable, "-m", "kstreams_py", "order", "--name", name, *sizes, *self._where]
-        self._started.append(process := subprocess.Popen(command))
+        command = [sys.executable, "-m", "kstreams_py", "order", "--name", name, *sizes, *options, *self._where]
+        with self._log(name).open("ab") as log:
+            self._started.append(process := subprocess.Popen(command, stderr=log))
         return process
+
+    def read_log(self, name: str) -> str:
+        """What the processes of a worker have logged."""
+        return self._log(name).read_text(encoding="utf-8")
 
     def take_over(self, name: str) -> str:
         """Runs `kstreams order takeover`; returns what it printed."""
         command = [sys.executable, "-m", "kstreams_py", "order", "takeover", name, "--yes", *self._where]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
 
     def end(self) -> None:
         for process in self._started:
@@ -69,12 +81,34 @@ class Workers:
             process.wait()
 
 
+@contextmanager
+def working(cluster: Cluster, store: str, topic: str, directory: Path) -> Iterator[Workers]:
+    cluster.create(topic, partitions=3)
+    found = Workers(cluster, store, topic, directory)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
 @pytest.fixture
-def workers(cluster: Cluster, store: str, name: str) -> Iterator[Workers]:
-    cluster.create(name, partitions=3)
-    found = Workers(cluster, store, name)
-    yield found
-    found.end()
+def workers(cluster: Cluster, store: str, name: str, tmp_path: Path) -> Iterator[Workers]:
+    with working(cluster, store, name, tmp_path) as found:
+        yield found
+
+
+def enqueue(ordering: Ordering, name: str, values: list[Any], state: Any) -> None:
+    """Queues a change, and tries again with its uuid while the store gives no answer."""
+    uuid, attempts = uuid4(), 0
+    while True:
+        try:
+            is_new = ordering.enqueue(name, state, values[0], sub_events=values[1:], uuid=uuid)
+        except StoreUnavailable:
+            attempts += 1
+            time.sleep(0.02)  # as a front end waits
+        else:
+            assert is_new or attempts
+            return
 
 
 def queue(store: str, front_end: int, pause: float = 0.0) -> None:
@@ -82,22 +116,30 @@ def queue(store: str, front_end: int, pause: float = 0.0) -> None:
     with closing(Ordering(store)) as ordering:
         for number in range(CHANGES):
             values = [[front_end, number, part] for part in range(1 + number % 3)]
-            name = f"object {number % OBJECTS}"
-            assert ordering.enqueue(name, {"newest": number}, values[0], sub_events=values[1:])
+            enqueue(ordering, f"object {number % OBJECTS}", values, {"newest": number})
             time.sleep(pause)
 
 
-def read_applied(cluster: Cluster, topic: str) -> dict[str, list[Any]]:
-    """The events of each object as a consumer applies them: each once, each after its predecessor."""
+def read_applied(cluster: Cluster, topic: str, *, holds_back: bool = False) -> dict[str, list[Any]]:
+    """The events of each object as a consumer applies them: each once, each after its predecessor.
+
+    `holds_back`: it waits for predecessors, which may be in other partitions.
+    """
     newest: dict[str, int] = {}
     applied: dict[str, list[Any]] = {}
-    for message in cluster.read(topic):
+    uuids = set[bytes]()
+    messages = cluster.read(topic)
+    if holds_back:
+        messages.sort(key=lambda message: int(dict(message.headers())[ID_HEADER]))
+    for message in messages:
         headers = dict(message.headers() or ())
         name, number = message.key().decode(), int(headers[ID_HEADER])
         if number <= newest.get(name, 0):  # a copy of one that was sent again
             continue
         prev = headers.get(PREV_HEADER)
         assert (None if prev is None else int(prev)) == newest.get(name), f"{name}: {number} came after a gap"
+        assert headers[UUID_HEADER] not in uuids, f"{name}: {number} is a second event with its uuid"
+        uuids.add(headers[UUID_HEADER])
         newest[name] = number
         value = json.loads(message.value())
         assert headers[KIND_HEADER] == (b"sub" if value[2] else b"main")
@@ -203,7 +245,7 @@ def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
 
 def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Workers, store: str, name: str) -> None:
     one = workers.start("one")
-    front_ends = [threading.Thread(target=queue, args=[store, number]) for number in range(FRONT_ENDS)]
+    front_ends = [threading.Thread(target=queue, args=[store, number, 0.01]) for number in range(FRONT_ENDS)]
     for thread in front_ends:
         thread.start()
     wait_until(lambda: cluster.read(name), "an event is sent")
@@ -212,7 +254,7 @@ def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Wor
     two = workers.start("two")
     for thread in front_ends:
         thread.join()
-    wait_until(lambda: is_empty(store), "all events are sent")
+    wait_until(lambda: "two" in processes_of(store) and is_empty(store), "all events are sent")
     two.terminate()
     assert two.wait() == 0
     assert_ordered(read_applied(cluster, name))
@@ -245,7 +287,104 @@ def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
         assert [each for each in storage.objects() if not each.owner] == []
     told = workers.take_over("dead")
     assert (f"and holds: {', '.join(held)}\n" in told, told.endswith("worker dead holds nothing now\n")) == (True, True)
-    wait_until(lambda: is_empty(store), "all events are sent")
+    wait_until(lambda: "other" in processes_of(store) and is_empty(store), "all events are sent")
     other.terminate()
     assert other.wait() == 0
     assert_ordered(read_applied(cluster, name))
+
+
+def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_them(
+    cluster: Cluster, workers: Workers, store: str, name: str
+) -> None:
+    one = workers.start("one")
+    with closing(open_storage(store)) as storage:
+        wait_until(storage.workers, "the worker has started")
+    (adding,) = cluster.admin.create_partitions([NewPartitions(name, 7)]).values()
+    adding.result()
+    wait_until(lambda: cluster.partitions(name) == list(range(7)), "the partitions are known")
+    for front_end in range(2):
+        queue(store, front_end)
+    wait_until(lambda: is_empty(store), "all events are sent")
+    assert {message.partition() for message in cluster.read(name)} == {0, 1, 2}
+    one.terminate()
+    assert one.wait() == 0
+    for front_end in range(2, 4):
+        queue(store, front_end)
+    assert workers.start("one").wait() == TopicError.exit_status
+    refused = workers.read_log("one")
+    assert f"topic '{name}' has 7 partitions, and had 3 when events of the store {store} were sent to it: " in refused
+    assert "then start with --accept-partitions" in refused
+    assert processes_of(store) == {"one": 1}
+    again = workers.start("one", "--accept-partitions")
+    wait_until(lambda: is_empty(store), "all events are sent")
+    again.terminate()
+    assert again.wait() == 0
+    assert {message.partition() for message in cluster.read(name)} > {0, 1, 2}
+    assert_ordered(read_applied(cluster, name, holds_back=True))
+
+
+# Faults of the store, which workers and front ends outlast.
+
+
+def end_and_judge(
+    cluster: Cluster, topic: str, workers: Workers, running: dict[str, subprocess.Popen[bytes]], asked: str, store: str
+) -> None:
+    """Ends the workers, none of which has ended before, and checks what they sent, and that they told of the faults.
+
+    `asked`: the address of the store by which workers know it; `store`: the one without faults.
+    """
+    wait_until(lambda: is_empty(store), "all events are sent")
+    assert [process.poll() for process in running.values()] == [None] * len(running)
+    for process in running.values():
+        process.terminate()
+    assert [process.wait() for process in running.values()] == [0] * len(running)
+    assert_ordered(read_applied(cluster, topic))
+    for name in running:
+        log = workers.read_log(name)
+        assert f"ordering worker {name} waits for its store: the store {asked}: " in log
+        assert f"ordering worker {name}: the store {asked} answers again" in log
+
+
+def test_connections_that_are_cut_in_the_middle_of_a_step_end_no_worker_and_change_no_order(
+    cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    """EF16: a step that has no answer was done, or was not; of the steps of several lanes some were."""
+    server: Server
+    with (
+        closing(start_redis("--appendfsync", "always")) as server,
+        closing(CuttingProxy(server.port, choose_at_random(16, 0.03))) as proxy,
+    ):
+        asked, store = (f"redis://127.0.0.1:{port}/0" for port in (proxy.port, server.port))
+        with working(cluster, asked, name, tmp_path) as workers:
+            running = {each: workers.start(each) for each in ("one", "two", "three")}
+            front_ends = [threading.Thread(target=queue, args=[asked, number, 0.01]) for number in range(FRONT_ENDS)]
+            for thread in front_ends:
+                thread.start()
+            for thread in front_ends:
+                thread.join()
+            end_and_judge(cluster, name, workers, running, asked, store)
+        assert min(proxy.cuts[cut] for cut in Cut) >= 10
+
+
+def test_store_that_dies_and_starts_again_under_load_loses_nothing_and_ends_no_worker(
+    cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    """EF17: a Redis that writes each step to its disk, before it answers."""
+    chance = random.Random(17)
+    server: Server
+    with closing(start_redis("--appendfsync", "always")) as server:
+        store = f"redis://127.0.0.1:{server.port}/0"
+        with working(cluster, store, name, tmp_path) as workers:
+            running = {each: workers.start(each) for each in ("one", "two", "three")}
+            front_ends = [threading.Thread(target=queue, args=[store, number, 0.03]) for number in range(FRONT_ENDS)]
+            for thread in front_ends:
+                thread.start()
+            crashes = 0
+            while any(thread.is_alive() for thread in front_ends):
+                time.sleep(chance.uniform(0.5, 1.5))  # the fault: a kill at any moment
+                server.crash()
+                crashes += 1
+            for thread in front_ends:
+                thread.join()
+            assert crashes >= 5
+            end_and_judge(cluster, name, workers, running, store, store)

@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> str:
         for name in ("b", "a", "b"):
             ordering.enqueue(name, {}, 1)
     with closing(open_storage(path)) as storage:
-        storage.run(storage.register("w", 1), [Take("w#0"), Own("w#0", "b")])
+        storage.run(storage.register("w", 1, "p"), [Take("w#0"), Own("w#0", "b")])
     return str(path)
 
 

@@ -20,15 +20,21 @@ from kstreams_py.errors import (
     Refused,
     Retriable,
     SettingsError,
+    StoreUnavailable,
+    TopicError,
 )
 from kstreams_py.formats.serdes import Bytes, String
-from kstreams_py.kafka.contracts import Cluster, Output, ProducerMode
+from kstreams_py.kafka.contracts import Cluster, Output, ProducerMode, TopicInfo
+from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import Event, Ordered, headers_of
 from kstreams_py.ordering.front_end import open_storage
+from kstreams_py.ordering.partitions import check_partitions
 from kstreams_py.ordering.sending import ATTEMPTS_MAX, KafkaSender
-from kstreams_py.ordering.storage import ObjectStatus, Storage
-from kstreams_py.ordering.worker import OrderingWorker
+from kstreams_py.ordering.sqlite import SQLiteStorage
+from kstreams_py.ordering.steps import Answer, Step
+from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage
+from kstreams_py.ordering.worker import STOP_ATTEMPTS, OrderingWorker
 
 TOPIC = "events"
 UUID = bytes(range(16))
@@ -52,6 +58,7 @@ class Producers:
         return self
 
     def write(self, outputs: list[Output]) -> None:
+        assert all(partition == partition_of(b"a", 3) for *_, partition, _, _, _, _ in outputs)
         self.written[-1] += [(topic, value, key) for topic, value, key, *_ in outputs]
         outputs.clear()
 
@@ -66,7 +73,7 @@ class Producers:
 def send(producers: Producers, *values: bytes) -> list[float]:
     """Sends events; returns the waits between attempts."""
     waits: list[float] = []
-    with closing(KafkaSender(cast(Cluster, producers), TOPIC, "w", waits.append)) as sender:
+    with closing(KafkaSender(cast(Cluster, producers), TopicInfo(TOPIC, "", 3, 1, {}), "w", waits.append)) as sender:
         sender.send(ordered(*values))
     return waits
 
@@ -184,7 +191,7 @@ def test_worker_with_fewer_lanes_finishes_what_the_process_before_it_held_and_us
         worker.start()
         run_until_idle(worker, storage)
         worker.turn(0.0)
-        assert storage.register("w", 1).lanes == 1
+        assert storage.register("w", 1, "p").lanes == 1
     newest = {each[0]: each for call in sender.calls for each in call}
     assert {(name, value) for name, value, *_ in newest.values()} == {("a", b'"a"'), ("b", b'"b"'), ("c", b'"c"')}
 
@@ -204,11 +211,134 @@ def test_worker_that_is_stopped_completes_what_it_has_taken_and_gives_the_rest_b
         assert (sender.calls, storage.objects()) == ([[("a", b"0", 1, None)]], [ObjectStatus("a", 2, 0, 3, None)])
 
 
+def test_topic_with_another_number_of_partitions_is_refused_until_it_is_accepted(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(open_storage(path)) as storage:
+        check_partitions(storage, "t", 3, accepts=False)
+        check_partitions(storage, "t", 3, accepts=True)
+        text = f"topic 't' has 6 partitions, and had 3 when events of the store {path} were sent to it"
+        remedy = "let the consumers read what was sent, then start with --accept-partitions"
+        for _ in range(2):
+            with pytest.raises(TopicError, match=f"^{re.escape(text)}: .* {remedy}$"):
+                check_partitions(storage, "t", 6, accepts=False)
+        assert caplog.messages == []
+        check_partitions(storage, "t", 6, accepts=True)
+        assert caplog.messages == [f"{text}: objects move to other partitions, as was asked for"]
+        check_partitions(storage, "t", 6, accepts=False)
+        with pytest.raises(TopicError, match="'t' has 3 partitions, and had 6"):
+            check_partitions(storage, "t", 3, accepts=False)
+
+
+class Away(SQLiteStorage):
+    """A store that gives no answer to these calls of `run`, counted from 0: after it has done the steps, or before."""
+
+    def __init__(
+        self, path: Path, *, before: Sequence[int] = (), after: Sequence[int] = (), lasts: bool = False
+    ) -> None:
+        super().__init__(path)
+        self._calls = -1
+        self._before = before
+        self._after = after
+        self._lasts = lasts
+
+    def run(self, incarnation: Incarnation, steps: Sequence[Step]) -> list[Answer]:
+        self._calls += 1
+        gone = StoreUnavailable(f"{self}: gone: start it", may_return=not self._lasts)
+        if self._calls in self._before:
+            raise gone
+        answers = super().run(incarnation, steps)
+        if self._calls in self._after:
+            raise gone
+        return answers
+
+
+class StopsAt(Recorder):
+    """A sender that stops its worker once it was given the event of this value."""
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__()
+        self._value = value
+        self.worker: OrderingWorker | None = None
+
+    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+        super().send(events)
+        if self.worker is not None and self._value in {each.event.value for _, each in events}:
+            self.worker.stop()
+
+
+def run_away(path: Path, sender: Recorder, **away: Any) -> list[float]:
+    """Runs a worker whose store is away now and then, until it is stopped; returns its waits."""
+    waits: list[float] = []
+    with closing(Away(path, **away)) as storage:
+        worker = OrderingWorker(storage, sender, "w", lanes=1, batch=1, sleep=waits.append)
+        if isinstance(sender, StopsAt):
+            sender.worker = worker
+        else:
+            worker.stop()
+        worker.run()
+    return waits
+
+
+@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_worker_whose_store_gives_no_answer_waits_and_asks_what_it_holds(
+    path: Path, call: int, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = StopsAt(b"2")
+    with closing(Ordering(path)) as ordering:
+        for number in (1, 2):
+            ordering.enqueue("a", None, number)
+    assert run_away(path, sender, **{when: [call]}) == [0.2]
+    sent = [each for (each,) in sender.calls]
+    assert list(dict.fromkeys(sent)) == [("a", b"1", 1, None), ("a", b"2", 2, 1)]
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert warning == f"ordering worker w waits for its store: the store {path}: gone: start it"
+    with closing(open_storage(path)) as storage:
+        assert [(each.number, dict(each.objects)) for each in storage.workers()] == [(2, {})]
+
+
+def test_worker_waits_longer_for_a_store_that_stays_away(path: Path) -> None:
+    sender = StopsAt(b"1")
+    with closing(Ordering(path)) as ordering:
+        ordering.enqueue("a", None, 1)
+    assert run_away(path, sender, before=range(8)) == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0]
+    assert sender.calls == [[("a", b"1", 1, None)]]
+
+
+def test_worker_that_is_stopped_does_not_wait_for_a_store_that_stays_away(path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="start it; what worker w holds waits for its next start, or a takeover"):
+        run_away(path, Recorder(), before=range(100))
+    with closing(open_storage(path)) as storage:
+        assert [each.number for each in storage.workers()] == [STOP_ATTEMPTS]
+
+
+def test_worker_ends_at_once_if_its_store_will_not_return_by_itself(path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"gone: start it$"):
+        run_away(path, StopsAt(b"1"), before=[1], lasts=True)
+
+
+def test_events_that_are_acknowledged_after_all_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    send(Producers(Retriable("no answer")), b"1")
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "ordering worker w: no answer; trying again"),
+        ("INFO", "ordering worker w: the events are acknowledged"),
+    ]
+
+
 def test_change_that_was_queued_by_an_earlier_attempt_is_no_second_one(path: Path) -> None:
     uuid = uuid4()
     with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
         assert [ordering.enqueue("a", {}, 1, sub_events=[2], uuid=uuid) for _ in range(2)] == [True, False]
         assert storage.objects() == [ObjectStatus("a", 2, 0, 1, None)]
+
+
+def test_event_of_no_object_is_refused_and_nothing_is_stored(path: Path) -> None:
+    with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
+        with pytest.raises(SettingsError, match="an event needs the object that it belongs to: its key is empty"):
+            ordering.enqueue("", {}, 1)
+        assert storage.objects() == []
 
 
 def test_address_that_is_no_store_is_refused(path: Path) -> None:
