@@ -211,6 +211,7 @@ class Settings(BaseModel):
     - `bootstrap_servers`: brokers of the cluster, as host:port, with commas between them.
     - `schema_registry_url`: a schema registry with Confluent's API; None keeps schemas in files in `schema_directory`.
     - `schema_directory`: the directory of these files; all workers and readers need the same one.
+    - `state_directory`: the directory where states with `on_disk` are, of this machine's workers.
     - `auto_offset_reset`: where a processor begins that has no committed offsets.
     - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; at once when no record comes.
     - `commit_records`: the number of uncommitted steps at which a worker commits.
@@ -238,6 +239,7 @@ class Settings(BaseModel):
         Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact_url, return_type=str)] | None
     ) = None
     schema_directory: Path = user_data_path("kstreams_py") / "schemas"
+    state_directory: Path = user_data_path("kstreams_py") / "state"
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     commit_interval_ms: Milliseconds = 100
     commit_records: Annotated[int, Field(gt=0)] = 100_000

@@ -27,8 +27,10 @@ class State(Generic[K, V]):
 
     - `name`: of the store; unique in its graph.
     - `key`, `value`: the serdes of its keys (text by default) and values (JSON by default).
+    - `on_disk`: it is kept in RocksDB, in `state_directory` of the settings, and not in memory.
     """
 
     name: str
     key: Serde[K] = field(default_factory=_text)
     value: Serde[V] = field(default_factory=Json)
+    on_disk: bool = False

@@ -112,6 +112,8 @@ class Committer(ABC):
         """The newest step that failed, as text."""
         self.leftovers: list[Leftovers] = []
         """Of each transactional id: look for them before records are read, or its next commit makes them visible."""
+        self.stores = context.stores
+        """The state of the tasks; None without one."""
         self._ledger = context.ledger
         self._consumer = context.consumer
         self._processor = processor

@@ -59,8 +59,7 @@ class ExactlyOnce(Committer):
         self._journal = context.journal if isinstance(context.journal, ChoicesJournal) else None
         self._recorder = self.session
         """The producer of the transactions that have no outputs of steps."""
-        self._stores = context.stores
-        if self._stores is not None:
+        if self.stores is not None:
             self.resume = self._restore
         cluster, name, group = context.environment.cluster, context.processor.cluster, context.name
         options = place_options(context.environment.settings.bootstrap_servers, name)
@@ -80,13 +79,13 @@ class ExactlyOnce(Committer):
         self._transact(starts, begun)
 
     def _restore(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        assert self._stores is not None
-        self._stores.restore(positions, partitions)
+        assert self.stores is not None
+        self.stores.restore(positions, partitions)
         return positions
 
     @property
     def due(self) -> bool:
-        return super().due or (self._stores is not None and self._stores.size >= HELD_BYTES)
+        return super().due or (self.stores is not None and self.stores.size >= HELD_BYTES)
 
     def write(self, plan: Plan) -> None:
         super().write(plan)
@@ -104,7 +103,7 @@ class ExactlyOnce(Committer):
         # the group's metadata is read again inside: a partition lost meanwhile makes this an abort
         self._call(lambda producer: producer.send_offsets(positions, self._consumer))
         self._send()
-        if (stores := self._stores) is not None:
+        if (stores := self.stores) is not None:
             self._call(lambda producer: producer.write(stores.records(positions)))
         self._call(lambda producer: producer.commit_transaction())
         self._ledger.commit(positions)
@@ -134,18 +133,18 @@ class ExactlyOnce(Committer):
         super().lost()
         if self._journal is not None:
             self._journal.forget()
-        if self._stores is not None:
-            self._stores.suspect()
+        if self.stores is not None:
+            self.stores.suspect()
 
     def end(self) -> None:
         super().end()
-        if self._stores is not None:
-            self._stores.close()
+        if self.stores is not None:
+            self.stores.close()
 
     def _forget(self) -> None:
         super()._forget()
-        if self._stores is not None:
-            self._stores.roll_back()
+        if self.stores is not None:
+            self.stores.roll_back()
 
     def _transact(self, positions: Positions, records: list[Output]) -> None:
         """Commits offsets and records in a transaction of their own."""

@@ -10,6 +10,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.sizes import record_bytes
 from kstreams_py.processing.calls import wait_for_each
+from kstreams_py.processing.committers import committer_of
 from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.outputs import encoder
@@ -20,6 +21,7 @@ from kstreams_py.processing.tracing import Tracing
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.state.memory import MemoryBase
 from kstreams_py.state.reading import bind_state
+from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
 
 
@@ -50,34 +52,37 @@ def make_runner(
 def open_runner(
     graph: Graph,
     processor: Processor,
+    slot: int,
     tasks: Tasks,
     environment: Environment,
     topics: Mapping[str, TopicInfo],
     tracing: Tracing | None,
-    *,
-    traces_outputs: bool,
 ) -> tuple[Runner, Stores | None]:
     """Makes the runner of a worker, with its dead letters, and the stores of its state if it has one."""
     dead_letters = open_dead_letters(graph, processor, topics, environment, tracing)
-    stores = _open_stores(graph, processor, environment, topics)
+    stores = _open_stores(graph, processor, slot, environment, topics)
+    traces = committer_of(processor).traces_outputs
     by_partition = None if stores is None else stores.by_partition
     runner = make_runner(
-        processor, tasks, environment, dead_letters, tracing, traces_outputs=traces_outputs, stores=by_partition
+        processor, tasks, environment, dead_letters, tracing, traces_outputs=traces, stores=by_partition
     )
     return runner, stores
 
 
 def _open_stores(
-    graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
+    graph: Graph, processor: Processor, slot: int, environment: Environment, topics: Mapping[str, TopicInfo]
 ) -> Stores | None:
     changelog = graph.changelog(processor)
     if changelog is None or processor.state is None:
         return None
     inputs = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
     key, value = bind_state(graph, processor, environment.registry)
+    on_disk, changelog_id = processor.state.on_disk, topics[changelog].topic_id if changelog in topics else ""
+    directory = environment.settings.state_directory / graph.name / processor.state.name / str(slot)
 
-    def open_store(_: int) -> KeyedStore:
-        return KeyedStore(MemoryBase(), key, value)
+    def open_store(number: int) -> KeyedStore:
+        base = RocksBase(directory / str(number), changelog_id) if on_disk else MemoryBase()
+        return KeyedStore(base, key, value)
 
     name = f"{processor.id}: state {processor.state.name!r}"
     return Stores(name, changelog, inputs, environment.cluster, open_store, environment.clock)

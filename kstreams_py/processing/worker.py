@@ -97,9 +97,7 @@ class Worker:
         refills = processor.overlaps and not prepares
         self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids, refills=refills)
         tracing = environment.tracing(graph.name, processor, slot) if environment.tracing else None
-        self.runner, stores = open_runner(
-            graph, processor, self.tasks, environment, topics, tracing, traces_outputs=committer.traces_outputs
-        )
+        self.runner, stores = open_runner(graph, processor, slot, self.tasks, environment, topics, tracing)
         self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
         """The runner, where calls overlap."""
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1

@@ -32,12 +32,16 @@ def change_records(topic: str, partition: int, changes: Changes) -> list[Output]
 
 def positions_record(topic: str, partition: int, positions: Mapping[str, Position]) -> Output:
     """The record that names the next offset of each input topic."""
-    value = json.dumps(positions, separators=(",", ":")).encode()
-    return (topic, value, POSITIONS_KEY, partition, None, None, 0, None)
+    return (topic, write_positions(positions), POSITIONS_KEY, partition, None, None, 0, None)
+
+
+def write_positions(positions: Mapping[str, Position]) -> bytes:
+    """The value of such a record."""
+    return json.dumps(positions, separators=(",", ":")).encode()
 
 
 def read_positions(value: bytes) -> dict[str, Position]:
-    """What `positions_record` wrote. Raises ValueError for other bytes."""
+    """What `write_positions` wrote. Raises ValueError for other bytes."""
     try:
         found = json.loads(value)
         return {topic: Position(str(topic_id), int(at)) for topic, (topic_id, at) in found.items()}

@@ -23,7 +23,12 @@ POSITIONS_KEY: Final = b"\x00__ks.positions"
 
 
 class Base(Protocol):
-    """The committed part of a store, as bytes."""
+    """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
+
+    `noted`: the offset that was noted last, by this process or one before it; 0 for none.
+    """
+
+    noted: int
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None if it has none."""
@@ -33,6 +38,12 @@ class Base(Protocol):
 
     def apply(self, changes: Changes) -> None:
         """Makes these changes, all or none."""
+
+    def note(self, offset: int) -> None:
+        """Notes that it has all of the changelog before an offset."""
+
+    def clear(self) -> None:
+        """Removes all that it has."""
 
     def close(self) -> None:
         """Frees what it holds."""
@@ -94,7 +105,7 @@ class KeyedStore(Generic[K, V]):
         end = None if last is None else self._serialize(last)
         above = sorted((k, v) for k, v in self._changes.items() if k >= start and (end is None or k < end))
         changed = {key for key, _ in above}
-        below = ((k, v) for k, v in self._base.range(start, end) if k not in changed)
+        below = ((k, v) for k, v in self._base.range(start, end) if k not in changed and k != POSITIONS_KEY)
         for key, value in heapq.merge(below, ((k, v) for k, v in above if v is not None)):
             yield self._key.deserialize(key), self._value.deserialize(value)
 
@@ -136,15 +147,33 @@ class KeyedStore(Generic[K, V]):
         self._before.clear()
         self.size = 0
 
-    def commit(self) -> None:
-        """Adds what was not committed to the base: it is in the changelog now."""
-        if self._changes:
-            self._base.apply(self._changes)
+    def commit(self, positions: bytes) -> None:
+        """Adds what was not committed to the base, and its positions: it is in the changelog now."""
+        self._changes[POSITIONS_KEY] = positions
+        self._base.apply(self._changes)
         self.roll_back()
 
     def restore(self, changes: Changes) -> None:
         """Adds changes of the changelog to the base."""
         self._base.apply(changes)
+
+    @property
+    def positions(self) -> bytes | None:
+        """The positions of the base; None if it has none."""
+        return self._base.get(POSITIONS_KEY)
+
+    @property
+    def noted(self) -> int:
+        """The offset that was noted last."""
+        return self._base.noted
+
+    def note(self, offset: int) -> None:
+        """Notes that the base has all of the changelog before an offset."""
+        self._base.note(offset)
+
+    def clear(self) -> None:
+        """Removes all that the base has: it belongs to another changelog."""
+        self._base.clear()
 
     def close(self) -> None:
         """Frees what the base holds."""

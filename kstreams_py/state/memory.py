@@ -11,9 +11,10 @@ from kstreams_py.state.keyed import Changes
 class MemoryBase:
     """A dict; its keys are sorted when a range is read, those that are new since then only."""
 
-    __slots__ = ("_new", "_sorted", "_values")
+    __slots__ = ("_new", "_sorted", "_values", "noted")
 
     def __init__(self) -> None:
+        self.noted = 0
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] = []
         """Keys in order, with some that are deleted."""
@@ -44,6 +45,13 @@ class MemoryBase:
                     new.append(key)
                 values[key] = value
 
-    def close(self) -> None:
+    def note(self, offset: int) -> None:
+        self.noted = offset
+
+    def clear(self) -> None:
         self._values = {}
         self._sorted, self._new = [], []
+        self.noted = 0
+
+    def close(self) -> None:
+        self.clear()

@@ -16,8 +16,8 @@ from kstreams_py.errors import ClientError, InputLost, NotRestored, TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
-from kstreams_py.state.changelog import Position, change_records, positions_record, read_positions
-from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
+from kstreams_py.state.changelog import Position, change_records, positions_record, read_positions, write_positions
+from kstreams_py.state.keyed import KeyedStore
 
 logger = logging.getLogger(__name__)
 
@@ -102,15 +102,16 @@ class Stores:
         """Reads the changelogs of these stores on, to the ends that they had when this began."""
         deadline = self._clock() + PART_SECONDS
         changelogs = {number: TopicPartition(self._changelog, number) for number in numbers}
-        if new := {changelogs[number] for number in numbers if number not in self._goals}:
-            ends = self._cluster.ends(new, committed=False)
-            for tp, end in ends.items():
-                if end < self._read_to.get(tp.partition, 0):
-                    self._drop(tp.partition)  # the changelog was deleted and created again
+        if new := [changelogs[number] for number in numbers if number not in self._goals]:
+            for tp, end in self._cluster.ends(new, committed=False).items():
+                self._open(tp.partition)
+                if end < self._read_to[tp.partition]:  # the changelog was deleted and created again
+                    self.by_partition[tp.partition].clear()
+                    self._read_to[tp.partition], self._positions[tp.partition] = 0, {}
                 self._goals[tp.partition] = end
         stable = self._cluster.ends(list(changelogs.values()))
         for number, tp in changelogs.items():
-            while (at := self._open(number)) < min(stable[tp], self._goals[number]):
+            while (at := self._read_to[number]) < min(stable[tp], self._goals[number]):
                 records = self._cluster.read(tp, at, READ_AT_ONCE)
                 self._apply(number, records)
                 is_whole = len(records) < READ_AT_ONCE
@@ -122,24 +123,23 @@ class Stores:
             raise NotRestored(f"{self._name}: restoring it: a transaction is open in {behind[0]}")
         for number in numbers:
             del self._goals[number]
+            self.by_partition[number].note(self._read_to[number])
 
-    def _open(self, number: int) -> int:
-        """Opens a store; returns the next offset of its changelog that it needs."""
+    def _open(self, number: int) -> None:
+        """Opens a store, if it is not open, with what an earlier process has left of it."""
         if number not in self.by_partition:
-            self.by_partition[number] = self._open_store(number)
-            self._read_to[number] = 0
-            self._positions[number] = {}
-        return self._read_to[number]
+            store = self.by_partition[number] = self._open_store(number)
+            self._read_to[number] = store.noted
+            self._positions[number] = self._decode(number, store.positions)
 
     def _apply(self, number: int, records: Collection[Message]) -> None:
-        changes: dict[bytes, bytes | None] = {m.key() or b"": m.value() for m in records}
-        if (named := changes.pop(POSITIONS_KEY, None)) is not None:
-            self._positions[number] = self._decode(number, named)
-        self.by_partition[number].restore(changes)
+        store = self.by_partition[number]
+        store.restore({m.key() or b"": m.value() for m in records})
+        self._positions[number] = self._decode(number, store.positions)
 
-    def _decode(self, number: int, value: bytes) -> dict[str, Position]:
+    def _decode(self, number: int, value: bytes | None) -> dict[str, Position]:
         try:
-            return read_positions(value)
+            return {} if value is None else read_positions(value)
         except ValueError as error:
             raise TopicError(
                 f"changelog {self._changelog!r}, partition {number}: {error}: run the version of kstreams_py that "
@@ -205,8 +205,8 @@ class Stores:
     def committed(self, positions: Positions) -> None:
         """Keeps what `records` returned: it is committed."""
         for number in {tp.partition for tp in positions}:
-            self._positions[number] = self._moved(number, positions)
-            self.by_partition[number].commit()
+            self._positions[number] = moved = self._moved(number, positions)
+            self.by_partition[number].commit(write_positions(moved))
         if self._clock() - self._looked_at > LOOK_SECONDS:
             self._look()
 
@@ -218,7 +218,9 @@ class Stores:
         except ClientError as error:
             logger.debug("%s: the end of its changelog is not known: %s", self._name, error)
         else:
-            self._read_to |= {tp.partition: end for tp, end in ends.items()}
+            for tp, end in ends.items():
+                self._read_to[tp.partition] = end
+                self.by_partition[tp.partition].note(end)
 
     def roll_back(self) -> None:
         """Drops what is not committed."""

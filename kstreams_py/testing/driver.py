@@ -316,6 +316,8 @@ class TestDriver(Contents):
         for worker in self._workers.pop(slot, []):
             if worker.overlapping is not None:
                 worker.overlapping.close()
+            if worker.committer.stores is not None:
+                worker.committer.stores.close()  # the system frees what a process had open
 
     def _end(self, slot: int) -> None:
         self._down.add(slot)

@@ -26,7 +26,7 @@ words = graph.topic("{name}.in", key=ks.String(), value=ks.String())
 counts = graph.topic("{name}.out", key=ks.String(), value=ks.Json())
 
 
-@graph.map(words, to=counts, state=ks.State("counts"))
+@graph.map(words, to=counts, state=ks.State("counts", on_disk={on_disk}))
 def count(word, state):
     seen = state.get(word, 0) + 1
     state.put(word, seen)
@@ -43,15 +43,18 @@ FAULTS: Final = 8
 KEYS: Final = [f"k{number}" for number in range(40)] + ["bad"]
 
 
-@pytest.fixture
-def start(name: str, tmp_path: Path, settings: Callable[..., Settings]) -> Iterator[Callable[[int], WorkerProcess]]:
+@pytest.fixture(params=[False, True], ids=["in memory", "on disk"])
+def start(
+    name: str, tmp_path: Path, settings: Callable[..., Settings], request: pytest.FixtureRequest
+) -> Iterator[Callable[[int], WorkerProcess]]:
     """Starts a worker in a slot; all of them are killed with the test."""
     file = tmp_path / "counting.py"
-    file.write_text(GRAPH.format(name=name), encoding="utf-8")
+    file.write_text(GRAPH.format(name=name, on_disk=request.param), encoding="utf-8")
     started: list[WorkerProcess] = []
 
     def start(slot: int) -> WorkerProcess:
-        short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50)
+        times = {"session_timeout_ms": 3_000, "transaction_timeout_ms": 2_500, "commit_interval_ms": 50}
+        short = settings(state_directory=tmp_path / "state", **times)
         started.append(WorkerProcess(file, slot, short.as_environment(), "--create-topics"))
         return started[-1]
 

@@ -54,8 +54,9 @@ def are_equal(one: Settings, other: Settings) -> bool:
 
 def test_defaults_are_for_a_broker_on_this_machine() -> None:
     settings = Settings.load()
-    assert settings.schema_directory.name == "schemas"
-    assert {name: getattr(settings, name) for name in Settings.model_fields if name != "schema_directory"} == {
+    assert (settings.schema_directory.name, settings.state_directory.name) == ("schemas", "state")
+    places = {"schema_directory", "state_directory"}
+    assert {name: getattr(settings, name) for name in Settings.model_fields if name not in places} == {
         "bootstrap_servers": "127.0.0.1:9092",
         "schema_registry_url": None,
         "auto_offset_reset": "earliest",

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import Abortable, GraphError, InputLost, OutcomeUnknown, TopicError
+from kstreams_py.errors import (
+    Abortable,
+    GraphError,
+    InputLost,
+    MissingSoftware,
+    OutcomeUnknown,
+    SettingsError,
+    TopicError,
+)
 from kstreams_py.formats.serdes import Bytes, Json, String
 from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
-from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
+from kstreams_py.state import rocks
+from kstreams_py.state.keyed import POSITIONS_KEY, Base, KeyedStore
 from kstreams_py.state.memory import MemoryBase
+from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
 from kstreams_py.testing import CrashPoint, MemoryCluster, TestDriver
 
 NO_SERDE: Any = Json
 
 
-def counting(**options: Any) -> ks.Graph:
+def counting(on_disk: bool = False, **options: Any) -> ks.Graph:
     """Counts the words of a topic; the word "bad" raises after it was counted."""
     graph = ks.Graph("g", errors="g.errors")
     words = graph.topic("g.words", key=String(), value=String(), partitions=2)
     counts = graph.topic("g.counts", key=String(), value=Json(), partitions=2)
 
-    @graph.map(words, to=counts, state=ks.State("counts"), **options)
+    @graph.map(words, to=counts, state=ks.State("counts", on_disk=on_disk), **options)
     def count(word: str, state: KeyedStore[str, int]) -> int:
         seen: int = state.get(word, 0) + 1
         state.put(word, seen)
@@ -64,14 +76,16 @@ def expected_outputs() -> list[tuple[Any, Any]]:
         return sorted((r.key, r.value) for r in driver.read("g.counts"))
 
 
-def test_crash_at_any_request_counts_each_step_once() -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_crash_at_any_request_counts_each_step_once(on_disk: bool, tmp_path: Path) -> None:
     with TestDriver(counting(), slots=2) as driver:
         send(driver, WORDS)
         driver.run()
         points, outputs = driver.crash_points(), expected_outputs()
     assert {point.request for point in points} >= {"produce", "send_offsets", "commit_transaction", "read"}
-    for point in points:
-        with TestDriver(counting(), slots=2) as driver:
+    for number, point in enumerate(points):
+        settings = ks.Settings(state_directory=tmp_path / str(number))
+        with TestDriver(counting(on_disk), slots=2, settings=settings) as driver:
             send(driver, WORDS)
             driver.crash(point)
             driver.restart()
@@ -82,9 +96,16 @@ def test_crash_at_any_request_counts_each_step_once() -> None:
             assert sorted((r.key, r.value) for r in driver.read("g.counts")) == sorted([*outputs, ("a", 5)]), point
 
 
+@pytest.fixture(params=["memory", "rocksdb"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Base]:
+    opened: Base = MemoryBase() if request.param == "memory" else RocksBase(tmp_path / "0", "id")
+    yield opened
+    opened.close()
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_store_is_a_mapping_whose_changes_are_kept_undone_dropped_or_committed(seed: int) -> None:
-    chance, store = random.Random(seed), KeyedStore(MemoryBase(), String(), Json())
+def test_store_is_a_mapping_whose_changes_are_kept_undone_dropped_or_committed(seed: int, base: Base) -> None:
+    chance, store = random.Random(seed), KeyedStore(base, String(), Json())
     committed: dict[str, int] = {}
     kept: dict[str, int] = {}
     for step in range(300):
@@ -110,7 +131,7 @@ def test_store_is_a_mapping_whose_changes_are_kept_undone_dropped_or_committed(s
             store.roll_back()
             kept = dict(committed)
         elif chance.random() < 0.2:
-            store.commit()
+            store.commit(b"{}")
             committed = dict(kept)
         assert dict(store.range()) == kept
 
@@ -424,3 +445,86 @@ def test_input_that_was_created_again_is_refused() -> None:
         send(driver, ["a"])
         with pytest.raises(InputLost, match=r"topic 'g\.words' was deleted and created again since"):
             driver.run()
+
+
+# On disk.
+
+
+def restored_from(driver: TestDriver) -> list[int]:
+    """The offsets of the changelog at which the reads of the run to come begin."""
+    begun: list[int] = []
+    read = driver.cluster.read
+
+    def note(tp: TopicPartition, start: int = 0, *arguments: Any, **options: Any) -> Any:
+        if tp.topic.endswith(".changelog"):
+            begun.append(start)
+        return read(tp, start, *arguments, **options)
+
+    driver.cluster.read = note  # type: ignore[assignment, method-assign]
+    return begun
+
+
+def counted_over_a_stop(directory: Path, between: Callable[[TestDriver], None]) -> tuple[list[int], dict[str, int]]:
+    """Counts, ends all processes, and counts on: where the changelog is read from, and what is counted."""
+    with TestDriver(counting(on_disk=True), settings=ks.Settings(state_directory=directory)) as driver:
+        send(driver, ["a", "a", "b"])
+        driver.run()
+        driver.advance(60)  # the next commit notes the end of the changelog, and the one after that does not
+        for _ in range(2):
+            send(driver, ["a"])
+            driver.run()
+        for slot in list(driver._workers):
+            driver._end(slot)
+        between(driver)
+        begun = restored_from(driver)
+        driver.restart()
+        send(driver, ["a", "b"])
+        driver.run()
+        return list(begun), driver.state("counts")
+
+
+def test_restart_on_the_same_machine_reads_only_what_is_new(tmp_path: Path) -> None:
+    begun, counts = counted_over_a_stop(tmp_path, lambda driver: None)
+    assert (begun, counts) == ([7], {"a": 5, "b": 2})
+
+
+@pytest.mark.parametrize("change", ["age", "changelog", "no note"])
+def test_directory_that_is_too_old_or_of_another_changelog_is_read_again(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(_: TestDriver) -> None:
+        if change == "age":
+            monkeypatch.setattr(rocks, "CHECKPOINT_SECONDS", -1)
+        elif change == "changelog":
+            monkeypatch.setattr(RocksBase, "_read_note", lambda _: {"changelog": "other", "offset": 3, "time": 1e12})
+        else:
+            monkeypatch.setattr(RocksBase, "_read_note", lambda _: None)
+
+    begun, counts = counted_over_a_stop(tmp_path, spoil)
+    assert (begun, counts) == ([0], {"a": 5, "b": 2})
+
+
+def test_directory_that_another_process_uses_is_left_to_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held, others = RocksBase(tmp_path / "0", "id"), [RocksBase(tmp_path / "0", "id") for _ in range(2)]
+    held.apply({b"a": b"1"})
+    assert [other.get(b"a") for other in others] == [None, None]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "0-2", "0-3"]
+    in_use = "{} is in use by another process of this slot, which should have ended"
+    assert caplog.messages == [in_use.format(tmp_path / name) for name in ("0", "0", "0-2")]
+    for each in (held, *others):
+        each.close()
+    again = RocksBase(tmp_path / "0", "id")
+    assert again.noted == 0
+    again.close()
+
+
+def test_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=r"cannot be opened .* name another state_directory"):
+        RocksBase(tmp_path / "file" / "0", "id")
+
+
+def test_state_on_disk_without_rocksdict_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(MissingSoftware, match=r"pip install 'kstreams_py\[rocksdb\]'"):
+        RocksBase(tmp_path / "0", "id")

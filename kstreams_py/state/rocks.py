@@ -1,0 +1,133 @@
+"""The committed part of a store in RocksDB, which a restart on the same machine goes on with.
+
+A directory belongs to one slot. A process of the slot that is frozen has its lock: the next one takes another directory
+beside it. What a directory has is committed, as far as
+the offset that it notes; the changelog after that is read again, and has the newest value of each key. A deletion that
+compaction has removed from the changelog would not be seen: a directory that was not noted for CHECKPOINT_SECONDS is
+removed, which is half of the time that Kafka keeps tombstones (delete.retention.ms, a day).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.state.keyed import Changes
+
+if TYPE_CHECKING:
+    import rocksdict
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_SECONDS: Final = 43_200
+"""Seconds after which a directory is too old to go on with."""
+
+_ENTRY: Final = b"k"
+"""Prefix of the keys of the store."""
+
+_END: Final = b"l"
+"""The first key after them."""
+
+_NOTE: Final = b"note"
+"""The key of the note: the changelog's id, the offset, the time."""
+
+
+class RocksBase:
+    """A database in a directory of its own."""
+
+    def __init__(self, directory: Path, changelog_id: str) -> None:
+        """Opens or makes it; one beside it, with a number in its name, while another process uses it.
+
+        - `changelog_id`: of the changelog; a directory of another one is removed.
+
+        Raises MissingSoftware without rocksdict, SettingsError if it cannot be used.
+        """
+        self._changelog_id = changelog_id
+        self._directory, self._database = _open_free(directory)
+        note = self._read_note()
+        if note is None or note["changelog"] != changelog_id or time.time() - note["time"] > CHECKPOINT_SECONDS:
+            self.clear()
+        else:
+            self.noted: int = note["offset"]
+
+    def get(self, key: bytes) -> bytes | None:
+        found: bytes | None = self._database.get(_ENTRY + key)
+        return found
+
+    def range(self, first: bytes, last: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        cursor = self._database.iter()
+        cursor.seek(_ENTRY + first)
+        end = _END if last is None else _ENTRY + last
+        while cursor.valid() and (key := cursor.key()) < end:
+            yield key[1:], cursor.value()
+            cursor.next()
+
+    def apply(self, changes: Changes) -> None:
+        import rocksdict  # noqa: PLC0415 an extra
+
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in changes.items():
+            if value is None:
+                batch.delete(_ENTRY + key)
+            else:
+                batch.put(_ENTRY + key, value)
+        self._database.write(batch)
+
+    def note(self, offset: int) -> None:
+        # after what it stands for, in one log: an end of the machine never keeps the note alone
+        note = {"changelog": self._changelog_id, "offset": offset, "time": time.time()}
+        self._database.put(_NOTE, json.dumps(note).encode())
+
+    def clear(self) -> None:
+        self._database.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._database, self.noted = _open(self._directory), 0
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _read_note(self) -> dict[str, Any] | None:
+        data = self._database.get(_NOTE)
+        try:
+            found = json.loads(data or b"null")
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) and found.keys() >= {"changelog", "offset", "time"} else None
+
+
+def _open_free(directory: Path) -> tuple[Path, rocksdict.Rdict]:
+    """Opens the first of the directories that no other process uses."""
+    for number in count(1):
+        free = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
+        try:
+            return free, _open(free)
+        except BlockingIOError:
+            logger.warning("%s is in use by another process of this slot, which should have ended", free)
+    raise AssertionError("unreachable")
+
+
+def _open(directory: Path) -> rocksdict.Rdict:
+    try:
+        import rocksdict  # noqa: PLC0415 an extra
+    except ImportError:
+        raise MissingSoftware("a state on disk needs rocksdict: pip install 'kstreams_py[rocksdb]'") from None
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_keep_log_file_num(2)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        return rocksdict.Rdict(str(directory), options)
+    except Exception as error:  # rocksdict raises Exception itself
+        if "lock" in str(error).lower():
+            raise BlockingIOError(str(directory)) from None
+        raise SettingsError(
+            f"the state in {directory} cannot be opened ({error}): delete it (it is restored from its changelog), or "
+            "name another state_directory"
+        ) from None
