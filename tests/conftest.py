@@ -43,7 +43,7 @@ LONGEST_FIRST: Final = (
     "tests/system/test_transactions.py",
     "tests/system/test_diagnosis.py",
 )
-"""The files that take more than a minute and a half, and the directory of those that share a worker: begun last, one of
+"""The files that take longest, and the directory of those that share a worker: begun last, one of
 them would run alone at the end."""
 
 ONLY_FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"

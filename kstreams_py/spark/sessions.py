@@ -47,8 +47,8 @@ def session(
     """Returns a SparkSession that can read Kafka and Avro; the running one, if there is one.
 
     - `jars`: the Kafka and Avro jars of the installed Spark, as `embedded.jars.spark_jars()` returns them. By default
-      those that `kstreams jars` has cached (3 s to start, with the classes that it has archived, and 5 s with
-      `spark.jars.packages`); otherwise Spark fetches them into the cache.
+      those that `kstreams jars` has cached, with the classes that it has archived; otherwise Spark fetches them into
+      the cache.
     - `java`: used if JAVA_HOME is not set; by default, without one on PATH, found by `embedded.java.find_java`.
     - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or that of `delta_conf()`.
 
