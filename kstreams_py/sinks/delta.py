@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from kstreams_py.graph.pipelines import Mode
 
@@ -18,6 +19,9 @@ class Delta:
     """
 
     path: str
+
+    def __init__(self, path: Path | str) -> None:
+        vars(self).update(path=str(path))
 
     @property
     def pipeline_modes(self) -> Collection[Mode]:

@@ -311,6 +311,12 @@ def test_target_without_its_package_names_it(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("target", [ks.Parquet, ks.Delta])
+def test_table_in_a_directory_takes_a_path_as_well_as_its_text(target: Any, tmp_path: Path) -> None:
+    assert target(tmp_path) == target(str(tmp_path))
+    assert (str(target(tmp_path)), target(tmp_path).checkpoint) == (str(tmp_path), target(str(tmp_path)).checkpoint)
+
+
 def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
     pipeline = declared(to=ks.PostgreSQL("postgresql://me:secret@db:x:y/shop?nothing=1", table="totals"))
     with pytest.raises(SettingsError, match="is no URL of PostgreSQL: correct it") as caught:
