@@ -166,6 +166,11 @@ class Processor:
         return self.target is not None and self.target.evidence == Evidence.OFFSETS
 
 
+def changelog_of(graph: str, processor: Processor) -> str | None:
+    """The topic of the changes of a processor's state, in the graph of a name; None if it has none."""
+    return None if processor.state is None else f"{RESERVED}ks.{graph}.{processor.state.name}.changelog"
+
+
 End = Topic | str
 Many = Sequence[End]
 

@@ -415,10 +415,6 @@ class Graph:
             return f"{RESERVED}ks.{self.name}.{processor.id}.journal"
         return None
 
-    def changelog(self, processor: Processor) -> str | None:
-        """The topic of the changes of its state; None if it has none."""
-        return None if processor.state is None else f"{RESERVED}ks.{self.name}.{processor.state.name}.changelog"
-
     def delivered(self, processor: Processor) -> str | None:
         """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""
         return f"{RESERVED}ks.{self.name}.{processor.id}.delivered" if processor.cluster else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
@@ -58,5 +58,5 @@ def partitions_written(
         return [TopicPartition(name, number) for name in names if name for number in range(counts.get(name, 0))]
 
     if processor.journal is None:
-        return partitions(*processor.written, journal, graph.changelog(processor)), []
+        return partitions(*processor.written, journal, changelog_of(graph.name, processor)), []
     return partitions(*processor.written, delivered), partitions(journal)

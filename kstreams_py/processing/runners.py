@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.sizes import record_bytes
@@ -72,7 +72,7 @@ def open_runner(
 def _open_stores(
     graph: Graph, processor: Processor, slot: int, environment: Environment, topics: Mapping[str, TopicInfo]
 ) -> Stores | None:
-    changelog = graph.changelog(processor)
+    changelog = changelog_of(graph.name, processor)
     if changelog is None or processor.state is None:
         return None
     inputs = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}

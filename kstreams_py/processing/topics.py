@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from kstreams_py.errors import TopicError
-from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.own_topics import check_settings, ensure_topics
@@ -66,7 +66,7 @@ def ask_clusters(
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
     """The topics of a processor that exist, with its journal and its changelog."""
     found = find_topics(graph, cluster, [*(topic.name for topic in processor.inputs), *processor.written])
-    own = [name for name in (graph.journal(processor), graph.changelog(processor)) if name is not None]
+    own = [name for name in (graph.journal(processor), changelog_of(graph.name, processor)) if name is not None]
     return found | cluster.topics(own) if own else found
 
 
@@ -115,7 +115,7 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
         partitions = found[processor.inputs[0].name].partitions
         if (journal := graph.journal(processor)) is not None:
             wanted[""][journal] = (partitions, JOURNAL_SETTINGS)
-        if (changelog := graph.changelog(processor)) is not None:
+        if (changelog := changelog_of(graph.name, processor)) is not None:
             _check_growth(processor, changelog, partitions, cluster)
             wanted[""][changelog] = (partitions, CHANGELOG_SETTINGS)
         if (delivered := graph.delivered(processor)) is not None:

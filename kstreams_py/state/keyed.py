@@ -18,8 +18,11 @@ Changes = Mapping[bytes, bytes | None]
 
 _MISSING: Final[Any] = object()
 
-POSITIONS_KEY: Final = b"\x00__ks.positions"
-"""The key, in a changelog, of the record that names positions; no key of a store."""
+RESERVED: Final = b"\x00__ks."
+"""Prefix of keys in a changelog that are none of the function's."""
+
+POSITIONS_KEY: Final = RESERVED + b"positions"
+"""The key of the record that names positions."""
 
 
 class Base(Protocol):
@@ -55,10 +58,11 @@ class KeyedStore(Generic[K, V]):
     Values are kept as bytes: to change one that `get` returned, `put` it again.
     """
 
-    __slots__ = ("_base", "_before", "_changes", "_key", "_value", "size")
+    __slots__ = ("_before", "_changes", "_key", "_value", "base", "rollbacks", "size")
 
     def __init__(self, base: Base, key: Serde[K], value: Serde[V]) -> None:
-        self._base = base
+        self.base = base
+        """What is committed; for the worker."""
         self._key = key
         self._value = value
         self._changes: dict[bytes, bytes | None] = {}
@@ -67,21 +71,18 @@ class KeyedStore(Generic[K, V]):
         """What the step that runs has replaced in `_changes`, oldest first."""
         self.size = 0
         """Bytes that are not committed, those of keys that were put again included."""
+        self.rollbacks = 0
+        """How often changes were dropped: what was derived from them is no longer valid."""
 
     # For functions.
 
     def get(self, key: K, default: Any = None) -> V | Any:
         """The value of a key; `default` if it has none. Raises as the serdes do."""
-        data = self._serialize(key)
-        found = self._changes.get(data, _MISSING)
-        if found is _MISSING:
-            found = self._base.get(data)
+        found = self.read(self._serialize(key))
         return default if found is None else self._value.deserialize(found)
 
     def __contains__(self, key: K) -> bool:
-        data = self._serialize(key)
-        found = self._changes.get(data, _MISSING)
-        return (self._base.get(data) if found is _MISSING else found) is not None
+        return self.read(self._serialize(key)) is not None
 
     def put(self, key: K, value: V) -> None:
         """Sets the value of a key. Raises as the serdes do, and ValueError for a value or key that is None in bytes."""
@@ -90,11 +91,11 @@ class KeyedStore(Generic[K, V]):
             raise ValueError(
                 f"the value {show(value)} is None in bytes: delete the key, or give the state another serde"
             )
-        self._change(self._serialize(key), data)
+        self.write(self._serialize(key), data)
 
     def delete(self, key: K) -> None:
         """Deletes a key, if it is there."""
-        self._change(self._serialize(key), None)
+        self.write(self._serialize(key), None)
 
     def range(self, first: K | None = None, last: K | None = None) -> Iterator[tuple[K, V]]:
         """The keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
@@ -105,21 +106,16 @@ class KeyedStore(Generic[K, V]):
         end = None if last is None else self._serialize(last)
         above = sorted((k, v) for k, v in self._changes.items() if k >= start and (end is None or k < end))
         changed = {key for key, _ in above}
-        below = ((k, v) for k, v in self._base.range(start, end) if k not in changed and k != POSITIONS_KEY)
+        below = ((k, v) for k, v in self.base.range(start, end) if k not in changed)
         for key, value in heapq.merge(below, ((k, v) for k, v in above if v is not None)):
-            yield self._key.deserialize(key), self._value.deserialize(value)
+            if not key.startswith(RESERVED):
+                yield self._key.deserialize(key), self._value.deserialize(value)
 
     def _serialize(self, key: K) -> bytes:
         data = self._key.serialize(key)
-        if data is None or data == POSITIONS_KEY:
+        if data is None or data.startswith(RESERVED):
             raise ValueError(f"{show(key)} cannot be a key: its bytes are {data!r}")
         return data
-
-    def _change(self, key: bytes, value: bytes | None) -> None:
-        changes = self._changes
-        self._before.append((key, changes.get(key, _MISSING)))
-        changes[key] = value
-        self.size += len(key) + (0 if value is None else len(value))
 
     # For the worker.
 
@@ -128,53 +124,47 @@ class KeyedStore(Generic[K, V]):
         """What is not committed."""
         return self._changes
 
+    def read(self, key: bytes) -> bytes | None:
+        """The value of a key in bytes, a reserved one among them; None if it has none."""
+        found = self._changes.get(key, _MISSING)
+        return self.base.get(key) if found is _MISSING else found
+
+    def write(self, key: bytes, value: bytes | None) -> None:
+        """Sets the value of such a key; None deletes it."""
+        changes = self._changes
+        self._before.append((key, changes.get(key, _MISSING)))
+        changes[key] = value
+        self.size += len(key) + (0 if value is None else len(value))
+
+    def mark(self) -> int:
+        """A place in the changes of the step that runs, for `undo`."""
+        return len(self._before)
+
     def keep(self) -> None:
         """Keeps what a step has changed: it is done."""
         self._before.clear()
 
-    def undo(self) -> None:
-        """Undoes what a step has changed: it raised."""
-        for key, value in reversed(self._before):
+    def undo(self, mark: int = 0) -> None:
+        """Undoes what a step has changed, or has changed after a mark: it raised."""
+        while len(self._before) > mark:
+            key, value = self._before.pop()
             if value is _MISSING:
                 del self._changes[key]
             else:
                 self._changes[key] = value
-        self._before.clear()
 
     def roll_back(self) -> None:
         """Drops all that is not committed."""
-        self._changes = {}
-        self._before.clear()
-        self.size = 0
+        self._drop()
+        self.rollbacks += 1
 
     def commit(self, positions: bytes) -> None:
         """Adds what was not committed to the base, and its positions: it is in the changelog now."""
         self._changes[POSITIONS_KEY] = positions
-        self._base.apply(self._changes)
-        self.roll_back()
+        self.base.apply(self._changes)
+        self._drop()
 
-    def restore(self, changes: Changes) -> None:
-        """Adds changes of the changelog to the base."""
-        self._base.apply(changes)
-
-    @property
-    def positions(self) -> bytes | None:
-        """The positions of the base; None if it has none."""
-        return self._base.get(POSITIONS_KEY)
-
-    @property
-    def noted(self) -> int:
-        """The offset that was noted last."""
-        return self._base.noted
-
-    def note(self, offset: int) -> None:
-        """Notes that the base has all of the changelog before an offset."""
-        self._base.note(offset)
-
-    def clear(self) -> None:
-        """Removes all that the base has: it belongs to another changelog."""
-        self._base.clear()
-
-    def close(self) -> None:
-        """Frees what the base holds."""
-        self._base.close()
+    def _drop(self) -> None:
+        self._changes = {}
+        self._before.clear()
+        self.size = 0

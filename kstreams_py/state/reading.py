@@ -8,11 +8,11 @@ from typing import Any
 from kstreams_py.errors import TopicError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.records import TopicPartition
-from kstreams_py.state.keyed import POSITIONS_KEY
+from kstreams_py.state.keyed import RESERVED
 
 READ_AT_ONCE = 50_000
 """Records that are read in one request."""
@@ -20,7 +20,7 @@ READ_AT_ONCE = 50_000
 
 def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[Serde, Serde]:
     """The serdes of the keys and values of a processor's state, for their subjects in the registry."""
-    state, changelog = processor.state, graph.changelog(processor)
+    state, changelog = processor.state, changelog_of(graph.name, processor)
     assert state is not None, f"{processor.id} has no state"
     return bind(state.key, registry, f"{changelog}-key"), bind(state.value, registry, f"{changelog}-value")
 
@@ -32,7 +32,7 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
     """
     key, value = bind_state(graph, processor, registry)
     found = dict[bytes, bytes]()
-    for changed, data in _changes(graph.changelog(processor) or "", cluster):
+    for changed, data in _changes(changelog_of(graph.name, processor) or "", cluster):
         if data is None:
             found.pop(changed, None)
         else:
@@ -47,6 +47,6 @@ def _changes(changelog: str, cluster: Cluster) -> Iterator[tuple[bytes, bytes | 
     for number in range(topic.partitions):
         at, records = 0, cluster.read(tp := TopicPartition(changelog, number), 0, READ_AT_ONCE)
         while records:
-            yield from ((m.key() or b"", m.value()) for m in records if m.key() != POSITIONS_KEY)
+            yield from ((m.key() or b"", m.value()) for m in records if not (m.key() or b"").startswith(RESERVED))
             at = records[-1].offset() + 1
             records = cluster.read(tp, at, READ_AT_ONCE) if len(records) == READ_AT_ONCE else ()

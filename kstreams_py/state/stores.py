@@ -17,7 +17,7 @@ from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.state.changelog import Position, change_records, positions_record, read_positions, write_positions
-from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Stores:
             for tp, end in self._cluster.ends(new, committed=False).items():
                 self._open(tp.partition)
                 if end < self._read_to[tp.partition]:  # the changelog was deleted and created again
-                    self.by_partition[tp.partition].clear()
+                    self.by_partition[tp.partition].base.clear()
                     self._read_to[tp.partition], self._positions[tp.partition] = 0, {}
                 self._goals[tp.partition] = end
         stable = self._cluster.ends(list(changelogs.values()))
@@ -123,19 +123,19 @@ class Stores:
             raise NotRestored(f"{self._name}: restoring it: a transaction is open in {behind[0]}")
         for number in numbers:
             del self._goals[number]
-            self.by_partition[number].note(self._read_to[number])
+            self.by_partition[number].base.note(self._read_to[number])
 
     def _open(self, number: int) -> None:
         """Opens a store, if it is not open, with what an earlier process has left of it."""
         if number not in self.by_partition:
             store = self.by_partition[number] = self._open_store(number)
-            self._read_to[number] = store.noted
-            self._positions[number] = self._decode(number, store.positions)
+            self._read_to[number] = store.base.noted
+            self._positions[number] = self._decode(number, store.base.get(POSITIONS_KEY))
 
     def _apply(self, number: int, records: Collection[Message]) -> None:
-        store = self.by_partition[number]
-        store.restore({m.key() or b"": m.value() for m in records})
-        self._positions[number] = self._decode(number, store.positions)
+        base = self.by_partition[number].base
+        base.apply({m.key() or b"": m.value() for m in records})
+        self._positions[number] = self._decode(number, base.get(POSITIONS_KEY))
 
     def _decode(self, number: int, value: bytes | None) -> dict[str, Position]:
         try:
@@ -181,7 +181,7 @@ class Stores:
         )
 
     def _drop(self, number: int) -> None:
-        self.by_partition.pop(number).close()
+        self.by_partition.pop(number).base.close()
         for each in (self._positions, self._read_to, self._goals):
             each.pop(number, None)
         self._trusted.discard(number)
@@ -220,7 +220,7 @@ class Stores:
         else:
             for tp, end in ends.items():
                 self._read_to[tp.partition] = end
-                self.by_partition[tp.partition].note(end)
+                self.by_partition[tp.partition].base.note(end)
 
     def roll_back(self) -> None:
         """Drops what is not committed."""
