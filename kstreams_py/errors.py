@@ -36,6 +36,7 @@
     ├── HistoryError                 a test's history cannot be judged: it is incomplete, or contradicts itself
     ├── WorkersFailed                a worker could not be kept running; the exit status is that of the worker
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
+        └── EventFault               an event contradicts the order of its object (handled: a dead letter)
 
     Stop                             raised by the user's function: commit, then stop; not an error
 """
@@ -246,6 +247,10 @@ class WorkersFailed(KStreamsError):
 
 class DecodeError(KStreamsError):
     """These bytes are not what the serde expects."""
+
+
+class EventFault(DecodeError):
+    """An event contradicts the order of its object, which is stopped. Handled: the record becomes a dead letter."""
 
 
 class Stop(Exception):

@@ -7,6 +7,7 @@ anomalies     rule     the kinds of anomalies, and which each guarantee tolerate
 retry         rule     Retry: when a step is run again, and how long apart
 persistence   rule     Journal: deliveries that are recorded in a topic of their own
 sink          rule     Sink: the protocol of a table elsewhere that stores each row once
+ordered       rule     Ordered: a processor that applies events in order
 state         rule     a keyed store of a processor
 declarations  rule     Topic, Processor and their kinds: what is declared
 pipelines     rule     Pipeline: a function of Spark DataFrames over topics, whose table is kept in a target

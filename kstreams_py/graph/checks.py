@@ -15,12 +15,13 @@ from typing_extensions import TypeIs
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.declarations import RESERVED, Classes, Options, Order, Processor, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.ordered import Start
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
 from kstreams_py.graph.state import State
 
-Choice = TypeVar("Choice", Guarantee, Durability, Order)
+Choice = TypeVar("Choice", Guarantee, Durability, Order, Start)
 
 CONCURRENCY_MAX: Final = 10_000
 """Calls at once: of a plain function each has a thread."""
@@ -317,6 +318,9 @@ def _why_not_with_state(processor: Processor) -> str | None:
             "calls that overlap, each of which would see half of what others change: give it a plain function without "
             "concurrency"
         )
+    if processor.ordered is not None and (processor.batch or processor.retry is not None):
+        option = "batch" if processor.batch else "retry"
+        return f"applies events one after the other: leave {option} out"
     if processor.stores_offsets:
         return f"stores its offsets in {processor.target}, apart from its changes: give the target evidence='hash'"
     return None

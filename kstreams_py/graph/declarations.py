@@ -14,6 +14,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.formats.serdes import Serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.ordered import Ordered
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
@@ -115,6 +116,7 @@ class Processor:
     - `cluster`: the cluster of its outputs and dead letters, as in Topic.
     - `target`: where the rows of a sink are stored; None for none.
     - `state`: the keyed store that the function takes as its last argument; None for none.
+    - `ordered`: how it applies events in their order; None for any records.
     """
 
     id: str
@@ -138,6 +140,7 @@ class Processor:
     cluster: str = ""
     target: Sink | None = None
     state: State | None = None
+    ordered: Ordered | None = None
 
     @property
     def written(self) -> tuple[str, ...]:

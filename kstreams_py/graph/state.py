@@ -17,7 +17,7 @@ def _text() -> Any:
     return String()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with slots, State[str, int](...) fails in Python 3.11
 class State(Generic[K, V]):
     """A keyed store for the function of a processor: `state=ks.State("totals", value=ks.Json())`.
 

@@ -53,9 +53,11 @@ from kstreams_py.graph.declarations import (
 )
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
+from kstreams_py.graph.ordered import HELD_MAX, Ordered, Start
 from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Sink
+from kstreams_py.graph.state import State
 
 OwnKey = TypeVar("OwnKey", default=bytes)
 OwnValue = TypeVar("OwnValue", default=bytes)
@@ -201,6 +203,32 @@ class Graph:
         """Declares a processor that reads one record of an input that is ready, and writes the function's result."""
         return self._declare(topics, _listed(to), options, least=2, alts=True)
 
+    def ordered(
+        self,
+        topic: End,
+        *,
+        to: End | Many,
+        start: Start | str = Start.FROM_START,
+        held_max: int = HELD_MAX,
+        **options: Unpack[Options],
+    ) -> Callable[[Function], Function]:
+        """Declares a processor that applies the events of `kstreams order`: each once, in the order of its object.
+
+        The function is called with each event after the one before it. A copy is dropped, an event that came before
+        its predecessor is held, and an event that contradicts the order is a dead letter and stops its object: its
+        later events are dead letters, too, until its state is removed (docs/ordering.md).
+
+        - `start`: "from_start" holds the events of an object until its first one came; "accept_first" begins with any.
+        - `held_max`: how many events of a partition may be held; one more ends the worker.
+
+        Raises GraphError.
+        """
+        what = f"processor {options.get('id', '')!r}".replace(" ''", "")
+        if held_max < 1:
+            raise GraphError(f"{what}: held_max is {held_max}: give a number from 1 on")
+        chosen = Ordered(choose(what, Start, "start", start), held_max, options.get("state") is not None)
+        return self._declare((topic,), _listed(to), options, ordered=chosen)
+
     @overload
     def sink(
         self,
@@ -303,6 +331,7 @@ class Graph:
         least: int = 1,
         alts: bool = False,
         target: object = None,
+        ordered: Ordered | None = None,
     ) -> Callable[[Function], Function]:
         """A decorator that declares a processor of a function, and returns the function unchanged."""
 
@@ -338,7 +367,8 @@ class Graph:
                 journal=choose_journal(what, chosen.get("persistence"), written),
                 cluster=written[0].cluster if written else "",
                 target=check_target(what, target),
-                state=state,
+                state=State[Any, Any](f"{name}-order") if ordered is not None and state is None else state,
+                ordered=ordered,
             )
             check_concurrency(processor, chosen.get("order"))
             check_clusters(processor, self.topics)

@@ -22,6 +22,7 @@ from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 from kstreams_py.errors import DecodeError
+from kstreams_py.graph.ordered import Start
 
 HELD_EVENTS_MAX: Final = 10_000
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -55,15 +56,6 @@ def decode_state(data: bytes) -> State:
     except (struct.error, ValueError) as error:
         raise DecodeError(f"{data[:40]!r} is no state of an object: {error}") from None
     return newest, prev, digest, reason
-
-
-class Start(StrEnum):
-    """What the first event may be that is seen of an object without a state."""
-
-    FROM_START = "from_start"
-    """The first of the object: one with a predecessor is held."""
-    ACCEPT_FIRST = "accept_first"
-    """Any: those before it are dropped as copies, should they come later."""
 
 
 class Reason(StrEnum):

@@ -15,6 +15,7 @@ tracing          rule     steps in spans, and their trace context in the headers
 runner           rule     calls the function for each step
 chains           rule     which calls may start: so many at once, and those of a chain one after the other
 calls            acts     calls of a function that are under way at once, on an event loop or in threads
+ordered_runner      acts     applies events in the order of their objects
 overlapping_runner  acts  runs steps whose calls overlap; outputs and offsets stay in order
 runners          acts     makes the runner of a processor, and the dead letters of its steps
 pace             rule     how many records to take at once

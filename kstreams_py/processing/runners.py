@@ -13,6 +13,7 @@ from kstreams_py.processing.calls import wait_for_each
 from kstreams_py.processing.committers import committer_of
 from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.ordered_runner import OrderedRunner
 from kstreams_py.processing.outputs import encoder
 from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.runner import Runner
@@ -44,6 +45,8 @@ def make_runner(
     if processor.asynchronous:  # a batch, one call at a time
         processor = replace(processor, function=wait_for_each(processor.function), asynchronous=False)
     registry = environment.registry
+    if processor.ordered is not None and stores is not None:
+        return OrderedRunner(processor, tasks, registry, dead_letters, tracing=tracing, stores=stores)
     return Runner(
         processor, tasks, registry, dead_letters, traces_outputs=traces_outputs, tracing=tracing, stores=stores
     )

@@ -136,6 +136,12 @@ class KeyedStore(Generic[K, V]):
         changes[key] = value
         self.size += len(key) + (0 if value is None else len(value))
 
+    def entries(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]]:
+        """Keys in bytes from `first` on and before `last`, with their values."""
+        found: dict[bytes, bytes | None] = dict(self.base.range(first, last))
+        found |= {key: value for key, value in self._changes.items() if first <= key < last}
+        return [(key, value) for key, value in sorted(found.items()) if value is not None]
+
     def mark(self) -> int:
         """A place in the changes of the step that runs, for `undo`."""
         return len(self._before)

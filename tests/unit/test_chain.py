@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py.errors import DecodeError
+from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.chain import (
     APPLY,
     DUPLICATE,
@@ -19,7 +20,6 @@ from kstreams_py.ordering.chain import (
     Kind,
     Outcome,
     Reason,
-    Start,
     State,
     decode_state,
     digest_of,

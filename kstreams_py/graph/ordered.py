@@ -1,0 +1,33 @@
+"""Ordered: a processor that applies the events of each object once, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+HELD_MAX: Final = 10_000
+"""Events of a task that wait for the events before them."""
+
+
+class Start(StrEnum):
+    """What the first event may be that is seen of an object without a state."""
+
+    FROM_START = "from_start"
+    """The first of the object: one with a predecessor is held."""
+    ACCEPT_FIRST = "accept_first"
+    """Any: those before it are dropped as copies, should they come later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """How a processor applies events.
+
+    - `start`: which event of an object may be the first.
+    - `held_max`: how many events of a task may wait for the events before them.
+    - `takes_state`: the function takes a state of its own.
+    """
+
+    start: Start
+    held_max: int
+    takes_state: bool

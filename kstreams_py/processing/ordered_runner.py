@@ -1,0 +1,155 @@
+"""Applies events: each once, after the one before it of its object (ordering/chain.py has the rule).
+
+What the rule keeps of an object, and the events that wait, are in the store of the task, beside the state of the
+function: all of it is committed with the outputs, and undone with them. An event whose function raises, or whose output
+a topic refuses, is a dead letter, and the next one of its object is applied after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from kstreams_py.errors import DecodeError, EventFault, InputLost, RecordRefused
+from kstreams_py.formats.registry import Registry
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.ordering import held
+from kstreams_py.ordering.chain import EventChains, Fault, Held, Kind, Outcome
+from kstreams_py.ordering.events import place_of
+from kstreams_py.processing.dead_letters import DeadLetters
+from kstreams_py.processing.plan import Plan, read_by
+from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.tracing import Tracing
+from kstreams_py.records import Message
+from kstreams_py.state.keyed import KeyedStore
+
+
+class _Chains(NamedTuple):
+    """The rule of one task, its store, and how often that was rolled back when the rule was loaded from it."""
+
+    rule: EventChains
+    store: KeyedStore
+    rollbacks: int
+
+
+class _Mark(NamedTuple):
+    """How much a plan had before a step."""
+
+    outputs: int
+    dead_letters: int
+    failures: int
+
+
+class OrderedRunner(Runner):
+    """Runs a processor that applies events in their order."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        tasks: Tasks,
+        registry: Registry,
+        dead_letters: DeadLetters | None,
+        *,
+        tracing: Tracing | None = None,
+        stores: Mapping[int, KeyedStore],
+    ) -> None:
+        """As of Runner."""
+        super().__init__(processor, tasks, registry, dead_letters, tracing=tracing, stores=stores)
+        assert processor.ordered is not None, f"{processor.id} applies no events"
+        self._ordered = processor.ordered
+        self._chains: dict[int, _Chains] = {}
+        self._refusal: RecordRefused | None = None
+        """Why a topic has refused an output of the step that runs."""
+
+    def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
+        for m in steps:
+            chains = self._chains_of(m.partition())
+            before = _Mark(len(plan.outputs), plan.dead_letters, len(plan.failures))
+            if not self._run_event(m, chains, plan):
+                chains.store.undo()
+                self._chains.pop(m.partition())
+                del plan.outputs[before.outputs :], plan.failures[before.failures :]
+                plan.dead_letters = before.dead_letters
+                return
+            chains.store.keep()
+            plan.steps += 1
+            self._tasks.by_partition[m.partition()].cursors[m.topic()].next = m.offset() + 1
+
+    def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
+        """Runs steps of which a topic has refused an output: the rule goes past their events without the function."""
+        for step in steps:
+            self._refusal = self._refused[read_by(step)]
+            self._run_counted([step], plan)
+            self._refusal = None
+
+    def _run_event(self, m: Message, chains: _Chains, plan: Plan) -> bool:
+        """Does with a record what the rule says; False if the worker stops instead."""
+        try:
+            number, prev = place_of(m.headers() or ())
+            name = m.key()
+            if name is None:
+                raise DecodeError("a record without a key is no event of an object")
+        except DecodeError as error:
+            return self._handle((m,), error, plan, tried=False)
+        outcome = chains.rule.offer(name, number, prev, m.value(), m, m.offset())
+        if outcome.kind is Kind.APPLY and not self._apply(m, chains.store, plan):
+            return False
+        if outcome.fault is not None:
+            self._refuse(m, outcome.fault, plan)
+        return self._follow(outcome, chains, plan)
+
+    def _follow(self, outcome: Outcome, chains: _Chains, plan: Plan) -> bool:
+        """Does what an event means for those that are held."""
+        store = chains.store
+        if outcome.held is not None:
+            held.hold(store, outcome.held)
+            if chains.rule.held_events > self._ordered.held_max:
+                plan.interrupt = self._full(chains.rule)
+                return False
+        for event in outcome.released:
+            held.release(store, event)
+            if not self._apply(event.record, store, plan):
+                return False
+        for event, fault in outcome.refused:
+            held.release(store, event)
+            self._refuse(event.record, fault, plan)
+        return True
+
+    def _apply(self, m: Message, store: KeyedStore, plan: Plan) -> bool:
+        """Calls the function for an event; False if what it raised stops the worker."""
+        inputs, mark = (m,), store.mark()
+        tried = False
+        try:
+            if self._refusal is not None:
+                self._add_dead_letter(inputs, self._refusal, plan)
+                return True
+            digest = self._tasks.delivery_hash(inputs)
+            values = self._arguments(inputs, digest, store if self._ordered.takes_state else None)
+            tried = True
+            plan.outputs += self._outputs.of(self._processor.function(*values), inputs, digest)
+        except Exception as error:
+            store.undo(mark)
+            return self._handle(inputs, error, plan, tried=tried)
+        return True
+
+    def _refuse(self, m: Message, fault: Fault, plan: Plan) -> None:
+        self._add_dead_letter((m,), EventFault(f"{fault.reason}: {fault.message}"), plan)
+
+    def _full(self, rule: EventChains) -> InputLost:
+        oldest: Held = min(rule.held(), key=lambda event: event.position)
+        return InputLost(
+            f"{self._processor.id}: {rule.held_events:,} events wait for those before them, the first one, at offset "
+            f"{oldest.position}, for event {oldest.prev} of {oldest.object.decode(errors='replace')!r}: if that is to "
+            "come, raise held_max; if it is lost, begin with another event (start='accept_first') and an empty state"
+        )
+
+    def _chains_of(self, partition: int) -> _Chains:
+        """The rule of a task, loaded again where its store was rolled back."""
+        store, chains = self._stores[partition], self._chains.get(partition)
+        if chains is None or chains.store is not store or chains.rollbacks != store.rollbacks:
+            rule = EventChains(cast(Any, held.States(store)), time.time, self._ordered.start)
+            rule.load(held.load(store))
+            chains = self._chains[partition] = _Chains(rule, store, store.rollbacks)
+        return chains
