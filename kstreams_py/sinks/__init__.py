@@ -11,7 +11,7 @@ redis         adapter  keys in Redis
 manifest      rule     what is published of a directory of Parquet files
 directory     adapter  a directory of files that one manifest publishes
 parquet       adapter  Parquet files
-delta         rule     a table of Delta Lake, for pipelines
+delta         adapter  a table of Delta Lake, for pipelines
 """
 
 from kstreams_py.graph.sink import Evidence, Row, Sink, SinkConnection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 
 from kstreams_py.graph.pipelines import Mode
 
@@ -20,7 +20,7 @@ class Delta:
 
     path: str
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: str | PathLike[str]) -> None:
         vars(self).update(path=str(path))
 
     @property

@@ -1,0 +1,114 @@
+"""@graph.ordered with real processes on a real broker: workers that are killed and frozen apply each event once."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import confluent_kafka as ck
+import pytest
+
+from kstreams_py import Settings
+from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
+from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.recorder import Recorder
+
+GRAPH = """
+import kstreams_py as ks
+
+graph = ks.Graph({name!r}, errors="{name}.errors")
+events = graph.topic("{name}.in", key=ks.String(), value=ks.Json())
+states = graph.topic("{name}.out", key=ks.String(), value=ks.Json())
+
+
+@graph.ordered(events, to=states, state=ks.State("sums"))
+def apply(value, step, state):
+    last, total = state.get(step.key, [0, 0])
+    if value != last + 1:
+        raise ValueError([step.key, last, value])
+    state.put(step.key, [value, total + value])
+    return [value, total + value]
+"""
+
+OBJECTS: Final = 40
+ROUNDS: Final = 8
+EACH_ROUND: Final = 10
+"""Events of each object in a round."""
+
+
+@pytest.fixture
+def start(name: str, tmp_path: Path, settings: Callable[..., Settings]) -> Iterator[Callable[[int], WorkerProcess]]:
+    """Starts a worker in a slot; all of them are killed with the test."""
+    file = tmp_path / "applying.py"
+    file.write_text(GRAPH.format(name=name), encoding="utf-8")
+    started: list[WorkerProcess] = []
+
+    def start(slot: int) -> WorkerProcess:
+        short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50)
+        started.append(WorkerProcess(file, slot, short.as_environment(), "--create-topics"))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.kill()
+        sys.stdout.write(worker.text)  # shown if the test fails
+
+
+def write_events(cluster: Cluster, topic: str, newest: dict[str, tuple[int, int]], chance: random.Random) -> None:
+    """Writes the next events of each object, some of them twice, and some before the one that they follow."""
+    events: list[tuple[str, int, int, int]] = []
+    for _ in range(EACH_ROUND):
+        for name, (prev, value) in newest.items():
+            number = 1 + max(prev, *(last for last, _ in newest.values()))
+            newest[name] = number, value + 1
+            events.append((name, number, prev, value + 1))
+    for i in range(len(events)):
+        if chance.random() < 0.1:  # OBJECTS further is the next event of the same object
+            j = min(i + OBJECTS, len(events) - 1)
+            events[i], events[j] = events[j], events[i]
+    events += chance.choices(events, k=len(events) // 5)
+    producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    for name, number, prev, value in events:
+        headers: list[tuple[str, str | bytes | None]] = [(ID_HEADER, b"%d" % number)]
+        headers += [(PREV_HEADER, b"%d" % prev)] if prev else []
+        producer.produce(topic, json.dumps(value).encode(), name.encode(), headers=headers)
+    assert producer.flush(30) == 0
+
+
+def test_workers_killed_and_frozen_apply_each_event_once_in_order(
+    start: Callable[[int], WorkerProcess], cluster: Cluster, name: str
+) -> None:
+    chance, newest = random.Random(11), {f"o{number}": (0, 0) for number in range(OBJECTS)}
+    cluster.create(f"{name}.in", partitions=4)
+    workers = {slot: start(slot) for slot in range(2)}
+    wait_until(lambda: all("apply: holds" in worker.text for worker in workers.values()), "both have partitions")
+    frozen: list[WorkerProcess] = []
+    for turn in range(ROUNDS):
+        write_events(cluster, f"{name}.in", newest, chance)
+        slot = chance.randrange(2)
+        workers[slot].send(signal.SIGSTOP if turn % 2 else signal.SIGKILL)
+        if turn % 2:
+            frozen.append(workers[slot])
+        workers[slot] = start(slot)
+        least = OBJECTS * EACH_ROUND * turn
+        wait_until(lambda least=least: len(cluster.read(f"{name}.out")) >= least, "outputs")  # type: ignore[misc]
+    for worker in frozen:
+        worker.send(signal.SIGCONT)
+    Recorder(cluster.bootstrap_servers).await_done(f"{name}.apply", f"{name}.in")
+    assert [worker.wait() for worker in frozen] == [4] * len(frozen)  # Replaced
+    for worker in workers.values():
+        worker.send(signal.SIGTERM)
+    assert [worker.wait() for worker in workers.values()] == [0, 0]
+
+    found = defaultdict[str, list[Any]](list)
+    for m in cluster.read(f"{name}.out"):
+        found[m.key().decode()].append(json.loads(m.value()))
+    last = ROUNDS * EACH_ROUND
+    assert found == {each: [[n, n * (n + 1) // 2] for n in range(1, last + 1)] for each in newest}
+    assert cluster.read(f"{name}.errors") == []
