@@ -69,7 +69,8 @@ class ExactlyOnce(Committer):
 
     def prepare(self, intake: Intake) -> None:
         if self._journal is not None and intake.choices:
-            if self.busy:
+            # a store is at the offsets of the last commit: markers that were passed since are committed with it
+            if self.busy or (self.stores is not None and self._ledger.uncommitted):
                 self.commit()
             # these offsets are committed already; sending them asks the group whether the partitions are still ours
             self._transact(intake.starts(), self._journal.records(intake.choices))
@@ -99,12 +100,15 @@ class ExactlyOnce(Committer):
 
     def _commit(self) -> None:
         positions = self._ledger.uncommitted
+        if (stores := self.stores) is not None:
+            stores.look()
         self.session.open()
         # the group's metadata is read again inside: a partition lost meanwhile makes this an abort
         self._call(lambda producer: producer.send_offsets(positions, self._consumer))
         self._send()
-        if (stores := self.stores) is not None:
-            self._call(lambda producer: producer.write(stores.records(positions)))
+        if stores is not None:
+            records = stores.records(positions)
+            self._call(lambda producer: producer.write(records))
         self._call(lambda producer: producer.commit_transaction())
         self._ledger.commit(positions)
         if stores is not None:

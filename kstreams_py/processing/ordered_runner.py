@@ -120,7 +120,7 @@ class OrderedRunner(Runner):
     def _apply(self, m: Message, store: KeyedStore, plan: Plan) -> bool:
         """Calls the function for an event; False if what it raised stops the worker."""
         inputs, mark = (m,), store.mark()
-        tried = False
+        tried, result = False, None
         try:
             if self._refusal is not None:
                 self._add_dead_letter(inputs, self._refusal, plan)
@@ -128,8 +128,10 @@ class OrderedRunner(Runner):
             digest = self._tasks.delivery_hash(inputs)
             values = self._arguments(inputs, digest, store if self._ordered.takes_state else None)
             tried = True
-            plan.outputs += self._outputs.of(self._processor.function(*values), inputs, digest)
+            result = self._processor.function(*values)
+            plan.outputs += self._outputs.of(result, inputs, digest)
         except Exception as error:
+            self._abandon(result)
             store.undo(mark)
             return self._handle(inputs, error, plan, tried=tried)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final
 
@@ -126,6 +127,8 @@ class Runner:
         plan = Plan(intake=intake)
         self._run(intake.steps, plan)
         if self._processor.batch:  # done as a whole or not at all
+            if (store := self._stores.get(partition_of(intake.steps[0]))) is not None:
+                store.keep() if plan.again is None and plan.interrupt is None else store.undo()
             if plan.again is not None:
                 return Plan(again=plan.again)
             if plan.interrupt is not None:
@@ -199,6 +202,7 @@ class Runner:
             digest = self._tasks.delivery_hash(inputs)
             store = self._stores.get(inputs[0].partition())
             values: Any = UNDECODED
+            result: Any = None
             try:
                 values = self._arguments(inputs, digest, store)
                 result = processor.function(*values)
@@ -210,6 +214,7 @@ class Runner:
                     store.keep()
             except Exception as error:
                 if store is not None:
+                    self._abandon(result)
                     store.undo()
                 if not self._handle(inputs, error, plan, tried=values is not UNDECODED):
                     return
@@ -218,6 +223,12 @@ class Runner:
                 tasks[m.partition()].cursors[m.topic()].next = m.offset() + 1
             if are_many(plan.outputs, size):
                 return
+
+    def _abandon(self, result: Any) -> None:
+        """Ends a generator whose output cannot be written: collected later, it could change the state then."""
+        if self._processor.generator and result is not None:
+            with suppress(Exception):
+                result.close()
 
     def _arguments(self, inputs: Inputs, digest: bytes, store: KeyedStore | None) -> list[Any]:
         """What the function takes: the values, the step if it wants that, and the state if it has one."""
@@ -288,8 +299,6 @@ class Runner:
             arguments.append(store)
         try:
             results = self._processor.function(*arguments)
-            if store is not None:
-                store.keep()
             if results is None:
                 return [None] * len(batch)
             if len(results) != len(batch):

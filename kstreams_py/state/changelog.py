@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.state.keyed import POSITIONS_KEY, Changes
 
-CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact"}
-"""Of each key only the newest record counts, and has to be kept."""
+CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
+"""Of each key only the newest record counts, and has to be kept; a deletion for a day, see rocks.CHECKPOINT_SECONDS."""
 
 
 class Position(NamedTuple):

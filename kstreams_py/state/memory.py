@@ -44,6 +44,8 @@ class MemoryBase:
                 if key not in values:
                     new.append(key)
                 values[key] = value
+        if len(new) > 2 * len(values) + 1_000:  # keys that come and go would fill it
+            self._new = [key for key in dict.fromkeys(new) if key in values]
 
     def note(self, offset: int) -> None:
         self.noted = offset

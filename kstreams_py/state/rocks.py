@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS: Final = 43_200
 """Seconds after which a directory is too old to go on with."""
+
+DIRECTORIES_MAX: Final = 20
+"""Directories of one task: each process of the slot that is frozen keeps one."""
+
+_LOCKED: Final = re.compile(r"LOCK: Resource temporarily unavailable|lock hold by current process")
+"""What RocksDB says where another process, or this one, has the lock."""
 
 _ENTRY: Final = b"k"
 """Prefix of the keys of the store."""
@@ -84,10 +90,14 @@ class RocksBase:
         # after what it stands for, in one log: an end of the machine never keeps the note alone
         note = {"changelog": self._changelog_id, "offset": offset, "time": time.time()}
         self._database.put(_NOTE, json.dumps(note).encode())
+        self.noted = offset
 
     def clear(self) -> None:
         self._database.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        try:
+            shutil.rmtree(self._directory)
+        except OSError as error:
+            raise SettingsError(f"the state in {self._directory} cannot be removed ({error}): delete it") from None
         self._database, self.noted = _open(self._directory), 0
 
     def close(self) -> None:
@@ -104,13 +114,13 @@ class RocksBase:
 
 def _open_free(directory: Path) -> tuple[Path, rocksdict.Rdict]:
     """Opens the first of the directories that no other process uses."""
-    for number in count(1):
+    for number in range(1, DIRECTORIES_MAX + 1):
         free = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
         try:
             return free, _open(free)
         except BlockingIOError:
             logger.warning("%s is in use by another process of this slot, which should have ended", free)
-    raise AssertionError("unreachable")
+    raise SettingsError(f"the state in {directory}, and those beside it, are in use: end the processes that use them")
 
 
 def _open(directory: Path) -> rocksdict.Rdict:
@@ -125,7 +135,7 @@ def _open(directory: Path) -> rocksdict.Rdict:
         directory.parent.mkdir(parents=True, exist_ok=True)
         return rocksdict.Rdict(str(directory), options)
     except Exception as error:  # rocksdict raises Exception itself
-        if "lock" in str(error).lower():
+        if _LOCKED.search(str(error)):
             raise BlockingIOError(str(directory)) from None
         raise SettingsError(
             f"the state in {directory} cannot be opened ({error}): delete it (it is restored from its changelog), or "

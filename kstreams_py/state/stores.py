@@ -21,7 +21,7 @@ from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
 
 logger = logging.getLogger(__name__)
 
-READ_AT_ONCE: Final = 50_000
+READ_AT_ONCE: Final = 10_000
 """Records of a changelog that are read in one request."""
 
 PART_SECONDS: Final = 1.0
@@ -63,6 +63,8 @@ class Stores:
         self._trusted = set[int]()
         """Stores that no other worker can have changed since they were restored."""
         self._looked_at = clock()
+        self._ends: Positions = {}
+        """What `look` has found: the next commit shows that no other worker had the tasks by then."""
 
     @property
     def size(self) -> int:
@@ -160,7 +162,10 @@ class Stores:
             if topic not in self._topic_ids:
                 continue  # the processor does not read it any more
             if topic_id != self._topic_ids[topic]:
-                raise self._mistaken(f"topic {topic!r} was deleted and created again since")
+                raise InputLost(
+                    f"{self._name} does not belong to its input: topic {topic!r} was deleted and created again since: "
+                    f"stop all workers, and delete topic {self._changelog!r}, so that the state begins empty"
+                )
             committed = group.get(topic)
             if committed is None:
                 raise self._mistaken(f"it is at {tp}@{at}, which has no committed offset")
@@ -207,23 +212,29 @@ class Stores:
         for number in {tp.partition for tp in positions}:
             self._positions[number] = moved = self._moved(number, positions)
             self.by_partition[number].commit(write_positions(moved))
-        if self._clock() - self._looked_at > LOOK_SECONDS:
-            self._look()
+        if self._ends:
+            self._looked_at = self._clock()
+        for tp, end in self._ends.items():
+            self._read_to[tp.partition] = end
+            self.by_partition[tp.partition].base.note(end)
+        self._ends = {}
 
-    def _look(self) -> None:
-        """Notes the ends of the changelogs: all before them is in the stores."""
-        self._looked_at = self._clock()
+    def look(self) -> None:
+        """Asks for the ends of the changelogs now and then, before the offsets of a commit are sent.
+
+        All before them is in the stores if the offsets are then taken: nobody else had the tasks. `committed` notes it.
+        """
+        if self._clock() - self._looked_at <= LOOK_SECONDS:
+            return
         try:
-            ends = self._cluster.ends([TopicPartition(self._changelog, number) for number in self.by_partition])
+            self._ends = self._cluster.ends([TopicPartition(self._changelog, number) for number in self.by_partition])
         except ClientError as error:
+            self._looked_at = self._clock()
             logger.debug("%s: the end of its changelog is not known: %s", self._name, error)
-        else:
-            for tp, end in ends.items():
-                self._read_to[tp.partition] = end
-                self.by_partition[tp.partition].base.note(end)
 
     def roll_back(self) -> None:
         """Drops what is not committed."""
+        self._ends = {}
         for store in self.by_partition.values():
             store.roll_back()
 

@@ -92,6 +92,8 @@ def test_workers_killed_and_frozen_apply_each_event_once_in_order(
     for turn in range(ROUNDS):
         write_events(cluster, f"{name}.in", newest, chance)
         slot = chance.randrange(2)
+        joins = workers[slot]  # one that is frozen before it joins would take the slot back later
+        wait_until(lambda joins=joins: "apply: holds" in joins.text, "the worker has joined")  # type: ignore[misc]
         workers[slot].send(signal.SIGSTOP if turn % 2 else signal.SIGKILL)
         if turn % 2:
             frozen.append(workers[slot])

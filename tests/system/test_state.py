@@ -86,6 +86,8 @@ def test_workers_killed_at_random_count_each_record_once(
         least = chance.randrange(sum(written.values()))
         wait_until(lambda least=least: len(cluster.read(f"{name}.out")) >= least * 0.9, "outputs")  # type: ignore[misc]
         slot = chance.randrange(3)
+        joins = workers[slot]  # one that is frozen before it joins would take the slot back later
+        wait_until(lambda joins=joins: "count: holds" in joins.text, "the worker has joined")  # type: ignore[misc]
         if turn % 2:
             workers[slot].send(signal.SIGSTOP)  # its session ends: another slot takes its partitions meanwhile
             frozen.append(workers[slot])

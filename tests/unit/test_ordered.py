@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,17 @@ def test_ordered_without_a_state_of_its_own_and_what_it_refuses() -> None:
     ]:
         with pytest.raises(GraphError, match=message):
             graph.ordered(events, to="g.states", id="other", **options)(lambda value: value)  # type: ignore[arg-type]
+
+
+def test_consumer_of_the_document_keeps_each_flight() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ordering.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"<!-- consumer.py -->\n```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    with TestDriver(names["graph"]) as driver:
+        for number, prev, value in [(2, 1, {"departed": "EWR"}), (1, None, {"gate": "C12"})]:
+            headers: list[tuple[str, bytes | None]] = [(ID_HEADER, b"%d" % number)]
+            headers += [] if prev is None else [(PREV_HEADER, b"%d" % prev)]
+            driver.send("flights.events", value, key="N14228", headers=headers)
+        driver.run()
+        assert driver.values("gates.flights") == [{"gate": "C12"}, {"gate": "C12", "departed": "EWR"}]

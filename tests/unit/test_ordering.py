@@ -352,7 +352,7 @@ def test_code_of_the_document_queues_a_change_and_its_headers_are_those_of_a_rec
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "ordering.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (code,) = re.findall(r"<!-- front_end.py -->\n```python\n(.*?)```", text, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(code, names)
