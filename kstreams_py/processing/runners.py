@@ -9,6 +9,7 @@ from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.sizes import record_bytes
+from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.processing.calls import wait_for_each
 from kstreams_py.processing.committers import committer_of
 from kstreams_py.processing.dead_letters import DeadLetters
@@ -88,7 +89,8 @@ def _open_stores(
         return KeyedStore(base, key, value)
 
     name = f"{processor.id}: state {processor.state.name!r}"
-    return Stores(name, changelog, inputs, environment.cluster, open_store, environment.clock)
+    find = find_command_at(environment.settings.bootstrap_servers, [changelog])
+    return Stores(name, changelog, inputs, environment.cluster, open_store, environment.clock, find)
 
 
 def open_dead_letters(

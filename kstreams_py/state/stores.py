@@ -27,6 +27,9 @@ READ_AT_ONCE: Final = 10_000
 PART_SECONDS: Final = 1.0
 """Seconds after which a restore pauses: the group is heard between its parts."""
 
+OPEN_SECONDS: Final = 30.0
+"""Seconds for which a transaction may hold a restore up before a warning; the broker ends most within those."""
+
 LOOK_SECONDS: Final = 30.0
 """Seconds between two looks for the end of a changelog, from which the next restore of its store begins."""
 
@@ -42,6 +45,7 @@ class Stores:
         cluster: Cluster,
         open_store: Callable[[int], KeyedStore],
         clock: Callable[[], float],
+        find_command: str = "kstreams transactions find-hanging",
     ) -> None:
         """Makes no request.
 
@@ -50,10 +54,14 @@ class Stores:
         - `topic_ids`: the broker's id of each input.
         - `open_store`: opens the store of a partition number.
         - `clock`: returns seconds.
+        - `find_command`: what finds transactions that hang.
         """
         self.by_partition: dict[int, KeyedStore] = {}
         self._name, self._changelog, self._topic_ids = name, changelog, topic_ids
         self._cluster, self._open_store, self._clock = cluster, open_store, clock
+        self._find_command = find_command
+        self._behind_since: float | None = None
+        """Clock time since which a transaction holds a restore up, or of the last warning of that."""
         self._positions: dict[int, dict[str, Position]] = {}
         """The positions that each store belongs to."""
         self._read_to: dict[int, int] = {}
@@ -122,10 +130,23 @@ class Stores:
                     left = max(0, self._goals[number] - self._read_to[number])
                     raise NotRestored(f"{self._name}: restoring it: at most {left:,} records left of {tp}")
         if behind := [tp for number, tp in changelogs.items() if self._read_to[number] < self._goals[number]]:
+            self._warn_of_open_transactions(behind)
             raise NotRestored(f"{self._name}: restoring it: a transaction is open in {behind[0]}")
+        self._behind_since = None
         for number in numbers:
             del self._goals[number]
             self.by_partition[number].base.note(self._read_to[number])
+
+    def _warn_of_open_transactions(self, changelogs: Collection[TopicPartition]) -> None:
+        now = self._clock()
+        self._behind_since = now if self._behind_since is None else self._behind_since
+        if now - self._behind_since >= OPEN_SECONDS:
+            self._behind_since = now
+            logger.warning(
+                "%s waits for the end of transactions in %s: `%s` shows those that hang", self._name,
+                ", ".join(map(str, sorted(changelogs))), self._find_command,
+                extra=repeated(f"restores of {self._name} that wait for transactions"),
+            )  # fmt: skip
 
     def _open(self, number: int) -> None:
         """Opens a store, if it is not open, with what an earlier process has left of it."""

@@ -358,14 +358,21 @@ def hold_markers_of_changelog() -> dict[str, int]:
         for _ in range(30):
             driver.step()
         assert [r.value for r in driver.read("g.counts")] == [1, 2, 3]  # it waits
+        driver.advance(31)
+        for _ in range(5):  # it joins again meanwhile
+            driver.step()
         driver.cluster.faults.release_markers(partition)
         driver.run()
         assert [r.value for r in driver.read("g.counts")] == [1, 2, 3, 4]
         return driver.state("counts")
 
 
-def test_store_is_not_restored_past_an_open_transaction() -> None:
+def test_store_is_not_restored_past_an_open_transaction(caplog: pytest.LogCaptureFixture) -> None:
     assert hold_markers_of_changelog() == {"a": 4}
+    waits = [message for message in caplog.messages if "waits for the end of transactions" in message]
+    command = "`kstreams transactions find-hanging --topic __ks.g.counts.changelog --bootstrap-servers 127.0.0.1:9092`"
+    place = "count: state 'counts' waits for the end of transactions in __ks.g.counts.changelog[0]"
+    assert waits == [f"{place}: {command} shows those that hang"]
 
 
 def test_mutation_that_restores_to_the_last_stable_offset_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
