@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -345,18 +345,27 @@ def end_and_judge(
         assert f"ordering worker {name}: the store {asked} answers again" in log
 
 
+def await_workers(store: str, names: Collection[str]) -> None:
+    """Waits until workers have begun: one whose store is away at its start ends with status 3."""
+    with closing(open_storage(store)) as storage:
+        wait_until(lambda: {worker.name for worker in storage.workers()} == {*names}, "the workers have begun")
+
+
 def test_connections_that_are_cut_in_the_middle_of_a_step_end_no_worker_and_change_no_order(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     """EF16: a step that has no answer was done, or was not; of the steps of several lanes some were."""
     server: Server
+    begun, cut = threading.Event(), choose_at_random(16, 0.03)
     with (
         closing(start_redis("--appendfsync", "always")) as server,
-        closing(CuttingProxy(server.port, choose_at_random(16, 0.03))) as proxy,
+        closing(CuttingProxy(server.port, lambda: cut() if begun.is_set() else None)) as proxy,
     ):
         asked, store = (f"redis://127.0.0.1:{port}/0" for port in (proxy.port, server.port))
         with working(cluster, asked, name, tmp_path) as workers:
             running = {each: workers.start(each) for each in ("one", "two", "three")}
+            await_workers(store, running)
+            begun.set()
             front_ends = [threading.Thread(target=queue, args=[asked, number, 0.01]) for number in range(FRONT_ENDS)]
             for thread in front_ends:
                 thread.start()
@@ -376,6 +385,7 @@ def test_store_that_dies_and_starts_again_under_load_loses_nothing_and_ends_no_w
         store = f"redis://127.0.0.1:{server.port}/0"
         with working(cluster, store, name, tmp_path) as workers:
             running = {each: workers.start(each) for each in ("one", "two", "three")}
+            await_workers(store, running)
             front_ends = [threading.Thread(target=queue, args=[store, number, 0.03]) for number in range(FRONT_ENDS)]
             for thread in front_ends:
                 thread.start()
