@@ -64,7 +64,7 @@ def test_demo_of_ordering_with_kills_keeps_order_and_shows_what_overtakes_withou
     ]
     assert done.stdout.count("SIGKILL") == KILLS
     assert done.stdout.index("the workers have joined: writing events") < done.stdout.index("SIGKILL")
-    assert len(re.findall(r"process \d+ of this name", log)) == 3 + KILLS
+    assert len(re.findall(r"start \d+ under this name", log)) == 3 + KILLS
     report = (output / "report.md").read_text(encoding="utf-8")
     late = re.search(r"the same events: (\d+) of them came after a later one, of (\d+) aircraft", report)
     assert late is not None
