@@ -14,7 +14,7 @@ screen         adapter  shows the demo in the terminal
 charts         adapter  draws the charts of the report
 report         acts     writes the report, one HTML page
 flights        adapter  `kstreams demo flights` from start to end
-aircraft       rule     aircraft and what happens to them, as the file has it
+aircraft       rule     the events of aircraft, as the file of departures has them
 children       acts     processes that end with the demonstration
 front_end      acts     a process that changes aircraft, and tells of it with and without event ordering
 order_workers  acts     the workers of event ordering, started again after each kill

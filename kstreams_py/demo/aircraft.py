@@ -1,4 +1,4 @@
-"""Aircraft and what happens to them, as the file of departures has it: an aircraft is an object of event ordering.
+"""The events of aircraft, as the file of departures has them: an aircraft is an object of event ordering.
 
 A departure is two changes of its aircraft, `departed` and `arrived` (or `diverted`), or one, `cancelled`. Each has a
 main event, and events of what belongs to the aircraft: minutes of delay, miles and minutes in the air. The changes of

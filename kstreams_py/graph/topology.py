@@ -223,11 +223,15 @@ class Graph:
 
         Raises GraphError.
         """
-        what = f"processor {options.get('id', '')!r}".replace(" ''", "")
-        if held_max < 1:
-            raise GraphError(f"{what}: held_max is {held_max}: give a number from 1 on")
-        chosen = Ordered(choose(what, Start, "start", start), held_max, options.get("state") is not None)
-        return self._declare((topic,), _listed(to), options, ordered=chosen)
+
+        def declare(function: Function) -> Function:
+            what = f"processor {name_processor(function, options)!r}"
+            if held_max < 1:
+                raise GraphError(f"{what}: held_max is {held_max}: give a number from 1 on")
+            chosen = Ordered(choose(what, Start, "start", start), held_max, options.get("state") is not None)
+            return self._declare((topic,), _listed(to), options, ordered=chosen)(function)
+
+        return declare
 
     @overload
     def sink(

@@ -12,10 +12,8 @@ from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.records import TopicPartition
+from kstreams_py.state.changelog import READ_AT_ONCE
 from kstreams_py.state.keyed import RESERVED
-
-READ_AT_ONCE = 50_000
-"""Records that are read in one request."""
 
 
 def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[Serde, Serde]:

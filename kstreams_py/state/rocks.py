@@ -1,10 +1,10 @@
 """The committed part of a store in RocksDB, which a restart on the same machine goes on with.
 
 A directory belongs to one slot. A process of the slot that is frozen has its lock: the next one takes another directory
-beside it. What a directory has is committed, as far as
-the offset that it notes; the changelog after that is read again, and has the newest value of each key. A deletion that
-compaction has removed from the changelog would not be seen: a directory that was not noted for CHECKPOINT_SECONDS is
-removed, which is half of the time that Kafka keeps tombstones (delete.retention.ms, a day).
+beside it. What a directory has is committed, as far as the offset that it notes; the changelog after that is read
+again, and has the newest value of each key. A deletion that compaction has removed from the changelog would not be
+seen: a directory that was not noted for CHECKPOINT_SECONDS is removed, which is half of the time that Kafka keeps
+tombstones (delete.retention.ms, a day).
 """
 
 from __future__ import annotations

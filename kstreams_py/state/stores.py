@@ -16,13 +16,17 @@ from kstreams_py.errors import ClientError, InputLost, NotRestored, TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
-from kstreams_py.state.changelog import Position, change_records, positions_record, read_positions, write_positions
+from kstreams_py.state.changelog import (
+    READ_AT_ONCE,
+    Position,
+    change_records,
+    positions_record,
+    read_positions,
+    write_positions,
+)
 from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
 
 logger = logging.getLogger(__name__)
-
-READ_AT_ONCE: Final = 10_000
-"""Records of a changelog that are read in one request."""
 
 PART_SECONDS: Final = 1.0
 """Seconds after which a restore pauses: the group is heard between its parts."""
@@ -45,7 +49,7 @@ class Stores:
         cluster: Cluster,
         open_store: Callable[[int], KeyedStore],
         clock: Callable[[], float],
-        find_command: str = "kstreams transactions find-hanging",
+        find_command: str,
     ) -> None:
         """Makes no request.
 
