@@ -20,6 +20,7 @@ from kstreams_py.processing.overlapping_runner import OverlappingRunner
 from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Tracing
+from kstreams_py.state.changelog import Changelog
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.state.memory import MemoryBase
 from kstreams_py.state.reading import bind_state
@@ -81,16 +82,17 @@ def _open_stores(
         return None
     inputs = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
     key, value = bind_state(graph, processor, environment.registry)
-    on_disk, changelog_id = processor.state.on_disk, topics[changelog].topic_id if changelog in topics else ""
+    on_disk = processor.state.on_disk
+    known = Changelog(changelog, topics[changelog].topic_id if changelog in topics else "")
     directory = environment.settings.state_directory / graph.name / processor.state.name / str(slot)
 
-    def open_store(number: int) -> KeyedStore:
+    def open_store(number: int, changelog_id: str) -> KeyedStore:
         base = RocksBase(directory / str(number), changelog_id) if on_disk else MemoryBase()
         return KeyedStore(base, key, value)
 
     name = f"{processor.id}: state {processor.state.name!r}"
     find = find_command_at(environment.settings.bootstrap_servers, [changelog])
-    return Stores(name, changelog, inputs, environment.cluster, open_store, environment.clock, find)
+    return Stores(name, known, inputs, environment.cluster, open_store, environment.clock, find)
 
 
 def open_dead_letters(

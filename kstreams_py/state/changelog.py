@@ -2,7 +2,8 @@
 
 The partition of a task has, for each key, the newest value (or a tombstone), and under POSITIONS_KEY the next offset of
 each input. Both are committed in the transaction that commits these offsets to the group, so that a store which is
-restored is at the group's offsets, or was changed, or left out, by something else.
+restored is at the group's offsets, or was changed, or left out, by something else. The record names the changelog's id,
+too: one that was deleted and created again under live workers has only what they changed since.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ READ_AT_ONCE: Final = 10_000
 """Records of a changelog that are read in one request: more of them may not arrive within request_timeout_ms."""
 
 
+class Changelog(NamedTuple):
+    """A changelog; `topic_id` is the broker's, "" while it is not known."""
+
+    topic: str
+    topic_id: str
+
+
 class Position(NamedTuple):
     """The next offset of an input; a topic that is created again has another id."""
 
@@ -33,20 +41,22 @@ def change_records(topic: str, partition: int, changes: Changes) -> list[Output]
     return [(topic, value, key, partition, None, None, 0, None) for key, value in changes.items()]
 
 
-def positions_record(topic: str, partition: int, positions: Mapping[str, Position]) -> Output:
-    """The record that names the next offset of each input topic."""
-    return (topic, write_positions(positions), POSITIONS_KEY, partition, None, None, 0, None)
+def positions_record(changelog: Changelog, partition: int, positions: Mapping[str, Position]) -> Output:
+    """The record that names the next offset of each input topic, and the id of the changelog."""
+    value = write_positions(changelog.topic_id, positions)
+    return (changelog.topic, value, POSITIONS_KEY, partition, None, None, 0, None)
 
 
-def write_positions(positions: Mapping[str, Position]) -> bytes:
+def write_positions(changelog_id: str, positions: Mapping[str, Position]) -> bytes:
     """The value of such a record."""
-    return json.dumps(positions, separators=(",", ":")).encode()
+    return json.dumps({"changelog": changelog_id, "inputs": positions}, separators=(",", ":")).encode()
 
 
-def read_positions(value: bytes) -> dict[str, Position]:
-    """What `write_positions` wrote. Raises ValueError for other bytes."""
+def read_positions(value: bytes) -> tuple[str, dict[str, Position]]:
+    """What `write_positions` wrote: the changelog's id, and the positions. Raises ValueError for other bytes."""
     try:
         found = json.loads(value)
-        return {topic: Position(str(topic_id), int(at)) for topic, (topic_id, at) in found.items()}
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"no positions: {error}") from None
+        inputs = {topic: Position(str(topic_id), int(at)) for topic, (topic_id, at) in found["inputs"].items()}
+        return str(found["changelog"]), inputs
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"no positions: {error!r}") from None

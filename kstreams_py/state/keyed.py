@@ -28,10 +28,12 @@ POSITIONS_KEY: Final = RESERVED + b"positions"
 class Base(Protocol):
     """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
 
-    `noted`: the offset that was noted last, by this process or one before it; 0 for none.
+    - `noted`: the offset that was noted last, by this process or one before it; 0 for none.
+    - `foreign`: the state of another changelog that it has until `clear`, and where that is, as text; "" for none.
     """
 
     noted: int
+    foreign: str
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None if it has none."""

@@ -11,10 +11,11 @@ from kstreams_py.state.keyed import Changes
 class MemoryBase:
     """A dict; its keys are sorted when a range is read, those that are new since then only."""
 
-    __slots__ = ("_new", "_sorted", "_values", "noted")
+    __slots__ = ("_new", "_sorted", "_values", "foreign", "noted")
 
     def __init__(self) -> None:
         self.noted = 0
+        self.foreign = ""
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] = []
         """Keys in order, with some that are deleted."""

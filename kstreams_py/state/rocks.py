@@ -51,17 +51,20 @@ class RocksBase:
     def __init__(self, directory: Path, changelog_id: str) -> None:
         """Opens or makes it; one beside it, with a number in its name, while another process uses it.
 
-        - `changelog_id`: of the changelog; a directory of another one is removed.
+        - `changelog_id`: of the changelog; what is there of another one is kept until `clear`, see `foreign`.
 
         Raises MissingSoftware without rocksdict, SettingsError if it cannot be used.
         """
         self._changelog_id = changelog_id
         self._directory, self._database = _open_free(directory)
+        self.noted, self.foreign = 0, ""
         note = self._read_note()
-        if note is None or note["changelog"] != changelog_id or time.time() - note["time"] > CHECKPOINT_SECONDS:
+        if note is None or time.time() - note["time"] > CHECKPOINT_SECONDS:
             self.clear()
+        elif note["changelog"] != changelog_id:
+            self.foreign = f"the state of the one with id {note['changelog']} in {self._directory}"
         else:
-            self.noted: int = note["offset"]
+            self.noted = note["offset"]
 
     def get(self, key: bytes) -> bytes | None:
         found: bytes | None = self._database.get(_ENTRY + key)
@@ -98,7 +101,7 @@ class RocksBase:
             shutil.rmtree(self._directory)
         except OSError as error:
             raise SettingsError(f"the state in {self._directory} cannot be removed ({error}): delete it") from None
-        self._database, self.noted = _open(self._directory), 0
+        self._database, self.noted, self.foreign = _open(self._directory), 0, ""
 
     def close(self) -> None:
         self._database.close()

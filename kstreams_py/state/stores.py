@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
-from kstreams_py.errors import ClientError, InputLost, NotRestored, TopicError
+from kstreams_py.errors import BrokerUnavailable, ClientError, InputLost, NotRestored, Retriable, TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.state.changelog import (
     READ_AT_ONCE,
+    Changelog,
     Position,
     change_records,
     positions_record,
@@ -28,6 +29,8 @@ from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PART_SECONDS: Final = 1.0
 """Seconds after which a restore pauses: the group is heard between its parts."""
 
@@ -37,6 +40,12 @@ OPEN_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 30.0
 """Seconds between two looks for the end of a changelog, from which the next restore of its store begins."""
 
+MISSING_SECONDS: Final = 30.0
+"""Seconds for which brokers may not know a changelog: they learn of a new topic one after the other."""
+
+
+_MAKE_AGAIN: Final = "set the group to the start (`kstreams recover reset`), so that the state is made again"
+
 
 class Stores:
     """The stores of a processor, by the partition number of their tasks."""
@@ -44,10 +53,10 @@ class Stores:
     def __init__(
         self,
         name: str,
-        changelog: str,
+        changelog: Changelog,
         topic_ids: Mapping[str, str],
         cluster: Cluster,
-        open_store: Callable[[int], KeyedStore],
+        open_store: Callable[[int, str], KeyedStore],
         clock: Callable[[], float],
         find_command: str,
     ) -> None:
@@ -56,7 +65,7 @@ class Stores:
         - `name`: of the processor and its state, for the log.
         - `changelog`: the topic of its changes.
         - `topic_ids`: the broker's id of each input.
-        - `open_store`: opens the store of a partition number.
+        - `open_store`: opens the store of a partition number, with the id of the changelog.
         - `clock`: returns seconds.
         - `find_command`: what finds transactions that hang.
         """
@@ -66,8 +75,12 @@ class Stores:
         self._find_command = find_command
         self._behind_since: float | None = None
         """Clock time since which a transaction holds a restore up, or of the last warning of that."""
+        self._missing_since: float | None = None
+        """Clock time since which no broker knows the changelog."""
         self._positions: dict[int, dict[str, Position]] = {}
         """The positions that each store belongs to."""
+        self._named: dict[int, str] = {}
+        """The id of the changelog that each store was written to."""
         self._read_to: dict[int, int] = {}
         """The next offset of its changelog that a store needs, at most."""
         self._goals: dict[int, int] = {}
@@ -95,7 +108,7 @@ class Stores:
         """Restores the stores of these input partitions, whose committed offsets are `positions`.
 
         Raises NotRestored after a part of it, to be called again with the same; InputLost if a store belongs to other
-        positions or other topics; ClientError.
+        positions, other topics or another changelog; TopicError without a changelog; ClientError.
         """
         self.roll_back()
         numbers = {tp.partition for tp in partitions}
@@ -106,24 +119,69 @@ class Stores:
             group[tp.partition][tp.topic] = at
         self._trusted -= {number for number in self._trusted if self._differing(number, group[number])}
         if left := sorted(numbers - self._trusted):
+            self._begin({number: group[number] for number in left if number not in self._goals})
             self._read_on(left)
         for number in left:
             self._check(number, group[number])
             self._positions[number] = self._placed(group[number])
+            self._named[number] = self._changelog.topic_id
         self._trusted |= numbers
+
+    def _begin(self, groups: Mapping[int, Mapping[str, int]]) -> None:
+        """Opens these stores, and asks for the ends of their changelogs. `groups` has the committed offsets of each."""
+        if not groups:
+            return
+        self._check_changelog()
+        changelogs = [self._changelog_of(number) for number in groups]
+        for (_, number), end in _ask(lambda: self._cluster.ends(changelogs, committed=False)).items():
+            self._open(number)
+            base = self.by_partition[number].base
+            if base.foreign or end < self._read_to[number]:
+                if not end and any(groups[number].values()):
+                    raise self._emptied(number, base.foreign or f"the state up to offset {self._read_to[number]}")
+                base.clear()
+                self._read_to[number], self._positions[number], self._named[number] = 0, {}, ""
+            self._goals[number] = end
+
+    def _check_changelog(self) -> None:
+        """Raises InputLost if the changelog was created again; Retriable, later TopicError, if it does not exist."""
+        topic, known = self._changelog
+        found = _ask(lambda: self._cluster.topics([topic])).get(topic)
+        if found is None:
+            now = self._clock()
+            self._missing_since = now if self._missing_since is None else self._missing_since
+            why = f"{self._name}: no broker knows its changelog {topic!r}"
+            if now - self._missing_since < MISSING_SECONDS:
+                raise Retriable(why)
+            raise TopicError(f"{why}: it was deleted, and what it had is lost: {_MAKE_AGAIN}")
+        self._missing_since = None
+        if known and found.topic_id and found.topic_id != known:
+            raise self._replaced(known, found.topic_id)
+        self._changelog = Changelog(topic, found.topic_id)
+
+    def _replaced(self, known: str, now: str) -> InputLost:
+        topic = self._changelog.topic
+        return InputLost(
+            f"{self._name} is of another changelog: {topic!r} had the id {known}, and has {now} now: it was deleted "
+            f"and created again, and what it had is lost: stop all workers, delete {topic!r}, and {_MAKE_AGAIN}"
+        )
+
+    def _emptied(self, number: int, had: str) -> InputLost:
+        tp, topic_id = self._changelog_of(number), self._changelog.topic_id
+        return InputLost(
+            f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: what the "
+            f"changelog had is lost: {_MAKE_AGAIN}; or delete what this worker has, so that the state begins empty "
+            "where the group is"
+        )
+
+    def _changelog_of(self, number: int) -> TopicPartition:
+        return TopicPartition(self._changelog.topic, number)
 
     def _read_on(self, numbers: Collection[int]) -> None:
         """Reads the changelogs of these stores on, to the ends that they had when this began."""
         deadline = self._clock() + PART_SECONDS
-        changelogs = {number: TopicPartition(self._changelog, number) for number in numbers}
-        if new := [changelogs[number] for number in numbers if number not in self._goals]:
-            for tp, end in self._cluster.ends(new, committed=False).items():
-                self._open(tp.partition)
-                if end < self._read_to[tp.partition]:  # the changelog was deleted and created again
-                    self.by_partition[tp.partition].base.clear()
-                    self._read_to[tp.partition], self._positions[tp.partition] = 0, {}
-                self._goals[tp.partition] = end
-        stable = self._cluster.ends(list(changelogs.values()))
+        changelogs = {number: self._changelog_of(number) for number in numbers}
+        stable = _ask(lambda: self._cluster.ends(list(changelogs.values())))
         for number, tp in changelogs.items():
             while (at := self._read_to[number]) < min(stable[tp], self._goals[number]):
                 records = self._cluster.read(tp, at, READ_AT_ONCE)
@@ -155,22 +213,23 @@ class Stores:
     def _open(self, number: int) -> None:
         """Opens a store, if it is not open, with what an earlier process has left of it."""
         if number not in self.by_partition:
-            store = self.by_partition[number] = self._open_store(number)
+            store = self.by_partition[number] = self._open_store(number, self._changelog.topic_id)
             self._read_to[number] = store.base.noted
-            self._positions[number] = self._decode(number, store.base.get(POSITIONS_KEY))
+            self._decode(number)
 
     def _apply(self, number: int, records: Collection[Message]) -> None:
-        base = self.by_partition[number].base
-        base.apply({m.key() or b"": m.value() for m in records})
-        self._positions[number] = self._decode(number, base.get(POSITIONS_KEY))
+        self.by_partition[number].base.apply({m.key() or b"": m.value() for m in records})
+        self._decode(number)
 
-    def _decode(self, number: int, value: bytes | None) -> dict[str, Position]:
+    def _decode(self, number: int) -> None:
+        """Reads the positions that a store belongs to, and the changelog's id, from the store."""
+        value = self.by_partition[number].base.get(POSITIONS_KEY)
         try:
-            return {} if value is None else read_positions(value)
+            self._named[number], self._positions[number] = ("", {}) if value is None else read_positions(value)
         except ValueError as error:
             raise TopicError(
-                f"changelog {self._changelog!r}, partition {number}: {error}: run the version of kstreams_py that "
-                "wrote it, or a newer one"
+                f"changelog {self._changelog_of(number)}: {error}: run the version of kstreams_py that wrote it, or a "
+                "newer one"
             ) from None
 
     def _differing(self, number: int, group: Mapping[str, int]) -> bool:
@@ -181,7 +240,10 @@ class Stores:
         return {topic: Position(self._topic_ids.get(topic, ""), at) for topic, at in group.items()}
 
     def _check(self, number: int, group: Mapping[str, int]) -> None:
-        """Raises InputLost if a store that was restored does not belong to the offsets of its group."""
+        """Raises InputLost if a store that was restored does not belong to its changelog, or to the group's offsets."""
+        named, topic_id = self._named[number], self._changelog.topic_id
+        if named and topic_id and named != topic_id:
+            raise self._replaced(named, topic_id)
         for topic, (topic_id, at) in self._positions[number].items():
             tp = TopicPartition(topic, number)
             if topic not in self._topic_ids:
@@ -189,7 +251,7 @@ class Stores:
             if topic_id != self._topic_ids[topic]:
                 raise InputLost(
                     f"{self._name} does not belong to its input: topic {topic!r} was deleted and created again since: "
-                    f"stop all workers, and delete topic {self._changelog!r}, so that the state begins empty"
+                    f"stop all workers, and delete topic {self._changelog.topic!r}, so that the state begins empty"
                 )
             committed = group.get(topic)
             if committed is None:
@@ -197,7 +259,7 @@ class Stores:
             if committed != at:
                 raise self._mistaken(f"it is at {tp}@{at}, and the group is at {committed}")
         if not self._positions[number] and any(group.values()):
-            logger.info(
+            logger.warning(
                 "%s begins empty at %s", self._name,
                 ", ".join(f"{topic}[{number}]@{at}" for topic, at in sorted(group.items())),
                 extra=repeated(f"tasks whose {self._name} begins empty", partition=number),
@@ -206,13 +268,13 @@ class Stores:
     def _mistaken(self, why: str) -> InputLost:
         return InputLost(
             f"{self._name} does not belong to the committed offsets: {why}: stop all workers, then set the group to "
-            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog!r}, so that the state "
-            "begins empty where the group is"
+            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog.topic!r}, so that the "
+            "state begins empty where the group is"
         )
 
     def _drop(self, number: int) -> None:
         self.by_partition.pop(number).base.close()
-        for each in (self._positions, self._read_to, self._goals):
+        for each in (self._positions, self._named, self._read_to, self._goals):
             each.pop(number, None)
         self._trusted.discard(number)
 
@@ -223,7 +285,7 @@ class Stores:
         outputs: list[Output] = []
         for number in sorted({tp.partition for tp in positions}):
             if changes := self.by_partition[number].changes:
-                outputs += change_records(self._changelog, number, changes)
+                outputs += change_records(self._changelog.topic, number, changes)
             outputs.append(positions_record(self._changelog, number, self._moved(number, positions)))
         return outputs
 
@@ -236,7 +298,7 @@ class Stores:
         """Keeps what `records` returned: it is committed."""
         for number in {tp.partition for tp in positions}:
             self._positions[number] = moved = self._moved(number, positions)
-            self.by_partition[number].commit(write_positions(moved))
+            self.by_partition[number].commit(write_positions(self._changelog.topic_id, moved))
         if self._ends:
             self._looked_at = self._clock()
         for tp, end in self._ends.items():
@@ -248,11 +310,13 @@ class Stores:
         """Asks for the ends of the changelogs now and then, before the offsets of a commit are sent.
 
         All before them is in the stores if the offsets are then taken: nobody else had the tasks. `committed` notes it.
+        Raises InputLost if the changelog was deleted and created again.
         """
         if self._clock() - self._looked_at <= LOOK_SECONDS:
             return
         try:
-            self._ends = self._cluster.ends([TopicPartition(self._changelog, number) for number in self.by_partition])
+            self._check_changelog()
+            self._ends = _ask(lambda: self._cluster.ends([*map(self._changelog_of, self.by_partition)]))
         except ClientError as error:
             self._looked_at = self._clock()
             logger.debug("%s: the end of its changelog is not known: %s", self._name, error)
@@ -267,3 +331,11 @@ class Stores:
         """Frees the stores."""
         for number in list(self.by_partition):
             self._drop(number)
+
+
+def _ask(request: Callable[[], T]) -> T:
+    """What a request returns. A broker that is away does not end a worker: raises Retriable."""
+    try:
+        return request()
+    except BrokerUnavailable as error:
+        raise Retriable(str(error)) from None

@@ -434,6 +434,148 @@ def test_deleted_changelog_begins_an_empty_state_and_says_so(caplog: pytest.LogC
         ]
 
 
+CHANGELOG = "__ks.g.counts.changelog"
+
+
+def create_changelog_again(driver: TestDriver) -> tuple[str, str]:
+    """Deletes the changelog and creates it again; returns its old and its new id."""
+    topics = driver.cluster._broker.topics
+    old = topics[CHANGELOG]
+    driver.cluster.faults.delete_topic(CHANGELOG)
+    check_topics(driver._graph, driver.cluster)
+    for before, after in zip(old.partitions, topics[CHANGELOG].partitions, strict=True):
+        after._sequences = before._sequences  # a broker takes any from a producer that is new to a partition
+    return old.topic_id, topics[CHANGELOG].topic_id
+
+
+def turn(driver: TestDriver, seconds: int) -> None:
+    for _ in range(seconds):
+        driver.advance(1)
+        driver.step()
+
+
+def of_another_changelog(ids: tuple[str, str]) -> str:
+    return (
+        f"count: state 'counts' is of another changelog: {CHANGELOG!r} had the id {ids[0]}, and has {ids[1]} now: it "
+        f"was deleted and created again, and what it had is lost: stop all workers, delete {CHANGELOG!r}, and set the "
+        "group to the start (`kstreams recover reset`), so that the state is made again"
+    )
+
+
+def stop_and_start_over(driver: TestDriver) -> None:
+    """What the message asks an operator for."""
+    for slot in list(driver._workers):
+        driver._kill(slot)
+    driver.cluster.faults.delete_topic(CHANGELOG)
+    positions = driver.cluster._broker.groups["g.count"].positions
+    positions.update(dict.fromkeys(positions, 0))
+    check_topics(driver._graph, driver.cluster)
+    driver.restart()
+    driver.run()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_changelog_created_again_under_live_workers_is_refused_at_the_next_restore(
+    on_disk: bool, tmp_path: Path
+) -> None:
+    """Live workers write on: the new changelog has what they changed since, at the offsets of the group."""
+    with TestDriver(counting(on_disk), settings=ks.Settings(state_directory=tmp_path)) as driver:
+        send(driver, ["a", "a", "a"])
+        driver.run()
+        ids = create_changelog_again(driver)
+        send(driver, ["a"])
+        driver.run()
+        driver.crash()
+        driver.restart()
+        send(driver, ["a"])
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+        assert str(raised.value) == of_another_changelog(ids)
+        assert [r.value for r in driver.read("g.counts")] == [1, 2, 3, 4]
+        stop_and_start_over(driver)
+        assert driver.state("counts") == {"a": 5}
+
+
+def test_changelog_created_again_is_noticed_while_workers_run() -> None:
+    with TestDriver(counting()) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        ids = create_changelog_again(driver)
+        driver.advance(31)
+        send(driver, ["a"])
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+        assert str(raised.value) == of_another_changelog(ids)
+        assert [r.value for r in driver.read("g.counts")] == [1, 2]
+
+
+def test_changelog_created_again_is_noticed_at_a_rebalance() -> None:
+    with TestDriver(counting(), slots=2) as driver:
+        send(driver, ["a", "b", "c", "d"])
+        driver.run()
+        ids = create_changelog_again(driver)
+        driver._kill(0)
+        driver._down.add(0)
+        send(driver, ["a", "b", "c", "d"])
+        with pytest.raises(InputLost) as raised:
+            turn(driver, 30)
+        assert str(raised.value) == of_another_changelog(ids)
+
+
+def test_directory_whose_changelog_was_created_again_and_is_empty_is_refused(tmp_path: Path) -> None:
+    with TestDriver(counting(on_disk=True), settings=ks.Settings(state_directory=tmp_path)) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        driver.advance(60)
+        send(driver, ["a"])
+        driver.run()
+        driver.crash()
+        old, new = create_changelog_again(driver)
+        partition = driver.read("g.words")[0].partition
+        for _ in range(2):  # it is there still
+            driver.restart()
+            with pytest.raises(InputLost) as raised:
+                driver.run()
+            directory = tmp_path / "g" / "counts" / "0" / str(partition)
+            assert str(raised.value) == (
+                f"count: state 'counts': its changelog {CHANGELOG}[{partition}], with id {new}, is empty, and this "
+                f"worker has the state of the one with id {old} in {directory}: what the changelog had is lost: set "
+                "the group to the start (`kstreams recover reset`), so that the state is made again; or delete what "
+                "this worker has, so that the state begins empty where the group is"
+            )
+        stop_and_start_over(driver)
+        assert driver.state("counts") == {"a": 3}
+
+
+def test_changelog_that_no_broker_knows_is_waited_for_and_then_ends_the_worker() -> None:
+    with TestDriver(counting()) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        driver.crash()
+        driver.cluster.faults.delete_topic(CHANGELOG)
+        driver.restart()
+        with pytest.raises(TopicError) as raised:
+            turn(driver, 100)
+        assert str(raised.value) == (
+            f"count: state 'counts': no broker knows its changelog {CHANGELOG!r}: it was deleted, and what it had is "
+            "lost: set the group to the start (`kstreams recover reset`), so that the state is made again"
+        )
+
+
+def test_positions_that_another_version_wrote_end_the_worker() -> None:
+    with TestDriver(counting()) as driver:
+        send(driver, ["a"])
+        driver.run()
+        driver.crash()
+        partition = driver.read("g.words")[0].partition
+        driver.cluster.append(CHANGELOG, b'{"g.words":["x",1]}', POSITIONS_KEY, partition=partition)
+        driver.restart()
+        with pytest.raises(
+            TopicError, match=r"no positions: KeyError\('inputs'\): run the version of kstreams_py that"
+        ):
+            driver.run()
+
+
 def test_input_that_has_grown_is_refused() -> None:
     with TestDriver(counting()) as driver:
         driver.cluster.grow("g.words", 4)
