@@ -1,0 +1,127 @@
+"""Keyed state while brokers are killed, frozen and restarted: no worker ends, and each record counts once."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kstreams_py import Settings
+from kstreams_py.embedded import EmbeddedKafka
+from tests.system.counting import Counting
+from tests.system.harness import WorkerProcess
+from tests.system.three_brokers.brokers import BROKERS, stop
+
+PER_SECOND: Final = 150
+
+IN_SYNC: Final = {"min.insync.replicas": "2"}
+
+each_kind = pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+
+
+class Counters:
+    """Two workers that count while brokers come and go; others replace those that are killed or frozen."""
+
+    def __init__(self, directory: Path, name: str, brokers: EmbeddedKafka, *, on_disk: bool, seed: int) -> None:
+        self.brokers, self.chance = brokers, random.Random(seed)
+        settings = Settings.load(
+            bootstrap_servers=brokers.bootstrap_servers,
+            schema_directory=directory / "schemas",
+            state_directory=directory / "state",
+            session_timeout_ms=6_000,
+            transaction_timeout_ms=6_000,
+        )
+        self.counting = Counting(directory, name, settings, on_disk=on_disk, replication=BROKERS, config=IN_SYNC)
+        self.workers: list[WorkerProcess] = []
+        self.frozen: list[WorkerProcess] = []
+
+    def await_more(self) -> None:
+        """Waits until all workers that should run do, and there are more totals."""
+        self.counting.await_more(50)
+        assert [each.text for each in self.workers if each.process.poll() is not None] == []
+
+    def restart_one(self, broker: int) -> None:
+        stop(self.brokers, broker)
+        self.await_more()
+        self.brokers.restart(broker)
+        self.counting.recorder.await_in_sync()
+
+    def kill_one(self, broker: int) -> None:
+        """Kills a broker, and a worker, whose successor restores while the broker is down."""
+        slot = self.chance.randrange(2)
+        self.brokers.kill(broker)
+        self.workers[slot].kill()
+        self.workers[slot] = self.counting.start(slot)
+        self.await_more()
+        self.brokers.restart(broker)
+        self.counting.recorder.await_in_sync()
+
+    def freeze_one(self, broker: int) -> None:
+        """Freezes a broker, and a worker, whose successor takes its slot; the worker is resumed at the end."""
+        slot = self.chance.randrange(2)
+        self.counting.await_joined(self.workers[slot])
+        self.brokers.pause(broker)
+        self.workers[slot].send(signal.SIGSTOP)
+        self.frozen.append(self.workers[slot])
+        self.workers[slot] = self.counting.start(slot)
+        self.await_more()
+        self.brokers.resume(broker)
+        self.counting.recorder.await_in_sync()
+
+    def count(self, *faults: str) -> None:
+        """Counts what is fed while these faults happen to one broker after the other, then compares everything."""
+        counting, first = self.counting, self.chance.randrange(BROKERS)
+        self.workers = [counting.start(slot) for slot in range(2)]
+        with counting.recorder.feeding(counting.record, per_second=PER_SECOND):
+            counting.await_joined(*self.workers)
+            for number, fault in enumerate(faults):
+                self.await_more()
+                getattr(self, fault)((first + number) % BROKERS)
+        for worker in self.frozen:
+            worker.send(signal.SIGCONT)
+        counting.await_done()
+        assert [worker.wait() for worker in self.frozen] == [4] * len(self.frozen)  # Replaced
+        counting.await_joined(*self.workers)
+        counting.stop(*self.workers)
+        counting.verify()
+
+
+@pytest.fixture
+def made() -> Iterator[list[Counters]]:
+    """What a test has made; its workers are killed with the test."""
+    found: list[Counters] = []
+    yield found
+    for each in found:
+        each.counting.kill_all()
+
+
+@pytest.mark.timeout(600)
+@each_kind
+def test_brokers_killed_and_frozen_count_each_record_once(
+    made: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka, on_disk: bool
+) -> None:
+    made.append(Counters(tmp_path, name, brokers, on_disk=on_disk, seed=1))
+    made[0].count("kill_one", "freeze_one")
+
+
+@pytest.mark.timeout(600)
+def test_rolling_restart_of_brokers_counts_each_record_once(
+    made: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka
+) -> None:
+    made.append(Counters(tmp_path, name, brokers, on_disk=True, seed=2))
+    made[0].count(*["restart_one"] * BROKERS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_800)
+@each_kind
+@pytest.mark.parametrize("seed", [3, 4])
+def test_brokers_killed_and_frozen_in_a_loop_count_each_record_once(
+    made: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka, on_disk: bool, seed: int
+) -> None:
+    made.append(Counters(tmp_path, name, brokers, on_disk=on_disk, seed=seed))
+    made[0].count(*["kill_one", "freeze_one", "restart_one"] * 4)
