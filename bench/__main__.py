@@ -54,7 +54,7 @@ class Size:
 
     def of(self, entry: Entry) -> tuple[int, int]:
         """Measured and warm-up records of an entry: fewer where a record costs more."""
-        share = 1.0 if entry.load == "100 B" else 0.5
+        share = 1.0 if entry.load in {"100 B", "keyed"} else 0.5
         if entry.workload == plan.UNITS:
             share = 0.004  # some 10 s
         if entry.workload == plan.WAIT:

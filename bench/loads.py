@@ -20,8 +20,11 @@ from bench.contestants.job import ORDER
 from kstreams_py.formats.file_registry import FileRegistry
 
 PARTITIONS: Final = 4
-SIZES: Final = {"100 B": 100, "1 kB": 1000}
+SIZES: Final = {"100 B": 100, "1 kB": 1000, "keyed": 100}
 """Sizes in bytes of plain values, by the name of the load; further loads are `avro` and `avro, bare`."""
+
+KEYS: Final = 100_000
+"""Distinct keys of the load `keyed`; those of others differ in each record."""
 
 
 class GaveUp(Exception):
@@ -77,9 +80,10 @@ class Cluster:
         values = self._values(load, name)
         producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 50, "batch.size": 1 << 20})
         for number in range(records):
+            key = number * 7919 % KEYS if load == "keyed" else number
             while True:
                 try:
-                    producer.produce(name, values[number % len(values)], b"%d" % number, partition=number % PARTITIONS)
+                    producer.produce(name, values[number % len(values)], b"%d" % key, partition=key % PARTITIONS)
                     break
                 except BufferError:
                     producer.poll(0.1)

@@ -16,6 +16,7 @@ NO_JOURNAL = f"{OURS}, no journal"
 
 PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS = "pass-through", "step", "batch", "1 kB", "avro", "join", "alts"
 JOURNAL, UNITS = "journal", "journal, one by one"
+COUNT, DISK = "count", "count on disk"
 WAIT, ONE, SEVERAL = "wait", f"{OURS}, one at a time", f"{OURS}, 64 at once"
 LATENCY, MEMORY, CHAOS = "latency", "memory", "chaos"
 
@@ -44,6 +45,11 @@ ENTRIES: Final = (
     Entry(JOURNAL, OURS, OURS, journal=1_000),
     Entry(UNITS, HAND, HAND, journal=1),
     Entry(UNITS, OURS, OURS, journal=1),
+    Entry(COUNT, OURS, OURS, load="keyed", task=COUNT),
+    Entry(COUNT, STREAMS, STREAMS, load="keyed", task=COUNT),
+    Entry(DISK, OURS, OURS, load="keyed", task=DISK),
+    Entry(DISK, STREAMS, STREAMS, load="keyed", task=DISK),
+    Entry(DISK, QUIX, QUIX, load="keyed", task=DISK),
     Entry(WAIT, ONE, OURS, task="wait"),
     Entry(WAIT, f"{SEVERAL}, order key", OURS, task="wait", concurrency=64, order="key"),
     Entry(WAIT, f"{SEVERAL}, order none", OURS, task="wait", concurrency=64, order="none"),
@@ -55,7 +61,8 @@ LATENCY_ENTRIES: Final = (Entry(LATENCY, OURS, OURS), Entry(LATENCY, STREAMS, ST
 MEMORY_ENTRY: Final = Entry(MEMORY, OURS, OURS)
 CHAOS_ENTRIES: Final = tuple(Entry(CHAOS, name, name) for name in (OURS, HAND, STREAMS, QUIX))
 
-WORKLOADS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, JOURNAL, UNITS, WAIT, LATENCY, MEMORY, CHAOS)
+STEPS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, COUNT, DISK)
+WORKLOADS: Final = (*STEPS, JOURNAL, UNITS, WAIT, LATENCY, MEMORY, CHAOS)
 
 RATE: Final = "records/s"
 
@@ -71,6 +78,10 @@ TARGETS: Final = (
     Target("Avro in and out", f"{AVRO}: {OURS}", RATE, at_least=2, of=f"{AVRO}: {QUIX}"),
     Target("journal, batches of 1,000 (records/s)", f"{JOURNAL}: {OURS}", RATE, at_least=50_000),
     Target("journal, one by one", f"{UNITS}: {OURS}", RATE, at_least=0.9, of=f"{UNITS}: {HAND}"),
+    Target("counting, in memory", f"{COUNT}: {OURS}", RATE, at_least=1, of=f"{COUNT}: {STREAMS}"),
+    Target("counting, on disk", f"{DISK}: {OURS}", RATE, at_least=1, of=f"{DISK}: {STREAMS}"),
+    Target("counting, in memory", f"{COUNT}: {OURS}", RATE, at_least=3, of=f"{DISK}: {QUIX}"),
+    Target("counting, on disk", f"{DISK}: {OURS}", RATE, at_least=3, of=f"{DISK}: {QUIX}"),
     Target("calls that overlap", f"{WAIT}: {SEVERAL}, order key", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
     Target("calls that overlap", f"{WAIT}: {SEVERAL}, order none", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
     Target("calls in threads", f"{WAIT}: {SEVERAL}, in threads", RATE, at_least=40, of=f"{WAIT}: {ONE}"),

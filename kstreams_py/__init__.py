@@ -52,6 +52,7 @@ from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta, Parquet, PostgreSQL
+from kstreams_py.state.keyed import KeyedStore
 
 __version__ = "0.1.0"
 
@@ -73,6 +74,7 @@ __all__ = [
     "Journal",
     "Json",
     "KStreamsError",
+    "KeyedStore",
     "MissingSoftware",
     "NotAuthorized",
     "Out",

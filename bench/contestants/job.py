@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -13,6 +14,9 @@ WAIT_SECONDS: Final = 0.01
 """What a call of the workloads that wait takes."""
 
 FETCH_BYTES: Final = 4 << 20
+
+COUNT: Final = struct.Struct(">Q")
+"""What the workloads that count write at the start of a value: the number of records of its key so far."""
 
 ORDER: Final[dict[str, Any]] = {
     "type": "record",
@@ -32,7 +36,8 @@ ORDER: Final[dict[str, Any]] = {
 class Job:
     """The job of one process: read `inputs`, apply `workload`, write `output`, commit as `group`, until SIGTERM.
 
-    - `workload`: pass, step, batch, avro, join, alts, wait (an async function) or wait in threads (a plain one).
+    - `workload`: pass, step, batch, avro, join, alts, wait (an async function), wait in threads (a plain one),
+      count (in memory) or count on disk (in RocksDB).
     - `group`: the consumer group whose committed offsets are measured, `graph.processor` as kstreams_py names it.
     - `directory`: for state, schemas and logs.
     - `header`: send the delivery hash.
@@ -80,3 +85,9 @@ def priced(order: dict[str, Any]) -> dict[str, Any]:
     """The function of the workload `avro`."""
     order["quantity"] += 1
     return order
+
+
+def counted(value: bytes, before: bytes | None) -> bytes:
+    """The function of the workloads that count: `before` is the newest value of the same key."""
+    count = COUNT.unpack_from(before)[0] + 1 if before else 1
+    return COUNT.pack(count) + value[COUNT.size :]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import kstreams_py as ks
-from bench.contestants.job import ORDER, WAIT_SECONDS, Job, priced
+from bench.contestants.job import ORDER, WAIT_SECONDS, Job, counted, priced
 
 job = Job.from_environment()
 name, _, processor = job.group.rpartition(".")
@@ -51,6 +51,14 @@ def wait_in_thread(value: bytes) -> bytes:
     return value
 
 
+def count(value: bytes, step: ks.Step, state: ks.KeyedStore[bytes, bytes]) -> bytes:
+    """Counts the records of each key."""
+    key = step.key
+    new = counted(value, state.get(key))
+    state.put(key, new)
+    return new
+
+
 def declare() -> Any:
     """Declares the processor of the job's workload."""
     match job.workload:
@@ -60,6 +68,9 @@ def declare() -> Any:
             return graph.alts(*inputs, to=output, id=processor)(same)
         case "batch":
             return graph.map(inputs[0], to=output, id=processor, batch=True)(same_batch)
+        case "count" | "count on disk":
+            counts = ks.State("counts", key=ks.Bytes(), value=ks.Bytes(), on_disk=job.workload == "count on disk")
+            return graph.map(inputs[0], to=output, id=processor, state=counts)(count)
         case "wait" | "wait in threads":
             waiting = wait if job.workload == "wait" else wait_in_thread
             at_once: dict[str, Any] = {"concurrency": job.concurrency, "order": job.order} if job.order else {}

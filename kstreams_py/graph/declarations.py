@@ -139,7 +139,7 @@ class Processor:
     journal: Journal | None = None
     cluster: str = ""
     target: Sink | None = None
-    state: State | None = None
+    state: State[Any, Any] | None = None
     ordered: Ordered | None = None
 
     @property
@@ -197,7 +197,7 @@ class OptionsOfAll(TypedDict, total=False):
     persistence: Journal | str
     concurrency: int
     order: Order | str
-    state: State | None
+    state: State[Any, Any] | None
 
 
 class Options(OptionsOfAll, total=False):

@@ -21,9 +21,9 @@ from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.plan import Plan, read_by
 from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.tracing import Tracing
+from kstreams_py.processing.tracing import Run, Tracing
 from kstreams_py.records import Message
-from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.state.keyed import CHANGED_BYTES, KeyedStore
 
 
 class _Chains(NamedTuple):
@@ -63,7 +63,10 @@ class OrderedRunner(Runner):
         self._refusal: RecordRefused | None = None
         """Why a topic has refused an output of the step that runs."""
 
-    def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
+    def _loop(self) -> Run:
+        return self._run_events
+
+    def _run_events(self, steps: Sequence[Any], plan: Plan) -> None:
         for m in steps:
             chains = self._chains_of(m.partition())
             before = _Mark(len(plan.outputs), plan.dead_letters, len(plan.failures))
@@ -76,12 +79,14 @@ class OrderedRunner(Runner):
             chains.store.keep()
             plan.steps += 1
             self._tasks.by_partition[m.partition()].cursors[m.topic()].next = m.offset() + 1
+            if chains.store.size >= CHANGED_BYTES:
+                return
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Runs steps of which a topic has refused an output: the rule goes past their events without the function."""
         for step in steps:
             self._refusal = self._refused[read_by(step)]
-            self._run_counted([step], plan)
+            self._run_events([step], plan)
             self._refusal = None
 
     def _run_event(self, m: Message, chains: _Chains, plan: Plan) -> bool:

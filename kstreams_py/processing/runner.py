@@ -22,7 +22,7 @@ from kstreams_py.processing.retries import Retries
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing, traced
 from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
-from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.state.keyed import CHANGED_BYTES, KeyedStore
 
 Read = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
@@ -68,18 +68,20 @@ class Runner:
         self._by_task = self._journaled or (processor.batch and processor.state is not None)
         self._owned = traces_outputs and not processor.hash_header
         """Keeps the step of each output (Plan.owners), as no delivery hash names it."""
-        self._run: Run = (
-            self._run_batch
-            if processor.batch
-            else self._run_counted
-            if self._joins or processor.generator or processor.state is not None
-            else self._run_records
-        )
+        self._run: Run = self._loop()
         self._run_refused: Run = self._give_dead_letters
         self._tracing = tracing
         if tracing is not None:
             self._run = traced(self._run, tracing, tasks, processor)
             self._run_refused = traced(self._run_refused, tracing, tasks, processor)
+
+    def _loop(self) -> Run:
+        """The loop over the steps of this kind of processor."""
+        if self._processor.batch:
+            return self._run_batch
+        if self._joins or self._processor.generator:
+            return self._run_counted
+        return self._run_records if self._processor.state is None else self._run_with_state
 
     def run(self, intake: Intake) -> Plan:
         """Calls the function for each step.
@@ -191,8 +193,46 @@ class Runner:
             cursor.next = offset + 1
         plan.steps = len(messages)
 
+    def _run_with_state(self, messages: Sequence[Message], plan: Plan) -> None:
+        """Like `_run_records`, with the state of the task, until its changes are large.
+
+        What a step that raises has changed in the state is undone.
+        """
+        processor, tasks, sink, emit = self._processor, self._tasks.by_partition, self._sink, self._outputs.emit
+        function, wants_step, append = processor.function, processor.wants_step, plan.outputs.append
+        topic, current = "", -1
+        for m in messages:
+            partition, offset = m.partition(), m.offset()
+            if partition != current or m.topic() != topic:
+                topic, current, task, store = m.topic(), partition, tasks[partition], self._stores[partition]
+                cursor, prefix, decode = task.cursors[topic], task.prefixes[topic], self._decode[topic]
+                decode_key = self._decode_key[topic]
+            digest = prefix + pack_offset(offset)
+            value: Any = UNDECODED
+            try:
+                data = m.value()
+                value = data if decode is None or data is None else decode(data)
+                steps = (Step((m,), digest, decode_key),) if wants_step else ()
+                result = function(value, *steps, store)
+                if result is None or sink:
+                    pass
+                elif emit is not None and type(result) is not Out:
+                    append(emit(m, result, digest))
+                else:
+                    plan.outputs += self._outputs.of(result, (m,), digest)
+            except Exception as error:
+                store.undo()
+                if not self._handle((m,), error, plan, tried=value is not UNDECODED):
+                    return
+            else:
+                store.keep()
+            cursor.next = offset + 1
+            plan.steps += 1
+            if store.size >= CHANGED_BYTES:
+                return
+
     def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Until the outputs are many: of joins, whose steps are tuples of records, of generators, and with state.
+        """Until the outputs or changes are many: of joins, whose steps are tuples of records, and of generators.
 
         What a step that raises has changed in the state is undone.
         """
@@ -221,7 +261,7 @@ class Runner:
             plan.steps += 1
             for m in inputs:
                 tasks[m.partition()].cursors[m.topic()].next = m.offset() + 1
-            if are_many(plan.outputs, size):
+            if are_many(plan.outputs, size) or (store is not None and store.size >= CHANGED_BYTES):
                 return
 
     def _abandon(self, result: Any) -> None:

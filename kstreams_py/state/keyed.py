@@ -18,6 +18,9 @@ Changes = Mapping[bytes, bytes | None]
 
 _MISSING: Final[Any] = object()
 
+CHANGED_BYTES: Final = 4 << 20
+"""Bytes of changes that are committed before more steps are run."""
+
 RESERVED: Final = b"\x00__ks."
 """Prefix of keys in a changelog that are none of the function's."""
 
@@ -60,13 +63,14 @@ class KeyedStore(Generic[K, V]):
     Values are kept as bytes: to change one that `get` returned, `put` it again.
     """
 
-    __slots__ = ("_before", "_changes", "_key", "_value", "base", "rollbacks", "size")
+    __slots__ = ("_before", "_changes", "_deserialize", "_key", "_to_bytes", "_value", "base", "rollbacks", "size")
 
     def __init__(self, base: Base, key: Serde[K], value: Serde[V]) -> None:
         self.base = base
         """What is committed; for the worker."""
         self._key = key
         self._value = value
+        self._to_bytes, self._deserialize = key.serialize, value.deserialize
         self._changes: dict[bytes, bytes | None] = {}
         """What is not committed."""
         self._before: list[tuple[bytes, Any]] = []
@@ -81,7 +85,7 @@ class KeyedStore(Generic[K, V]):
     def get(self, key: K, default: Any = None) -> V | Any:
         """The value of a key; `default` if it has none. Raises as the serdes do."""
         found = self.read(self._serialize(key))
-        return default if found is None else self._value.deserialize(found)
+        return default if found is None else self._deserialize(found)
 
     def __contains__(self, key: K) -> bool:
         return self.read(self._serialize(key)) is not None
@@ -114,7 +118,7 @@ class KeyedStore(Generic[K, V]):
                 yield self._key.deserialize(key), self._value.deserialize(value)
 
     def _serialize(self, key: K) -> bytes:
-        data = self._key.serialize(key)
+        data = self._to_bytes(key)
         if data is None or data.startswith(RESERVED):
             raise ValueError(f"{show(key)} cannot be a key: its bytes are {data!r}")
         return data
