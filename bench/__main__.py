@@ -23,7 +23,7 @@ from rich.console import Console
 from bench import plan, report
 from bench.chaos import chaos
 from bench.loads import Cluster, GaveUp
-from bench.measure import Entry, latency, memory, throughput
+from bench.measure import Entry, latency, memory, restore, throughput
 from bench.processes import compare_with
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import KAFKA_VERSION, kafka_classpath
@@ -54,7 +54,7 @@ class Size:
 
     def of(self, entry: Entry) -> tuple[int, int]:
         """Measured and warm-up records of an entry: fewer where a record costs more."""
-        share = 1.0 if entry.load in {"100 B", "keyed"} else 0.5
+        share = 1.0 if entry.load in {"100 B", "keyed", "events"} else 0.5
         if entry.workload == plan.UNITS:
             share = 0.004  # some 10 s
         if entry.workload == plan.WAIT:
@@ -100,6 +100,9 @@ class Bench:
                 self._measure(number, entry, how)
         if self._size.memory and self._wanted(plan.MEMORY_ENTRY):
             self._measure(1, plan.MEMORY_ENTRY, self._memory)
+        if self._wanted(plan.RESTORE_ENTRY):
+            for number in range(1, self._size.rounds + 1):
+                self._measure(number, plan.RESTORE_ENTRY, self._restore)
         if self._size.chaos_seconds:
             for number in range(1, self._size.rounds + 1):
                 for entry in filter(self._wanted, self._rows(plan.CHAOS_ENTRIES)):
@@ -139,6 +142,9 @@ class Bench:
         assert self._size.memory is not None
         early, late = memory(self._cluster, entry, *self._size.memory)
         return {"early MB": early, "late MB": late, "growth MB": late - early}
+
+    def _restore(self, entry: Entry) -> dict[str, float]:
+        return {"restore s": restore(self._cluster, entry, self._size.records)}
 
     def _chaos(self, entry: Entry, seed: int) -> dict[str, float]:
         assert self._size.chaos_seconds is not None

@@ -18,13 +18,17 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.contestants.job import ORDER
 from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 
 PARTITIONS: Final = 4
-SIZES: Final = {"100 B": 100, "1 kB": 1000, "keyed": 100}
+SIZES: Final = {"100 B": 100, "1 kB": 1000, "keyed": 100, "events": 100, "objects": 100}
 """Sizes in bytes of plain values, by the name of the load; further loads are `avro` and `avro, bare`."""
 
-KEYS: Final = 100_000
-"""Distinct keys of the load `keyed`; those of others differ in each record."""
+KEYS: Final = {"keyed": 100_000, "events": 100_000}
+"""Distinct keys of a load; those of the others differ in each record."""
+
+EVENTS: Final = frozenset({"events", "objects"})
+"""Loads whose records are events of the objects that their keys name."""
 
 
 class GaveUp(Exception):
@@ -75,15 +79,22 @@ class Cluster:
         self._filled[load, records, copy] = name
         return name
 
-    def write(self, name: str, load: str, records: int) -> None:
-        """Writes this number of records of a load to a topic, without a transaction."""
+    def write(self, name: str, load: str, records: int, first: int = 0) -> None:
+        """Writes this number of records of a load to a topic, from the `first` on, without a transaction."""
+        keys = KEYS.get(load, first + records)
         values = self._values(load, name)
         producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 50, "batch.size": 1 << 20})
-        for number in range(records):
-            key = number * 7919 % KEYS if load == "keyed" else number
+        for number in range(first, first + records):
+            key = number * 7919 % keys if load in KEYS else number
+            headers: list[tuple[str, str | bytes | None]] = []
+            if load in EVENTS:
+                headers = [(ID_HEADER, b"%d" % (number + 1))]
+                if number >= keys:  # the keys come round in the same order
+                    headers.append((PREV_HEADER, b"%d" % (number + 1 - keys)))
+            value = values[number % len(values)]
             while True:
                 try:
-                    producer.produce(name, values[number % len(values)], b"%d" % key, partition=key % PARTITIONS)
+                    producer.produce(name, value, b"%d" % key, partition=key % PARTITIONS, headers=headers)
                     break
                 except BufferError:
                     producer.poll(0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -63,6 +63,36 @@ def throughput(cluster: Cluster, entry: Entry, records: int, warm: int) -> float
     if last is first:
         raise GaveUp(f"{entry.id}: {records} records are too few: one commit took them all")
     return (last.committed - first.committed) / (last.at - first.at)
+
+
+def restore(cluster: Cluster, entry: Entry, records: int) -> float:
+    """Measures the seconds from the start of a process until it has run a step with the state of `records` of them.
+
+    Another worker has run the records; the state is in memory, so that all of it is read from the changelog.
+    """
+    source = cluster.create(cluster.name("load"))
+    cluster.write(source, entry.load, records)
+    with working(cluster, entry, (source,)) as (job, worker), cluster.committed(job.group, (source,)) as progress:
+        _await(worker, progress, records)
+        worker.end()
+        cluster.write(source, entry.load, PARTITIONS, records)
+        began, other = time.monotonic(), start(entry.program, job)
+        try:
+            _await(other, progress, records + PARTITIONS)
+            taken = time.monotonic() - began
+        finally:
+            other.end()
+    cluster.delete(source)
+    return taken
+
+
+def _await(worker: Running, progress: Callable[[], int], records: int) -> None:
+    """Waits until so many records are committed. Raises GaveUp."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (committed := progress()) < records:
+        if worker.process.poll() is not None or time.monotonic() > deadline:
+            raise GaveUp(f"the worker stopped at {committed} of {records} records:\n{worker.output_tail}")
+        time.sleep(SAMPLE_SECONDS)
 
 
 def memory(cluster: Cluster, entry: Entry, early: int, late: int) -> tuple[float, float]:

@@ -16,7 +16,7 @@ NO_JOURNAL = f"{OURS}, no journal"
 
 PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS = "pass-through", "step", "batch", "1 kB", "avro", "join", "alts"
 JOURNAL, UNITS = "journal", "journal, one by one"
-COUNT, DISK = "count", "count on disk"
+COUNT, DISK, ORDERED, RESTORE = "count", "count on disk", "ordered", "restore"
 WAIT, ONE, SEVERAL = "wait", f"{OURS}, one at a time", f"{OURS}, 64 at once"
 LATENCY, MEMORY, CHAOS = "latency", "memory", "chaos"
 
@@ -50,6 +50,7 @@ ENTRIES: Final = (
     Entry(DISK, OURS, OURS, load="keyed", task=DISK),
     Entry(DISK, STREAMS, STREAMS, load="keyed", task=DISK),
     Entry(DISK, QUIX, QUIX, load="keyed", task=DISK),
+    Entry(ORDERED, OURS, OURS, load="events", task=ORDERED),
     Entry(WAIT, ONE, OURS, task="wait"),
     Entry(WAIT, f"{SEVERAL}, order key", OURS, task="wait", concurrency=64, order="key"),
     Entry(WAIT, f"{SEVERAL}, order none", OURS, task="wait", concurrency=64, order="none"),
@@ -58,11 +59,12 @@ ENTRIES: Final = (
 )
 
 LATENCY_ENTRIES: Final = (Entry(LATENCY, OURS, OURS), Entry(LATENCY, STREAMS, STREAMS))
+RESTORE_ENTRY: Final = Entry(RESTORE, OURS, OURS, load="objects", task=ORDERED)
 MEMORY_ENTRY: Final = Entry(MEMORY, OURS, OURS)
 CHAOS_ENTRIES: Final = tuple(Entry(CHAOS, name, name) for name in (OURS, HAND, STREAMS, QUIX))
 
 STEPS: Final = (PASS, STEP, BATCH, KILO, AVRO, JOIN, ALTS, COUNT, DISK)
-WORKLOADS: Final = (*STEPS, JOURNAL, UNITS, WAIT, LATENCY, MEMORY, CHAOS)
+WORKLOADS: Final = (*STEPS, ORDERED, RESTORE, JOURNAL, UNITS, WAIT, LATENCY, MEMORY, CHAOS)
 
 RATE: Final = "records/s"
 
@@ -82,6 +84,8 @@ TARGETS: Final = (
     Target("counting, on disk", f"{DISK}: {OURS}", RATE, at_least=1, of=f"{DISK}: {STREAMS}"),
     Target("counting, in memory", f"{COUNT}: {OURS}", RATE, at_least=3, of=f"{DISK}: {QUIX}"),
     Target("counting, on disk", f"{DISK}: {OURS}", RATE, at_least=3, of=f"{DISK}: {QUIX}"),
+    Target("ordered consumer, 100,000 objects (events/s)", f"{ORDERED}: {OURS}", RATE, at_least=40_000),
+    Target("restore of 1 million ids (s)", f"{RESTORE}: {OURS}", "restore s", at_most=20),
     Target("calls that overlap", f"{WAIT}: {SEVERAL}, order key", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
     Target("calls that overlap", f"{WAIT}: {SEVERAL}, order none", RATE, at_least=40, of=f"{WAIT}: {ONE}"),
     Target("calls in threads", f"{WAIT}: {SEVERAL}, in threads", RATE, at_least=40, of=f"{WAIT}: {ONE}"),

@@ -37,7 +37,7 @@ class Job:
     """The job of one process: read `inputs`, apply `workload`, write `output`, commit as `group`, until SIGTERM.
 
     - `workload`: pass, step, batch, avro, join, alts, wait (an async function), wait in threads (a plain one),
-      count (in memory) or count on disk (in RocksDB).
+      count (in memory), count on disk (in RocksDB), or ordered (events of objects).
     - `group`: the consumer group whose committed offsets are measured, `graph.processor` as kstreams_py names it.
     - `directory`: for state, schemas and logs.
     - `header`: send the delivery hash.

@@ -71,6 +71,8 @@ def declare() -> Any:
         case "count" | "count on disk":
             counts = ks.State("counts", key=ks.Bytes(), value=ks.Bytes(), on_disk=job.workload == "count on disk")
             return graph.map(inputs[0], to=output, id=processor, state=counts)(count)
+        case "ordered":
+            return graph.ordered(inputs[0], to=output, id=processor)(same)
         case "wait" | "wait in threads":
             waiting = wait if job.workload == "wait" else wait_in_thread
             at_once: dict[str, Any] = {"concurrency": job.concurrency, "order": job.order} if job.order else {}
