@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -654,6 +655,58 @@ def test_directory_that_is_too_old_or_of_another_changelog_is_read_again(
 
     begun, counts = counted_over_a_stop(tmp_path, spoil)
     assert (begun, counts) == ([0], {"a": 5, "b": 2})
+
+
+def found_after_kills(path: Path, seed: int) -> list[tuple[dict[bytes, bytes], dict[bytes, bytes]]]:
+    """Changes a store on disk as a changelog does, and kills its process after each change and each note.
+
+    Returns, for each kill, what the next process has once it has read the changelog from the note on, and the model.
+    """
+    chance, changelog, found = random.Random(seed), list[dict[bytes, bytes | None]](), []
+    model: dict[bytes, bytes] = {}
+    base = RocksBase(path / "0", "id")
+    for number in range(60):
+        keys = chance.sample(range(20), chance.randrange(1, 6))
+        changelog.append({b"%d" % key: None if chance.random() < 0.3 else b"%d" % number for key in keys})
+        base.apply(changelog[-1])
+        model |= {key: value for key, value in changelog[-1].items() if value is not None}
+        for key in (key for key, value in changelog[-1].items() if value is None):
+            model.pop(key, None)
+        read = {key: value for key in (b"%d" % i for i in range(20)) if (value := base.get(key)) is not None}
+        assert read == model
+        if chance.random() < 0.2:
+            base.note(len(changelog))
+        shutil.copytree(path / "0", path / f"killed-{number}")
+        (path / f"killed-{number}" / "LOCK").unlink()
+        restarted = RocksBase(path / f"killed-{number}", "id")
+        for changes in changelog[restarted.noted :]:
+            restarted.apply(changes)
+        found.append((dict(restarted.range(b"", None)), dict(model)))
+        restarted.close()
+    base.close()
+    return found
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 2_000, rocks.MEMORY_BYTES])
+def test_killed_process_leaves_all_that_its_note_stands_for(
+    memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocks, "MEMORY_BYTES", memory_bytes)
+    found = found_after_kills(tmp_path, memory_bytes)
+    assert [restarted for restarted, _ in found] == [model for _, model in found]
+
+
+def test_mutation_that_notes_what_is_in_memory_only_loses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = RocksBase._write
+
+    def note_alone(base: RocksBase, note: bytes | None = None) -> None:
+        unwritten, base._unwritten = (base._unwritten, {}) if note is not None else ({}, base._unwritten)
+        write(base, note)
+        base._unwritten |= unwritten
+
+    monkeypatch.setattr(RocksBase, "_write", note_alone)
+    found = found_after_kills(tmp_path, 1)
+    assert [restarted for restarted, _ in found] != [model for _, model in found]
 
 
 def test_directory_that_another_process_uses_is_left_to_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
