@@ -133,9 +133,6 @@ class Counting:
     def await_outputs(self, count: int) -> None:
         wait_until(lambda: len(self.cluster.read(self.topic("totals"))) >= count, f"{count} totals")
 
-    def await_more(self, count: int) -> None:
-        self.await_outputs(len(self.cluster.read(self.topic("totals"))) + count)
-
     def await_joined(self, *workers: WorkerProcess) -> None:
         """Waits until workers have assignments: one that is frozen before it joins would take the slot back later."""
         joined = ("count: holds", "total: holds")

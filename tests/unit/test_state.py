@@ -562,6 +562,60 @@ def test_changelog_that_no_broker_knows_is_waited_for_and_then_ends_the_worker()
         )
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_changelog_whose_oldest_records_were_deleted_is_refused_unless_the_state_on_disk_has_them(
+    on_disk: bool, tmp_path: Path
+) -> None:
+    with TestDriver(counting(on_disk), settings=ks.Settings(state_directory=tmp_path)) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        driver.advance(60)
+        send(driver, ["a"])
+        driver.run()
+        partition = driver.read("g.words")[0].partition
+        driver.crash()
+        driver.cluster.truncate(TopicPartition(CHANGELOG, partition), 2)
+        driver.restart()
+        send(driver, ["a"])
+        if on_disk:
+            driver.run()
+            assert [r.value for r in driver.read("g.counts")] == [1, 2, 3, 4]
+            return
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+        assert str(raised.value) == (
+            f"count: state 'counts': the records of its changelog {CHANGELOG}[{partition}] before offset 2 were "
+            f"deleted, and what they had is lost: stop all workers, delete {CHANGELOG!r}, and set the group to the "
+            "start (`kstreams recover reset`), so that the state is made again"
+        )
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_value_that_the_changelog_refuses_makes_its_step_a_dead_letter_that_changes_nothing(batch: bool) -> None:
+    graph = ks.Graph("g", errors="g.errors")
+    a, c = (graph.topic(f"g.{name}", value=Json(), partitions=1) for name in "ac")
+
+    def number(value: Any, state: Any) -> int:
+        state.put("n", state.get("n", 0) + 1)
+        if value == "large":
+            state.put("large", "x" * 2_000_000)
+        seen: int = state.get("n")
+        return seen
+
+    function: Any = (lambda values, state: [number(value, state) for value in values]) if batch else number
+    options: Any = {"id": "p", "state": ks.State("s"), "batch": batch}
+    graph.map(a, to=c, **options)(function)
+    with TestDriver(graph) as driver:
+        for value in (1, "large", 2, 3):
+            driver.send("g.a", value)
+        driver.run()
+        assert (driver.values("g.c"), driver.state("s")) == ([1, 2, 3], {"n": 3})
+        (letter,) = driver.dead_letters()
+        assert letter.value["exception_message"].startswith(
+            "a record for topic '__ks.g.s.changelog' (2000077 bytes) is"
+        )
+
+
 def test_positions_that_another_version_wrote_end_the_worker() -> None:
     with TestDriver(counting()) as driver:
         send(driver, ["a"])
