@@ -12,11 +12,17 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.errors import BrokerUnavailable
+from tests.clusters import open_cluster
 from tests.system.counting import Counting
-from tests.system.harness import WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.recorder import Recorder
 from tests.system.three_brokers.brokers import BROKERS, stop
 
 PER_SECOND: Final = 150
+
+SOON: Final = 90.0
+"""Seconds; the client itself looks for the controller every five minutes."""
 
 IN_SYNC: Final = {"min.insync.replicas": "2"}
 
@@ -114,6 +120,28 @@ def test_brokers_killed_and_frozen_count_each_record_once(
 ) -> None:
     counters.append(Counters(tmp_path, name, brokers, on_disk=on_disk, seed=1))
     counters[0].count("kill_one", "freeze_one")
+
+
+def test_topics_are_described_again_soon_after_the_controller_that_a_client_knew_has_died(
+    name: str, brokers: EmbeddedKafka
+) -> None:
+    """A restore asks for the id of its changelog. The client asks a controller that is down until it looks again."""
+    Cluster(brokers.bootstrap_servers).create(name, replication=BROKERS)
+    settings = Settings.load(bootstrap_servers=brokers.bootstrap_servers, request_timeout_ms=3_000)
+    cluster = open_cluster(settings)
+    described = cluster.topics([name])
+    controller = cluster._topics.client.list_topics().controller_id
+    brokers.kill(controller)
+
+    def describes() -> bool:
+        try:
+            return cluster.topics([name]) == described
+        except BrokerUnavailable:
+            return False
+
+    wait_until(describes, "the topic is described", SOON)
+    brokers.restart(controller)
+    Recorder(brokers.bootstrap_servers).await_in_sync()
 
 
 @pytest.mark.timeout(600)
