@@ -76,6 +76,8 @@ class OrderedRunner(Runner):
             chains.store.keep()
             plan.steps += 1
             self._tasks.by_partition[m.partition()].cursors[m.topic()].next = m.offset() + 1
+            if chains.store.is_full:
+                return
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Runs steps of which a topic has refused an output: the rule goes past their events without the function."""

@@ -192,7 +192,7 @@ class Runner:
         plan.steps = len(messages)
 
     def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Until the outputs are many: of joins, whose steps are tuples of records, of generators, and with state.
+        """Until the outputs, or changes of the state, are many: of joins (several records a step), generators, states.
 
         What a step that raises has changed in the state is undone.
         """
@@ -221,7 +221,7 @@ class Runner:
             plan.steps += 1
             for m in inputs:
                 tasks[m.partition()].cursors[m.topic()].next = m.offset() + 1
-            if are_many(plan.outputs, size):
+            if are_many(plan.outputs, size) or (store is not None and store.is_full):
                 return
 
     def _abandon(self, result: Any) -> None:

@@ -25,6 +25,10 @@ POSITIONS_KEY: Final = RESERVED + b"positions"
 """The key of the record that names positions."""
 
 
+CHANGES_BYTES: Final = 4 << 20
+"""Bytes of changes that may wait for their commit; those of one step can be more."""
+
+
 class Base(Protocol):
     """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
 
@@ -143,6 +147,11 @@ class KeyedStore(Generic[K, V]):
         found: dict[bytes, bytes | None] = dict(self.base.range(first, last))
         found |= {key: value for key, value in self._changes.items() if first <= key < last}
         return [(key, value) for key, value in sorted(found.items()) if value is not None]
+
+    @property
+    def is_full(self) -> bool:
+        """What is not committed is to be committed before another step is run."""
+        return self.size >= CHANGES_BYTES
 
     def mark(self) -> int:
         """A place in the changes of the step that runs, for `undo`."""

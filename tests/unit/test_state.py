@@ -24,11 +24,12 @@ from kstreams_py.errors import (
 )
 from kstreams_py.formats.serdes import Bytes, Json, String
 from kstreams_py.kafka.contracts import ProducerMode
+from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.state import rocks, stores
 from kstreams_py.state.changelog import Changelog, Position, change_records, positions_record
-from kstreams_py.state.keyed import POSITIONS_KEY, Base, KeyedStore
+from kstreams_py.state.keyed import CHANGES_BYTES, POSITIONS_KEY, Base, KeyedStore
 from kstreams_py.state.memory import MemoryBase
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
@@ -899,6 +900,43 @@ def numbering(kind: str, results: Callable[[list[Any]], Any], **options: Any) ->
     chosen: Any = {"id": "p", "batch": kind == "batch", "state": ks.State("s"), **options}
     graph.map(a, to=c, **chosen)(number if kind == "batch" else generate)
     return graph
+
+
+def placed(number: int) -> list[tuple[str, bytes | None]]:
+    """The headers of an event that follows the one before it."""
+    prev: list[tuple[str, bytes | None]] = [(PREV_HEADER, b"%d" % (number - 1))] if number > 1 else []
+    return [(ID_HEADER, b"%d" % number), *prev]
+
+
+@pytest.mark.parametrize("kind", ["map", "generator", "ordered"])
+def test_changes_of_an_intake_are_committed_before_they_are_many(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without outputs that would end the intake: 200 steps have 52 MB."""
+    records, sizes = Stores.records, list[int]()
+
+    def note(self: Stores, positions: Any) -> Any:
+        sizes.append(self.size)
+        return records(self, positions)
+
+    monkeypatch.setattr(Stores, "records", note)
+    graph = ks.Graph("g", errors="g.errors")
+    a, c = (graph.topic(f"g.{name}", key=String(), value=Json(), partitions=1) for name in "ac")
+
+    def put(value: int, state: Any) -> None:
+        state.put(f"k{value}", "x" * (1 << 18))
+
+    def generate(value: int, state: Any) -> Iterator[None]:
+        put(value, state)
+        yield None
+
+    functions: Any = {"map": put, "generator": generate, "ordered": put}
+    declare: Any = graph.ordered if kind == "ordered" else graph.map
+    declare(a, to=c, id="p", state=ks.State("s"))(functions[kind])
+    with TestDriver(graph) as driver:
+        for value in range(200):
+            driver.send("g.a", value, key="o", headers=placed(value + 1))
+        driver.run()
+        assert len(driver.state("s")) == 200
+        assert max(sizes) < CHANGES_BYTES + (1 << 19)
 
 
 def test_batch_that_is_run_again_counts_once() -> None:
