@@ -146,6 +146,7 @@ class TopicAdmin:
                 f"security.protocol, sasl.* or ssl.* under {self._options}"
             )
         if error.code() in UNREACHABLE:
+            self._client.end()  # it asks a controller that is down for minutes, until it reads the metadata again
             newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""
             return BrokerUnavailable(
                 f"{self._cluster}no Kafka broker answers at {self._address}: start one (`kstreams broker start`), "

@@ -36,7 +36,7 @@ from kstreams_py.processing.refused_outputs import RefusedOutputs
 from kstreams_py.processing.session import Session
 from kstreams_py.processing.states import State
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.state.keyed import CHANGED_BYTES
+from kstreams_py.state.keyed import CHANGES_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class ExactlyOnce(Committer):
 
     @property
     def due(self) -> bool:
-        return super().due or (self.stores is not None and self.stores.size >= CHANGED_BYTES)
+        return super().due or (self.stores is not None and self.stores.size >= CHANGES_BYTES)
 
     def write(self, plan: Plan) -> None:
         super().write(plan)

@@ -23,7 +23,7 @@ from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing
 from kstreams_py.records import Message
-from kstreams_py.state.keyed import CHANGED_BYTES, KeyedStore
+from kstreams_py.state.keyed import KeyedStore
 
 
 class _Chains(NamedTuple):
@@ -79,7 +79,7 @@ class OrderedRunner(Runner):
             chains.store.keep()
             plan.steps += 1
             self._tasks.by_partition[m.partition()].cursors[m.topic()].next = m.offset() + 1
-            if chains.store.size >= CHANGED_BYTES:
+            if chains.store.is_full:
                 return
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:

@@ -22,7 +22,7 @@ from kstreams_py.processing.retries import Retries
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing, traced
 from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
-from kstreams_py.state.keyed import CHANGED_BYTES, KeyedStore
+from kstreams_py.state.keyed import KeyedStore
 
 Read = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
@@ -228,11 +228,11 @@ class Runner:
                 store.keep()
             cursor.next = offset + 1
             plan.steps += 1
-            if store.size >= CHANGED_BYTES:
+            if store.is_full:
                 return
 
     def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Until the outputs or changes are many: of joins, whose steps are tuples of records, and of generators.
+        """Until the outputs, or changes of the state, are many: of joins (several records a step), generators, states.
 
         What a step that raises has changed in the state is undone.
         """
@@ -261,7 +261,7 @@ class Runner:
             plan.steps += 1
             for m in inputs:
                 tasks[m.partition()].cursors[m.topic()].next = m.offset() + 1
-            if are_many(plan.outputs, size) or (store is not None and store.size >= CHANGED_BYTES):
+            if are_many(plan.outputs, size) or (store is not None and store.is_full):
                 return
 
     def _abandon(self, result: Any) -> None:

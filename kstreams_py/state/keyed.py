@@ -18,14 +18,16 @@ Changes = Mapping[bytes, bytes | None]
 
 _MISSING: Final[Any] = object()
 
-CHANGED_BYTES: Final = 4 << 20
-"""Bytes of changes that are committed before more steps are run."""
 
 RESERVED: Final = b"\x00__ks."
 """Prefix of keys in a changelog that are none of the function's."""
 
 POSITIONS_KEY: Final = RESERVED + b"positions"
 """The key of the record that names positions."""
+
+
+CHANGES_BYTES: Final = 4 << 20
+"""Bytes of changes that may wait for their commit; those of one step can be more."""
 
 
 class Base(Protocol):
@@ -147,6 +149,11 @@ class KeyedStore(Generic[K, V]):
         found: dict[bytes, bytes | None] = dict(self.base.range(first, last))
         found |= {key: value for key, value in self._changes.items() if first <= key < last}
         return [(key, value) for key, value in sorted(found.items()) if value is not None]
+
+    @property
+    def is_full(self) -> bool:
+        """What is not committed is to be committed before another step is run."""
+        return self.size >= CHANGES_BYTES
 
     def mark(self) -> int:
         """A place in the changes of the step that runs, for `undo`."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeVar
 
-from kstreams_py.errors import BrokerUnavailable, ClientError, InputLost, NotRestored, Retriable, TopicError
+from kstreams_py.errors import BrokerUnavailable, ClientError, Fatal, InputLost, NotRestored, Retriable, TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -133,7 +133,8 @@ class Stores:
             return
         self._check_changelog()
         changelogs = [self._changelog_of(number) for number in groups]
-        for (_, number), end in _ask(lambda: self._cluster.ends(changelogs, committed=False)).items():
+        starts = self._ask(lambda: self._cluster.starts(changelogs))
+        for (topic, number), end in self._ask(lambda: self._cluster.ends(changelogs, committed=False)).items():
             self._open(number)
             base = self.by_partition[number].base
             if base.foreign or end < self._read_to[number]:
@@ -141,12 +142,21 @@ class Stores:
                     raise self._emptied(number, base.foreign or f"the state up to offset {self._read_to[number]}")
                 base.clear()
                 self._read_to[number], self._positions[number], self._named[number] = 0, {}, ""
+            if (start := starts[TopicPartition(topic, number)]) > self._read_to[number]:
+                raise InputLost(
+                    f"{self._name}: the records of its changelog {topic}[{number}] before offset {start} were deleted, "
+                    f"and what they had is lost: {self._start_over}"
+                )
             self._goals[number] = end
+
+    @property
+    def _start_over(self) -> str:
+        return f"stop all workers, delete {self._changelog.topic!r}, and {_MAKE_AGAIN}"
 
     def _check_changelog(self) -> None:
         """Raises InputLost if the changelog was created again; Retriable, later TopicError, if it does not exist."""
         topic, known = self._changelog
-        found = _ask(lambda: self._cluster.topics([topic])).get(topic)
+        found = self._ask(lambda: self._cluster.topics([topic])).get(topic)
         if found is None:
             now = self._clock()
             self._missing_since = now if self._missing_since is None else self._missing_since
@@ -163,7 +173,7 @@ class Stores:
         topic = self._changelog.topic
         return InputLost(
             f"{self._name} is of another changelog: {topic!r} had the id {known}, and has {now} now: it was deleted "
-            f"and created again, and what it had is lost: stop all workers, delete {topic!r}, and {_MAKE_AGAIN}"
+            f"and created again, and what it had is lost: {self._start_over}"
         )
 
     def _emptied(self, number: int, had: str) -> InputLost:
@@ -174,6 +184,15 @@ class Stores:
             "where the group is"
         )
 
+    def _ask(self, request: Callable[[], T]) -> T:
+        """What a request about the changelog returns. A broker that is away does not end a worker: raises Retriable."""
+        try:
+            return request()
+        except BrokerUnavailable as error:
+            raise Retriable(str(error)) from None
+        except Fatal as error:
+            raise Fatal(f"{self._name}: its changelog {self._changelog.topic!r} cannot be restored: {error}") from None
+
     def _changelog_of(self, number: int) -> TopicPartition:
         return TopicPartition(self._changelog.topic, number)
 
@@ -181,7 +200,7 @@ class Stores:
         """Reads the changelogs of these stores on, to the ends that they had when this began."""
         deadline = self._clock() + PART_SECONDS
         changelogs = {number: self._changelog_of(number) for number in numbers}
-        stable = _ask(lambda: self._cluster.ends(list(changelogs.values())))
+        stable = self._ask(lambda: self._cluster.ends(list(changelogs.values())))
         for number, tp in changelogs.items():
             while (at := self._read_to[number]) < min(stable[tp], self._goals[number]):
                 records = self._cluster.read(tp, at, READ_AT_ONCE)
@@ -316,7 +335,7 @@ class Stores:
             return
         try:
             self._check_changelog()
-            self._ends = _ask(lambda: self._cluster.ends([*map(self._changelog_of, self.by_partition)]))
+            self._ends = self._ask(lambda: self._cluster.ends([*map(self._changelog_of, self.by_partition)]))
         except ClientError as error:
             self._looked_at = self._clock()
             logger.debug("%s: the end of its changelog is not known: %s", self._name, error)
@@ -331,11 +350,3 @@ class Stores:
         """Frees the stores."""
         for number in list(self.by_partition):
             self._drop(number)
-
-
-def _ask(request: Callable[[], T]) -> T:
-    """What a request returns. A broker that is away does not end a worker: raises Retriable."""
-    try:
-        return request()
-    except BrokerUnavailable as error:
-        raise Retriable(str(error)) from None

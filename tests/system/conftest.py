@@ -25,7 +25,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     directory = getattr(item, "funcargs", {}).get("tmp_path")
     if report.failed and directory is not None:
-        for log in sorted(Path(directory).rglob("*.log"), key=lambda log: log.stat().st_mtime):
+        found = [log for log in Path(directory).rglob("*.log") if not log.stem.isdigit()]  # those are RocksDB's
+        for log in sorted(found, key=lambda log: log.stat().st_mtime):
             text = log.read_text(encoding="utf-8", errors="replace")
             report.sections.append((f"end of {log.relative_to(directory)}", text[-LOG_SHOWN:]))
     return report

@@ -33,6 +33,9 @@ def count(word{count_argument}):
     {count}
 
 
+{prelude}
+
+
 @graph.map(counts, to=totals, state=ks.State("totals", on_disk={on_disk}))
 def total(number, step, state):
     last, total = state.get(step.key, [0, 0])
@@ -80,11 +83,12 @@ class Counting:
         self.cluster.create(f"{name}.errors", replication=replication, config=config)
         self.deploy()
 
-    def deploy(self, *, with_state: bool = True) -> None:
-        """Writes the file of the graph; without the state, `count` returns nothing."""
+    def deploy(self, *, with_state: bool = True, prelude: str = "") -> None:
+        """Writes the file of the graph; without the state, `count` returns nothing. `prelude` changes the product."""
         state = f', state=ks.State("counts", on_disk={self.on_disk})'
         parts = {"count_state": state, **WITH_STATE} if with_state else WITHOUT_STATE
-        self.file.write_text(GRAPH.format(name=self.name, on_disk=self.on_disk, **parts), encoding="utf-8")
+        text = GRAPH.format(name=self.name, on_disk=self.on_disk, prelude=prelude, **parts)
+        self.file.write_text(text, encoding="utf-8")
 
     def topic(self, short: str) -> str:
         return f"{self.name}.{short}"
@@ -132,9 +136,6 @@ class Counting:
 
     def await_outputs(self, count: int) -> None:
         wait_until(lambda: len(self.cluster.read(self.topic("totals"))) >= count, f"{count} totals")
-
-    def await_more(self, count: int) -> None:
-        self.await_outputs(len(self.cluster.read(self.topic("totals"))) + count)
 
     def await_joined(self, *workers: WorkerProcess) -> None:
         """Waits until workers have assignments: one that is frozen before it joins would take the slot back later."""

@@ -205,6 +205,83 @@ def test_deployment_without_the_state_is_noticed_and_the_group_can_be_set_back(
     made.verify()
 
 
+# Aborts, and mutations of the product.
+
+ABORTS: Final = """
+import itertools
+from kstreams_py.errors import Abortable
+from kstreams_py.kafka.producer import KafkaProducer
+from kstreams_py.state.stores import Stores
+
+commit, numbers = KafkaProducer.commit_transaction, itertools.count()
+
+
+def commit_or_abort(producer):
+    if next(numbers) % 3 == 1:
+        raise Abortable("the test aborts this one")
+    commit(producer)
+
+
+KafkaProducer.commit_transaction = commit_or_abort
+"""
+"""One transaction in three is aborted for real, with outputs, changes and offsets already in it."""
+
+MUTATIONS: Final = {
+    "changes are kept over an abort": "Stores.roll_back = lambda stores: None",
+    "changes are in the store before their commit is known": """
+records = Stores.records
+
+def apply_at_once(stores, positions):
+    written = records(stores, positions)
+    stores.committed(positions)
+    return written
+
+Stores.records = apply_at_once
+""",
+}
+
+
+def count_with_aborts(made: Counting, mutation: str) -> tuple[int | None, str]:
+    """Counts while commits are aborted; returns the exit status of a worker that ended by itself, and its log."""
+    made.deploy(prelude=ABORTS + mutation)
+    worker = made.start(0)
+    for turn in range(1, 5):
+        made.write(WRITTEN)
+        least = sum(made.written.values()) - WRITTEN // 2
+        wait_until(
+            lambda least=least: len(made.cluster.read(made.topic("out"))) >= least or worker.process.poll() is not None,  # type: ignore[misc]
+            f"outputs of turn {turn}",
+        )
+    if worker.process.poll() is not None:
+        return worker.wait(), worker.text
+    made.await_done()
+    worker.send(signal.SIGTERM)
+    worker.wait()
+    return None, worker.text
+
+
+@each_kind
+def test_transactions_that_are_aborted_count_each_record_once(
+    counting: Callable[[bool], Counting], on_disk: bool
+) -> None:
+    made = counting(on_disk)
+    status, text = count_with_aborts(made, "")
+    assert status is None, text
+    assert "the test aborts this one" in text
+    made.verify()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_mutation_of_the_state_is_found_under_aborts(counting: Callable[[bool], Counting], mutation: str) -> None:
+    made = counting(False)
+    status, text = count_with_aborts(made, MUTATIONS[mutation])
+    if status is None:
+        with pytest.raises(AssertionError):
+            made.verify()
+    else:
+        assert status == INPUT_LOST, text
+
+
 # Rows.
 
 STORING = """

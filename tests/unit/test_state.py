@@ -25,10 +25,12 @@ from kstreams_py.errors import (
 )
 from kstreams_py.formats.serdes import Bytes, Json, String
 from kstreams_py.kafka.contracts import ProducerMode
+from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
-from kstreams_py.state import rocks
-from kstreams_py.state.keyed import POSITIONS_KEY, Base, KeyedStore
+from kstreams_py.state import rocks, stores
+from kstreams_py.state.changelog import Changelog, Position, change_records, positions_record
+from kstreams_py.state.keyed import CHANGES_BYTES, POSITIONS_KEY, Base, KeyedStore
 from kstreams_py.state.memory import MemoryBase
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
@@ -344,6 +346,136 @@ def test_mutation_that_trusts_a_store_after_a_commit_without_an_answer_reads_an_
         fail_at_each()
 
 
+def test_mutation_that_applies_changes_before_their_commit_is_known_doubles_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = Stores.records
+
+    def apply_at_once(self: Stores, positions: Any) -> Any:
+        written = records(self, positions)
+        self.committed(positions)
+        return written
+
+    monkeypatch.setattr(Stores, "records", apply_at_once)
+    with pytest.raises((AssertionError, InputLost)):
+        fail_at_each()
+
+
+def count_over_a_crash() -> None:
+    """Asserts that a process which restores goes on with the newest value of each key."""
+    with TestDriver(counting()) as driver:
+        for _ in range(3):
+            send(driver, ["a", "b"])
+            driver.run()
+            driver.crash()
+            driver.restart()
+        assert sorted((r.key, r.value) for r in driver.read("g.counts")) == [(k, n + 1) for k in "ab" for n in range(3)]
+        assert driver.state("counts") == {"a": 3, "b": 3}
+
+
+def test_process_that_restores_goes_on_with_the_newest_values() -> None:
+    count_over_a_crash()
+
+
+def stop_early(patch: pytest.MonkeyPatch) -> None:
+    begin = Stores._begin
+
+    def begin_short(self: Stores, groups: Any) -> None:
+        begin(self, groups)
+        self._goals = {number: max(0, end - 4) for number, end in self._goals.items()}
+
+    read = MemoryCluster.read
+
+    def read_short(
+        self: MemoryCluster, tp: TopicPartition, start: int = 0, limit: int | None = None, **more: Any
+    ) -> Any:
+        found = read(self, tp, start, limit, **more)
+        return found[:-1] if tp.topic.endswith(".changelog") else found
+
+    patch.setattr(Stores, "_begin", begin_short)
+    patch.setattr(MemoryCluster, "read", read_short)
+
+
+def test_mutation_whose_restore_stops_early_is_refused_by_the_record_of_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop_early(monkeypatch)
+    with pytest.raises(InputLost, match="does not belong to the committed offsets"):
+        count_over_a_crash()
+
+
+def test_mutation_whose_restore_stops_early_and_checks_no_positions_reads_an_old_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop_early(monkeypatch)
+    monkeypatch.setattr(Stores, "_check", lambda *_: None)
+    with pytest.raises(AssertionError):
+        count_over_a_crash()
+
+
+def test_mutation_that_checks_no_positions_takes_a_state_of_other_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stores, "_check", lambda *_: None)
+    with pytest.raises(pytest.fail.Exception):
+        test_state_that_does_not_belong_to_the_offsets_ends_the_worker(lambda driver: move_group(driver, -1), "")
+    with pytest.raises(pytest.fail.Exception):
+        test_deployment_without_the_state_is_noticed_by_the_next_one_with_it()
+
+
+def restart_after_a_look(directory: Path) -> int | None:
+    """A worker looks for the end of its changelog, and its commit is refused: another one had the task meanwhile.
+
+    Returns what the next process of its slot then has of a key that only the other one has changed.
+    """
+    cluster, changelog, words = MemoryCluster(), "g.changelog", TopicPartition("g.words", 0)
+    cluster.create_topics([(changelog, 1, 1, {"cleanup.policy": "compact"})])
+    known, seconds = Changelog(changelog, cluster.topics([changelog])[changelog].topic_id), [0.0]
+
+    def open_stores() -> Stores:
+        def open_store(number: int, changelog_id: str) -> KeyedStore:
+            return KeyedStore(RocksBase(directory / str(number), changelog_id), String(), Json())
+
+        return Stores("p: state 's'", known, {words.topic: "id"}, cluster, open_store, lambda: seconds[0], "find")
+
+    def other_commits(key: str, at: int) -> None:
+        for record in [*change_records(changelog, 0, {key.encode(): b"1"}), positions_of(at)]:
+            cluster.append(changelog, record[1], record[2], partition=0)
+
+    def positions_of(at: int) -> Any:
+        return positions_record(known, 0, {words.topic: Position("id", at)})
+
+    first = open_stores()
+    first.restore({words: 0}, [words])
+    other_commits("a", 1)
+    seconds[0] += 60
+    first.look()
+    first.roll_back()
+    first.close()
+    other_commits("b", 2)
+    second = open_stores()
+    second.restore({words: 2}, [words])
+    found: int | None = second.by_partition[0].get("a")
+    second.close()
+    return found
+
+
+def test_end_of_a_changelog_whose_commit_was_refused_is_not_noted(tmp_path: Path) -> None:
+    assert restart_after_a_look(tmp_path) == 1
+
+
+def test_mutation_that_notes_the_end_of_a_changelog_before_the_commit_is_known_loses_what_others_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Stores.look
+
+    def look_and_note(self: Stores) -> None:
+        look(self)
+        for tp, end in self._ends.items():
+            self.by_partition[tp.partition].base.note(end)
+
+    monkeypatch.setattr(Stores, "look", look_and_note)
+    assert restart_after_a_look(tmp_path) is None
+
+
 def hold_markers_of_changelog() -> dict[str, int]:
     """One slot counts and dies; its commit's markers in the changelog come only after another slot has the task."""
     with TestDriver(counting(), slots=2) as driver:
@@ -497,6 +629,16 @@ def test_changelog_created_again_under_live_workers_is_refused_at_the_next_resto
         assert driver.state("counts") == {"a": 5}
 
 
+def test_mutation_whose_positions_do_not_name_the_changelog_loses_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        stores, "positions_record", lambda changelog, *rest: positions_record(changelog._replace(topic_id=""), *rest)
+    )
+    with pytest.raises(pytest.fail.Exception):
+        test_changelog_created_again_under_live_workers_is_refused_at_the_next_restore(False, tmp_path)
+
+
 def test_changelog_created_again_is_noticed_while_workers_run() -> None:
     with TestDriver(counting()) as driver:
         send(driver, ["a", "a"])
@@ -560,6 +702,60 @@ def test_changelog_that_no_broker_knows_is_waited_for_and_then_ends_the_worker()
         assert str(raised.value) == (
             f"count: state 'counts': no broker knows its changelog {CHANGELOG!r}: it was deleted, and what it had is "
             "lost: set the group to the start (`kstreams recover reset`), so that the state is made again"
+        )
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_changelog_whose_oldest_records_were_deleted_is_refused_unless_the_state_on_disk_has_them(
+    on_disk: bool, tmp_path: Path
+) -> None:
+    with TestDriver(counting(on_disk), settings=ks.Settings(state_directory=tmp_path)) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        driver.advance(60)
+        send(driver, ["a"])
+        driver.run()
+        partition = driver.read("g.words")[0].partition
+        driver.crash()
+        driver.cluster.truncate(TopicPartition(CHANGELOG, partition), 2)
+        driver.restart()
+        send(driver, ["a"])
+        if on_disk:
+            driver.run()
+            assert [r.value for r in driver.read("g.counts")] == [1, 2, 3, 4]
+            return
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+        assert str(raised.value) == (
+            f"count: state 'counts': the records of its changelog {CHANGELOG}[{partition}] before offset 2 were "
+            f"deleted, and what they had is lost: stop all workers, delete {CHANGELOG!r}, and set the group to the "
+            "start (`kstreams recover reset`), so that the state is made again"
+        )
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_value_that_the_changelog_refuses_makes_its_step_a_dead_letter_that_changes_nothing(batch: bool) -> None:
+    graph = ks.Graph("g", errors="g.errors")
+    a, c = (graph.topic(f"g.{name}", value=Json(), partitions=1) for name in "ac")
+
+    def number(value: Any, state: Any) -> int:
+        state.put("n", state.get("n", 0) + 1)
+        if value == "large":
+            state.put("large", "x" * 2_000_000)
+        seen: int = state.get("n")
+        return seen
+
+    function: Any = (lambda values, state: [number(value, state) for value in values]) if batch else number
+    options: Any = {"id": "p", "state": ks.State("s"), "batch": batch}
+    graph.map(a, to=c, **options)(function)
+    with TestDriver(graph) as driver:
+        for value in (1, "large", 2, 3):
+            driver.send("g.a", value)
+        driver.run()
+        assert (driver.values("g.c"), driver.state("s")) == ([1, 2, 3], {"n": 3})
+        (letter,) = driver.dead_letters()
+        assert letter.value["exception_message"].startswith(
+            "a record for topic '__ks.g.s.changelog' (2000077 bytes) is"
         )
 
 
@@ -757,6 +953,43 @@ def numbering(kind: str, results: Callable[[list[Any]], Any], **options: Any) ->
     chosen: Any = {"id": "p", "batch": kind == "batch", "state": ks.State("s"), **options}
     graph.map(a, to=c, **chosen)(number if kind == "batch" else generate)
     return graph
+
+
+def placed(number: int) -> list[tuple[str, bytes | None]]:
+    """The headers of an event that follows the one before it."""
+    prev: list[tuple[str, bytes | None]] = [(PREV_HEADER, b"%d" % (number - 1))] if number > 1 else []
+    return [(ID_HEADER, b"%d" % number), *prev]
+
+
+@pytest.mark.parametrize("kind", ["map", "generator", "ordered"])
+def test_changes_of_an_intake_are_committed_before_they_are_many(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without outputs that would end the intake: 200 steps have 52 MB."""
+    records, sizes = Stores.records, list[int]()
+
+    def note(self: Stores, positions: Any) -> Any:
+        sizes.append(self.size)
+        return records(self, positions)
+
+    monkeypatch.setattr(Stores, "records", note)
+    graph = ks.Graph("g", errors="g.errors")
+    a, c = (graph.topic(f"g.{name}", key=String(), value=Json(), partitions=1) for name in "ac")
+
+    def put(value: int, state: Any) -> None:
+        state.put(f"k{value}", "x" * (1 << 18))
+
+    def generate(value: int, state: Any) -> Iterator[None]:
+        put(value, state)
+        yield None
+
+    functions: Any = {"map": put, "generator": generate, "ordered": put}
+    declare: Any = graph.ordered if kind == "ordered" else graph.map
+    declare(a, to=c, id="p", state=ks.State("s"))(functions[kind])
+    with TestDriver(graph) as driver:
+        for value in range(200):
+            driver.send("g.a", value, key="o", headers=placed(value + 1))
+        driver.run()
+        assert len(driver.state("s")) == 200
+        assert max(sizes) < CHANGES_BYTES + (1 << 19)
 
 
 def test_batch_that_is_run_again_counts_once() -> None:

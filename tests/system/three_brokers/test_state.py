@@ -12,11 +12,17 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.errors import BrokerUnavailable
+from tests.clusters import open_cluster
 from tests.system.counting import Counting
-from tests.system.harness import WorkerProcess
+from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.recorder import Recorder
 from tests.system.three_brokers.brokers import BROKERS, stop
 
 PER_SECOND: Final = 150
+
+SOON: Final = 90.0
+"""Seconds; the client itself looks for the controller every five minutes."""
 
 IN_SYNC: Final = {"min.insync.replicas": "2"}
 
@@ -40,9 +46,17 @@ class Counters:
         self.frozen: list[WorkerProcess] = []
 
     def await_more(self) -> None:
-        """Waits until all workers that should run do, and there are more totals."""
-        self.counting.await_more(50)
-        assert [each.text for each in self.workers if each.process.poll() is not None] == []
+        """Waits for more totals; starts a worker again that found no broker at its start, as a supervisor does."""
+        least = len(self.counting.cluster.read(self.counting.topic("totals"))) + 50
+
+        def goes_on() -> bool:
+            for slot, worker in enumerate(self.workers):
+                if worker.process.poll() is not None:
+                    assert (worker.wait(), "holds" in worker.text) == (3, False), worker.text
+                    self.workers[slot] = self.counting.start(slot)
+            return len(self.counting.cluster.read(self.counting.topic("totals"))) >= least
+
+        wait_until(goes_on, f"{least} totals")
 
     def restart_one(self, broker: int) -> None:
         stop(self.brokers, broker)
@@ -91,7 +105,7 @@ class Counters:
 
 
 @pytest.fixture
-def made() -> Iterator[list[Counters]]:
+def counters() -> Iterator[list[Counters]]:
     """What a test has made; its workers are killed with the test."""
     found: list[Counters] = []
     yield found
@@ -102,18 +116,40 @@ def made() -> Iterator[list[Counters]]:
 @pytest.mark.timeout(600)
 @each_kind
 def test_brokers_killed_and_frozen_count_each_record_once(
-    made: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka, on_disk: bool
+    counters: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka, on_disk: bool
 ) -> None:
-    made.append(Counters(tmp_path, name, brokers, on_disk=on_disk, seed=1))
-    made[0].count("kill_one", "freeze_one")
+    counters.append(Counters(tmp_path, name, brokers, on_disk=on_disk, seed=1))
+    counters[0].count("kill_one", "freeze_one")
+
+
+def test_topics_are_described_again_soon_after_the_controller_that_a_client_knew_has_died(
+    name: str, brokers: EmbeddedKafka
+) -> None:
+    """A restore asks for the id of its changelog. The client asks a controller that is down until it looks again."""
+    Cluster(brokers.bootstrap_servers).create(name, replication=BROKERS)
+    settings = Settings.load(bootstrap_servers=brokers.bootstrap_servers, request_timeout_ms=3_000)
+    cluster = open_cluster(settings)
+    described = cluster.topics([name])
+    controller = cluster._topics.client.list_topics().controller_id
+    brokers.kill(controller)
+
+    def describes() -> bool:
+        try:
+            return cluster.topics([name]) == described
+        except BrokerUnavailable:
+            return False
+
+    wait_until(describes, "the topic is described", SOON)
+    brokers.restart(controller)
+    Recorder(brokers.bootstrap_servers).await_in_sync()
 
 
 @pytest.mark.timeout(600)
 def test_rolling_restart_of_brokers_counts_each_record_once(
-    made: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka
+    counters: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka
 ) -> None:
-    made.append(Counters(tmp_path, name, brokers, on_disk=True, seed=2))
-    made[0].count(*["restart_one"] * BROKERS)
+    counters.append(Counters(tmp_path, name, brokers, on_disk=True, seed=2))
+    counters[0].count(*["restart_one"] * BROKERS)
 
 
 @pytest.mark.long
@@ -121,7 +157,7 @@ def test_rolling_restart_of_brokers_counts_each_record_once(
 @each_kind
 @pytest.mark.parametrize("seed", [3, 4])
 def test_brokers_killed_and_frozen_in_a_loop_count_each_record_once(
-    made: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka, on_disk: bool, seed: int
+    counters: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka, on_disk: bool, seed: int
 ) -> None:
-    made.append(Counters(tmp_path, name, brokers, on_disk=on_disk, seed=seed))
-    made[0].count(*["kill_one", "freeze_one", "restart_one"] * 4)
+    counters.append(Counters(tmp_path, name, brokers, on_disk=on_disk, seed=seed))
+    counters[0].count(*["kill_one", "freeze_one", "restart_one"] * 4)
