@@ -1,4 +1,4 @@
-"""`kstreams order`: a worker of event ordering; shows objects and workers, and finishes what a dead worker holds."""
+"""`kstreams order`: a worker of event ordering; shows objects and workers, finishes what a dead worker holds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kstreams_py.cli import order_objects
 from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_environment
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.named_topic import find_topic
@@ -128,6 +129,10 @@ def takeover(
             worker.stop()  # it takes nothing new
             worker.run()
     print(f"worker {name} holds nothing now")
+
+
+for _command in (order_objects.stopped, order_objects.resume, order_objects.accept):
+    app.command()(_command)
 
 
 def _check_no_options(context: typer.Context) -> None:
