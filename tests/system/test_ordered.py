@@ -52,7 +52,9 @@ def start(name: str, tmp_path: Path, settings: Callable[..., Settings]) -> Itera
     started: list[WorkerProcess] = []
 
     def start(slot: int) -> WorkerProcess:
-        short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50)
+        short = settings(
+            session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50, held_timeout_ms=1_000
+        )
         started.append(WorkerProcess(file, slot, short.as_environment(), "--create-topics"))
         return started[-1]
 
@@ -175,6 +177,8 @@ def test_stopped_object_goes_on_with_all_that_it_missed_while_its_worker_is_kill
     status, lines = order("resume", "a", "--yes")
     assert (status, lines[-1]) == (0, "object 'a' goes on; 2 of its events were sent again")
     wait_until(lambda: totals()["a"] == [1, 2, 3, 4, 5], "what it missed is applied, and what waited for that")
+    text = "event 9 of 'b', at"
+    wait_until(lambda: text in worker.text, "the new worker warns of what it was restored with")
     status, lines = order("accept", "b", "--yes")
     assert (status, lines[-1]) == (0, "object 'b' goes on; 0 of its events were sent again")
     wait_until(lambda: order("stopped") == (0, ["all objects go on"]), "both go on")
