@@ -13,7 +13,7 @@ redis      adapter  a store in Redis
 front_end  acts     changes an object and queues its events in one atomic step
 worker     acts     takes queued events, and sends each object's events in one order
 sending    acts     sends events to a topic, whose key is the object
-partitions acts     refuses a topic that has another number of partitions than before
+partitions acts     refuses another topic than before, or one that has another number of partitions
 status     rule     what operators see of a store
 """
 
