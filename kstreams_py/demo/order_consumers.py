@@ -14,6 +14,8 @@ from kstreams_py.demo.ordering_graph import NAME, PAUSES, graph, processor_of, t
 from kstreams_py.demo.recoveries import are_running
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.operations.stopped_objects import find_objects
+from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, TopicPartition
 from kstreams_py.running import logs
 from kstreams_py.running.status import RunStatus
@@ -78,8 +80,9 @@ class OrderConsumers:
 
 
 def read_groups(settings: Settings, cluster: Cluster) -> dict[str, Consumed]:
-    """What is committed of each group: its states, the events that it has applied in their order, its dead letters."""
+    """What is committed of each group: its states, the events that it has applied in their order, what failed or waits."""
     registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    environment = Environment(cluster, registry, settings)
     faults = [dict(m.headers() or ()).get(STEP_HEADER) for m in read_topic(cluster, f"{NAME}.errors")]
     found = {}
     for group in PAUSES:
@@ -88,6 +91,7 @@ def read_groups(settings: Settings, cluster: Cluster) -> dict[str, Consumed]:
         for m in read_topic(cluster, topic_of(group)):
             each.events.setdefault((m.key() or b"").decode(), []).append(json.loads(m.value() or b""))
         each.faults = faults.count(f"{NAME}.{group}".encode())
+        each.held = sum(len(one.held) for one in find_objects(graph, processor, environment))
         found[group] = each
     return found
 

@@ -326,7 +326,7 @@ class RedisStorage:
         try:
             yield
         except self._redis.RedisError as error:
-            text = f"{self}: {error}: start the server, or correct its settings"
+            text = f"{self}: {str(error).rstrip('.')}: start the server, or correct its settings"
             raise StoreUnavailable(text, may_return=not lasts(error)) from error
 
     def _refused(self, worker: str, process: str, known: bytes) -> KStreamsError:

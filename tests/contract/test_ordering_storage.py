@@ -307,12 +307,12 @@ def test_worker_with_another_topic_than_the_others_is_refused_until_it_is_accept
             check_topic(connect(), "u", 3, accepts_partitions=accepts)
     check_topic(store, "t", 3)
 
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         return [each.message for each in caplog.records if each.name == "kstreams_py.ordering.partitions"]
 
-    assert told() == []
+    assert warnings() == []
     check_topic(store, "u", 1, accepts_topic=True)
-    assert told() == [f"{text}: the next ones are sent to the other topic, as was asked for"]
+    assert warnings() == [f"{text}: the next ones are sent to the other topic, as was asked for"]
     with pytest.raises(TopicError, match="are sent to topic 'u', and not to 't': "):
         check_topic(connect(), "t", 3)
 
