@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from kstreams_py.records import Positions, TopicPartition
 
@@ -162,6 +162,51 @@ class Counters:
         found.update(self.step_seconds.measures("step_seconds"))
         found.update(self.commit_seconds.measures("commit_seconds"))
         return found
+
+
+EVENTS: Final[Mapping[str, str]] = {
+    "applied": "the function was called, and has not raised",
+    "duplicate": "it was applied before, and dropped",
+    "held": "it came before its predecessor",
+    "fault": "it contradicts the order, or its object is stopped: it has a dead letter",
+}
+"""What becomes of an event of a `graph.ordered` processor, with its meaning. One that was held is counted twice."""
+
+
+class LongestHeld(NamedTuple):
+    """The event that is held for longest.
+
+    - `group`: the consumer group. `place`: topic, partition and offset. `prev`: the event that it waits for.
+    - `since`: seconds since 1970.
+    """
+
+    group: str
+    place: str
+    object: str
+    id: int
+    prev: int
+    since: float
+
+
+@dataclass(slots=True)
+class EventCounts:
+    """Events of a `graph.ordered` processor in one worker; only that worker's thread writes them.
+
+    - `applied`, `duplicate`, `held`, `fault`: since the worker started; see EVENTS.
+    - `held_now`, `stopped_now`: events that wait, and objects that are stopped, of the partitions that it holds.
+    """
+
+    applied: int = 0
+    duplicate: int = 0
+    held: int = 0
+    fault: int = 0
+    held_now: int = 0
+    stopped_now: int = 0
+    longest_held: LongestHeld | None = None
+
+    def measures(self) -> dict[str, float]:
+        """The counts as of Counters.measures."""
+        return {f"events:{name}": count for name in EVENTS if (count := getattr(self, name))}
 
 
 def estimate(size: Callable[[Sequence[T]], int], items: Sequence[T]) -> int:

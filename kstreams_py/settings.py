@@ -220,6 +220,7 @@ class Settings(BaseModel):
     - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
     - `drain_timeout_ms`: from a stop until a worker is given up; longer than the longest call of a function.
     - `stuck_timeout_ms`: after it a worker that runs no turns is replaced; None only warns.
+    - `held_timeout_ms`: after it an event of `graph.ordered` that waits for the one before it is warned of.
     - `leave_on_stop`: workers that stop leave their groups, and their partitions move at once; by default a slot keeps
       them for `session_timeout_ms`, so that a restart costs no rebalance.
     - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
@@ -248,6 +249,7 @@ class Settings(BaseModel):
     request_timeout_ms: Milliseconds = 15_000
     drain_timeout_ms: Milliseconds = 10_000
     stuck_timeout_ms: Milliseconds | None = None
+    held_timeout_ms: Milliseconds = 60_000
     leave_on_stop: bool = False
     http: Annotated[str, AfterValidator(_http_address)] | None = None
     livez_timeout_ms: Annotated[int, Field(ge=LIVEZ_TIMEOUT_MIN_MS)] | None = None

@@ -380,8 +380,8 @@ class Watched:
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
         self.inner.retire(incarnation, lanes)
 
-    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
-        return self.inner.note_partitions(topic, partitions, change=change)
+    def note_topic(self, topic: str, partitions: int, *, change: bool) -> tuple[str, int]:
+        return self.inner.note_topic(topic, partitions, change=change)
 
     def enqueue(self, changes: Sequence[Change]) -> list[bool]:
         return self.inner.enqueue(changes)

@@ -32,17 +32,20 @@ def run_flights(
 @app.command("ordering")
 def run_ordering(
     flights: Annotated[int, typer.Option(help="so many departures, the first ones of the year", min=1)] = 6_000,
-    kills: Annotated[int, typer.Option(help="how often a worker is killed, spread over the run", min=0)] = 8,
+    kills: Annotated[
+        int, typer.Option(help="how often a worker is killed, and a consumer's process, spread over the run", min=0)
+    ] = 8,
     seed: Annotated[int, typer.Option(help="seed of the random kills")] = 1,
     store: Annotated[
         str | None, typer.Option(help="where events are queued: redis://host:port/0; by default a file in --output")
     ] = None,
     output: Annotated[Path, typer.Option(help="directory for the report and its data")] = Path("ordering-demo"),
 ) -> None:
-    """Change aircraft from four processes, kill the workers that send the events, check order and states.
+    """Change aircraft from four processes, kill workers and consumers of the events, check order and states.
 
-    The same events are sent without event ordering, too, and counted where they overtake each other. Exit status 1 if
-    an aircraft has not the state that the file of flights gives it.
+    Three consumer groups apply the events, and pause at random. The same events are sent without event ordering, too,
+    and counted where they overtake each other. Exit status 1 if an aircraft has not the state that the file of flights
+    gives it, in one of the groups.
     """
     from kstreams_py.demo import ordering  # noqa: PLC0415, its libraries take time to import
 

@@ -1,4 +1,4 @@
-"""`kstreams order`: a worker of event ordering; shows objects and workers, and finishes what a dead worker holds."""
+"""`kstreams order`: a worker of event ordering; shows objects and workers, finishes what a dead worker holds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Annotated, Final
 
 import typer
 
+from kstreams_py.cli import order_objects
 from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_environment
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.named_topic import find_topic
 from kstreams_py.ordering.front_end import open_storage
-from kstreams_py.ordering.partitions import check_partitions
+from kstreams_py.ordering.partitions import check_topic
 from kstreams_py.ordering.sending import KafkaSender
 from kstreams_py.ordering.status import Standing
 from kstreams_py.ordering.storage import Storage
@@ -37,6 +38,9 @@ AcceptPartitions = Annotated[
         "--accept-partitions", help="go on where the topic has another number of partitions: objects move to others"
     ),
 ]
+AcceptTopic = Annotated[
+    bool, typer.Option("--accept-topic", help="go on with another topic than the one that events were sent to")
+]
 Topic = Annotated[str | None, typer.Option("--topic", help="the topic of the events; the key is the object's name")]
 
 
@@ -52,6 +56,7 @@ def order(
     batch: Annotated[int, typer.Option(help="events of an object that are sent in one step", min=1)] = BATCH,
     prefix: Prefix = "",
     accept_partitions: AcceptPartitions = False,
+    accept_topic: AcceptTopic = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -68,7 +73,13 @@ def order(
         closing(open_storage(store, prefix)) as storage,
         _open_sender(events, name, bootstrap_servers, config) as sender,
     ):
-        check_partitions(storage, events, sender.topic.partitions, accepts=accept_partitions)
+        check_topic(
+            storage,
+            events,
+            sender.topic.partitions,
+            accepts_topic=accept_topic,
+            accepts_partitions=accept_partitions,
+        )
         worker = OrderingWorker(storage, sender, name, lanes=lanes, batch=batch)
 
         def stop(signum: int, _: object) -> None:
@@ -123,11 +134,15 @@ def takeover(
         if not yes and not is_confirmed("End it if it is alive, send what it has taken, and give its objects back?"):
             raise typer.Exit(1)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
-            check_partitions(storage, events, sender.topic.partitions, accepts=accept_partitions)
+            check_topic(storage, events, sender.topic.partitions, accepts_partitions=accept_partitions)
             worker = OrderingWorker(storage, sender, name, lanes=1, batch=BATCH)
             worker.stop()  # it takes nothing new
             worker.run()
     print(f"worker {name} holds nothing now")
+
+
+for _command in (order_objects.stopped, order_objects.resume, order_objects.accept):
+    app.command()(_command)
 
 
 def _check_no_options(context: typer.Context) -> None:

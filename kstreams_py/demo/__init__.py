@@ -19,5 +19,7 @@ children       acts     processes that end with the demonstration
 front_end      acts     a process that changes aircraft, and tells of it with and without event ordering
 order_workers  acts     the workers of event ordering, started again after each kill
 order_checks   rule     reads the topics as consumers do, and compares with the file
+ordering_graph adapter  the three consumer groups, as a user would write them
+order_consumers acts    the processes of the consumer groups, and what each group has come to
 ordering       adapter  `kstreams demo ordering` from start to end
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
 
 from kstreams_py.demo.aircraft import Change, Event, State, apply, differing
 from kstreams_py.demo.checks import Check
@@ -72,6 +74,13 @@ def inversions(found: Consumed) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+class Killed(NamedTuple):
+    """How many workers were killed, and how many processes of the consumer groups."""
+
+    workers: int
+    consumers: int
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
     """What a run has come to.
@@ -79,6 +88,7 @@ class Results:
     - `changes`: all that were to be made. `expected`: the states of the aircraft, by the file alone.
     - `stored`: the states of the aircraft in the store of the front ends.
     - `groups`: what consumers have come to, by the name of their group. `plain`: without event ordering.
+    - `killed`: see there.
     - `not_stopped`: workers that did not end well when they were told to.
     """
 
@@ -87,7 +97,7 @@ class Results:
     stored: Mapping[str, State]
     groups: Mapping[str, Consumed]
     plain: Consumed
-    kills: int
+    killed: Killed
     not_stopped: int = 0
 
 
@@ -112,8 +122,11 @@ def judge(results: Results) -> list[Check]:
             Check(f"{name}: events refused, or waiting at the end", 0, group.faults + group.held),
         ]
     sent = sum(map(len, results.plain.events.values()))
+    states = [group.states for group in results.groups.values()]
+    disagreeing = {name for one, other in combinations(states, 2) for name in differing(one, other)}
     return [
         *checks,
+        Check("aircraft on whose state two groups disagree", 0, len(disagreeing)),
         Check("events sent without ordering", all_events, sent),
         Check("workers that did not stop", 0, results.not_stopped),
     ]
@@ -133,8 +146,9 @@ def describe(results: Results) -> Iterator[str]:
     )
     copies = max((group.copies for group in results.groups.values()), default=0)
     yield (
-        f"Three workers sent the events; {results.kills} times one of them was killed, and started again. {copies:,} "
-        "events are in the topic more than once, as a killed worker sends again what it had sent without noting it."
+        f"Three workers sent the events; {results.killed.workers} times one of them was killed, and started again. "
+        f"{copies:,} events are in the topic more than once, as a killed worker sends again what it had sent without "
+        f"noting it. {results.killed.consumers} times a process of the consumer groups was killed."
     )
     late = inversions(results.plain)
     contradictions = sum(state["contradictions"] for state in results.plain.states.values())

@@ -1,7 +1,7 @@
-"""`kstreams demo ordering`: four front ends change aircraft, workers that are killed send the events, a reader checks.
+"""`kstreams demo ordering`: four front ends change aircraft, three workers send the events, three groups apply them.
 
-Each event is applied once and in order by the rule of ordering/chain.py, which reads the topic here itself. What the
-consumers come to is by the name of their group: groups of processors may take its place.
+Workers and the processes of the groups are killed at random. What each group comes to is compared with the file, and
+so is what the rule of ordering/chain.py alone comes to, which reads the topic here itself.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from kstreams_py.demo import children, data_files
 from kstreams_py.demo.aircraft import FRONT_ENDS, Change, State, changes, expected_states
 from kstreams_py.demo.checks import exit_status
 from kstreams_py.demo.front_end import Task
-from kstreams_py.demo.order_checks import Results, consume, consume_plainly, describe, judge
+from kstreams_py.demo.order_checks import Killed, Results, consume, consume_plainly, describe, judge
+from kstreams_py.demo.order_consumers import OrderConsumers, read_groups, read_topic
 from kstreams_py.demo.order_workers import WORKERS, OrderWorkers, failed
+from kstreams_py.demo.ordering_graph import EVENTS, PARTITIONS, PAUSES, graph, topic_of
 from kstreams_py.demo.output import LOG, open_cluster, prepare
+from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.screen import Screen
-from kstreams_py.demo.traffic import TICK, Kills, Watch
+from kstreams_py.demo.traffic import TICK, Kills, Progress, Watch
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.storage import Storage
-from kstreams_py.records import Message, TopicPartition
+from kstreams_py.processing.topics import check_topics, create_topics
+from kstreams_py.records import TopicPartition
 from kstreams_py.running.progress import LockedConsole
 from kstreams_py.settings import Settings
 from kstreams_py.sinks.redis_servers import open_client
 
-EVENTS: Final = "aircraft.events"
 PLAIN: Final = "aircraft.plain"
-PARTITIONS: Final = 3
 
 FILE: Final = "events.db"
 REPORT: Final = "report.md"
@@ -61,7 +63,8 @@ class Demo:
     """What is to be shown.
 
     - `flights`: so many departures, the first ones of the year.
-    - `kills`: how many workers to kill, spread evenly over the run. `seed`: of these.
+    - `kills`: how many workers to kill, spread evenly over the run, and how many processes of the consumer groups.
+      `seed`: of these.
     - `store`: the path of a file, or the URL of a Redis; its keys begin with `prefix`, and are deleted at the end.
     """
 
@@ -92,12 +95,14 @@ def run(flights: int, kills: int, seed: int, store: str | None, output: Path) ->
         made = changes(rows)
         screen.say("starting a Kafka broker on this machine")
         with open_cluster(output) as (settings, cluster):
-            cluster.create_topics([(name, PARTITIONS, 1, {}) for name in (EVENTS, PLAIN)])
-            kills_done, not_stopped = Stage(demo, settings, cluster, output, screen).run(made)
+            cluster.create_topics([(PLAIN, PARTITIONS, 1, {})])
+            create_topics(graph, cluster)
+            check_topics(graph, cluster)
+            killed, not_stopped = Stage(demo, settings, cluster, output, screen).run(made)
             screen.say("reading everything back")
-            groups = {DIRECT: consume(_read(cluster, EVENTS))}
-            plain = consume_plainly(_read(cluster, PLAIN))
-        results = Results(made, expected_states(rows), _stored(demo, made), groups, plain, kills_done, not_stopped)
+            groups = {DIRECT: consume(read_topic(cluster, EVENTS)), **read_groups(settings, cluster)}
+            plain = consume_plainly(read_topic(cluster, PLAIN))
+        results = Results(made, expected_states(rows), _stored(demo, made), groups, plain, killed, not_stopped)
     checks = judge(results)
     screen.table(checks)
     lines = list(describe(results))
@@ -119,51 +124,83 @@ class Stage:
     output: Path
     screen: Screen
 
-    def run(self, made: Sequence[Change]) -> tuple[int, int]:
-        """Runs until every event is sent, or no new record comes for STALLED seconds.
+    def run(self, made: Sequence[Change]) -> tuple[Killed, int]:
+        """Runs until every group has applied every event, or no new record comes for STALLED seconds.
 
-        Returns the number of kills, and that of workers that did not stop well. Raises WorkersFailed if a front end or
-        a worker ends by itself.
+        Returns the numbers of kills, and that of workers that did not stop well. Raises WorkersFailed if a front end, a
+        worker or a process of the groups ends by itself.
         """
-        partitions = [TopicPartition(name, p) for name in (EVENTS, PLAIN) for p in range(PARTITIONS)]
-        watch, stopping = Watch(self.cluster, partitions), Event()
+        topics = (EVENTS, PLAIN, *map(topic_of, PAUSES))
+        watch = Watch(self.cluster, [TopicPartition(name, p) for name in topics for p in range(PARTITIONS)])
+        stopping = Event()
         events = sum(len(change.events) for change in made)
-        kills = Kills(self.demo.kills, events, self.demo.seed)
-        self.screen.say(f"{len(WORKERS)} workers, {kills.left} kills to come; the log is {self._log}")
+        kills, kills_of_groups = (Kills(self.demo.kills, events, self.demo.seed + each) for each in (0, 1))
+        self.screen.say(
+            f"{len(WORKERS)} workers and the processes of {len(PAUSES)} consumer groups, {kills.left} kills of each to "
+            f"come; the log is {self._log}"
+        )
         with ExitStack() as stack:
             stack.enter_context(self.screen)
             pool = stack.enter_context(ThreadPoolExecutor())
             stack.callback(stopping.set)
             watching = pool.submit(watch.run, stopping)
             storage = stack.enter_context(closing(open_storage(self.demo.store, self.demo.prefix)))
+            progress = stack.enter_context(closing(Progress(self.cluster, graph, watch.partitions, watch)))
+            consumers = stack.enter_context(closing(OrderConsumers(self.settings, self._log)))
+            consumers.start(pool)
             workers = stack.enter_context(closing(self._start_workers(storage)))
-            while not workers.have_registered:
+            while not (workers.have_registered and consumers.have_joined):
                 workers.look()
                 time.sleep(TICK)
             began = self.screen.begin()
-            front_ends = self._start_front_ends(stack, max(len(made) / RATE, SECONDS_PER_KILL * kills.left))
-            while self._is_at_work(front_ends) or kills.left or storage.objects() or not workers.have_registered:
+            seconds = max(len(made) / RATE, SECONDS_PER_KILL * kills.left)
+            front_ends = self._start_front_ends(stack, seconds)
+            while (
+                self._is_at_work(front_ends)
+                or kills.left
+                or kills_of_groups.left
+                or storage.objects()
+                or not (workers.have_registered and consumers.have_joined and progress.complete())
+            ):
                 if watching.done():
                     watching.result()  # raises its exception
                 if time.monotonic() - watch.last_arrival > STALLED:
                     self.screen.say("[red]no new records[/]: checking the results as they are")
                     break
-                self._turn(watch, kills, workers, began, events)
+                self._turn(watch, (kills, kills_of_groups), workers, consumers, (began, events))
             not_stopped = workers.stop()
-        return len(kills.done), not_stopped
+        return Killed(len(kills.done), len(kills_of_groups.done)), not_stopped
 
-    def _turn(self, watch: Watch, kills: Kills, workers: OrderWorkers, began: float, events: int) -> None:
-        """Kills a worker if one is due, and shows the counts."""
-        if kill := kills.look(watch.counts[EVENTS], workers.pids):
-            number, name = len(kills.done), WORKERS[kill.slot]
-            self.screen.say(
-                f"  {kill.at - began:5.1f} s  [red]SIGKILL[/] {number} of {number + kills.left}: worker {name} "
-                f"(process {kill.pid})"
-            )
-        workers.look({each.pid for each in kills.done})
-        counts = {name: watch.counts[name] for name in (EVENTS, PLAIN)}
-        self.screen.counts(counts, min(watch.counts[EVENTS], events), events)
+    def _turn(
+        self,
+        watch: Watch,
+        kills: tuple[Kills, Kills],
+        workers: OrderWorkers,
+        consumers: OrderConsumers,
+        run: tuple[float, int],
+    ) -> None:
+        """Kills a worker and a process of the groups if one is due, and shows the counts.
+
+        `run`: when it began, and how many events it has.
+        """
+        began, events = run
+        counts = dict(watch.counts)
+        slowest = min(counts.get(topic_of(group), 0) for group in PAUSES)
+        if kill := kills[0].look(counts.get(EVENTS, 0), workers.pids):
+            self._tell(kill, kills[0], began, f"worker {WORKERS[kill.slot]}")
+        if kill := kills[1].look(slowest, consumers.pids):
+            self._tell(kill, kills[1], began, f"consumers in slot {kill.slot}")
+        workers.look({each.pid for each in kills[0].done})
+        shown = {name: counts.get(name, 0) for name in (EVENTS, PLAIN, *map(topic_of, PAUSES))}
+        self.screen.counts(shown, min(slowest, events), events)
         time.sleep(TICK)
+
+    def _tell(self, kill: Kill, kills: Kills, began: float, what: str) -> None:
+        number = len(kills.done)
+        self.screen.say(
+            f"  {kill.at - began:5.1f} s  [red]SIGKILL[/] {number} of {number + kills.left}: {what} "
+            f"(process {kill.pid})"
+        )
 
     def _start_workers(self, storage: Storage) -> OrderWorkers:
         prefix = ["--prefix", self.demo.prefix] if self.demo.prefix else []
@@ -193,11 +230,6 @@ class Stage:
     @property
     def _log(self) -> Path:
         return self.output / LOG
-
-
-def _read(cluster: KafkaCluster, topic: str) -> Iterator[Message]:
-    for partition in range(PARTITIONS):
-        yield from cluster.read(TopicPartition(topic, partition))
 
 
 def _stored(demo: Demo, made: Sequence[Change]) -> dict[str, State]:

@@ -216,7 +216,7 @@ class Graph:
 
         The function is called with each event after the one before it. A copy is dropped, an event that came before
         its predecessor is held, and an event that contradicts the order is a dead letter and stops its object: its
-        later events are dead letters, too, until its state is removed (docs/ordering.md).
+        later events are dead letters, too, until `kstreams order resume` (docs/ordering.md).
 
         - `start`: "from_start" holds the events of an object until its first one came; "accept_first" begins with any.
         - `held_max`: how many events of a partition may be held; one more ends the worker.

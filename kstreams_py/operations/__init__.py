@@ -16,6 +16,7 @@ steps                acts  runs the step of a dead letter through its processor,
 replay_transactions  acts  one replay at a time: outputs and marks in one transaction
 row_writer           acts  stores the rows of replayed steps
 replay               acts  replays the dead letters that are chosen
+stopped_objects      acts  objects of event ordering that do not go on, and what an operator decides of them
 hanging              rule  what an open transaction holds back, and what its coordinator decided about it
 ending               acts  finds open transactions that hang, and ends them
 positions            rule  positions of processors: what moves where, and the file that keeps them

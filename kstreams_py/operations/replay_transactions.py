@@ -92,6 +92,10 @@ class Transactions:
         """
         self._write(partial(self._records, steps))
 
+    def write(self, outputs: Sequence[Output]) -> None:
+        """Writes records in one transaction; without an answer of the broker it may be written twice."""
+        self._write(lambda: outputs)
+
     def _records(self, steps: Sequence[Done]) -> list[Output]:
         """The outputs of the steps that no mark says are replayed, and their marks."""
         left = [step for step in steps if self.marks.isdisjoint(step.places)]

@@ -64,6 +64,11 @@ class Steps:
                 f"its processor stores offsets with its rows in {processor.target}, which say nothing of a single "
                 "step: send the record to its topic again"
             )
+        if processor.ordered is not None:
+            return (
+                "its processor applies events in their order: `kstreams order resume` sends those of a stopped object "
+                "again; send another to its topic with its headers"
+            )
         if processor.state is not None:
             return (
                 f"its processor has state {processor.state.name!r}, which its workers keep: send the record to its "

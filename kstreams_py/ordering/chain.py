@@ -2,7 +2,10 @@
 
 An event is applied if its predecessor is the newest applied event of its object. It is dropped if it is a copy of one
 that was applied, and held if its predecessor is yet to come. Anything else is a fault: the object is stopped, and each
-later event of it is a fault, too, until an operator removes its state. Other objects go on.
+later event of it is a fault, too, until an operator resumes it. Other objects go on.
+
+An operator may also accept that events are lost: an event that is held, or that is sent again, is applied without its
+predecessor.
 
 What tells a copy from another event under the same id: the newest applied event of an object and the held ones are
 compared by predecessor and value. An older event is only known to have had an id up to the predecessor of the newest
@@ -23,12 +26,17 @@ from typing import Any, Final, TypeAlias
 
 from kstreams_py.errors import DecodeError
 from kstreams_py.graph.ordered import Start
+from kstreams_py.ordering.decisions import Decision, Verb
 
 HELD_EVENTS_MAX: Final = 10_000
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 
 State: TypeAlias = tuple[int, int, bytes, str]
-"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, or ""."""
+"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, ACCEPTS with
+the id of an event, or ""."""
+
+ACCEPTS: Final = "accepts "
+"""In place of a Reason: the event with this id is applied without its predecessor, once it comes."""
 
 _NOTHING: Final[State] = (0, 0, b"", "")
 _PLACE: Final = struct.Struct(">QQB")
@@ -51,7 +59,7 @@ def decode_state(data: bytes) -> State:
     try:
         newest, prev, length = _PLACE.unpack_from(data)
         digest, reason = data[_PLACE.size : _PLACE.size + length], data[_PLACE.size + length :].decode()
-        if len(digest) != length or (reason and reason not in set(Reason)):
+        if len(digest) != length or not _is_known(reason):
             raise ValueError("cut off, or of another version")
     except (struct.error, ValueError) as error:
         raise DecodeError(f"{data[:40]!r} is no state of an object: {error}") from None
@@ -79,6 +87,9 @@ class Fault:
 
     reason: Reason
     message: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,11 @@ class _Waiting:
         self.by_prev[event.prev] = event
         heapq.heappush(self.prevs, event.prev)
         self.ids.add(event.id)
+
+    @property
+    def oldest(self) -> Held:
+        """The one with the smallest predecessor."""
+        return self.by_prev[self.prevs[0]]
 
     def pop(self) -> Held:
         """Removes the one with the smallest predecessor."""
@@ -213,15 +229,27 @@ class EventChains:
         for event in held:
             self._add(event)
 
-    def accept_next(self, name: bytes) -> Outcome:
-        """Applies the held events of an object from the oldest one on, without its predecessor.
+    def obey(self, name: bytes, decision: Decision) -> Outcome | None:
+        """Does what an operator has decided of an object; None if that is for another state of the object.
 
-        An operator's decision. The outcome has all of them as released. Raises KeyError if none is held.
+        What was held and is applied now is released by the outcome.
         """
+        newest, before, digest, stopped = self._states.get(name, _NOTHING)
+        waiting = self._waiting.get(name)
+        if newest != decision.newest or not (stopped or (waiting and decision.verb is Verb.ACCEPT)):
+            return None
+        if decision.verb is Verb.RESUME:
+            self._states[name] = (newest, before, digest, "")
+            return DUPLICATE
+        if waiting is None or decision.event not in waiting.ids:
+            self._states[name] = (newest, before, digest, f"{ACCEPTS}{decision.event}")
+            return DUPLICATE
+        if waiting.oldest.id != decision.event:
+            return None
         oldest = self._pop(name)
         self._states[name] = (oldest.id, oldest.prev, digest_of(oldest.value), "")
         found = self._release(name, oldest.id)
-        return Outcome(Kind.APPLY, None, (oldest, *found.released), found.refused)
+        return Outcome(Kind.DUPLICATE, None, (oldest, *found.released), found.refused)
 
     # Bounds.
 
@@ -253,7 +281,7 @@ class EventChains:
         """`offer` of an event that does not simply follow the newest one."""
         state = self._states.get(name, _NOTHING)
         newest, before, digest, stopped = state
-        if stopped:
+        if stopped and not stopped.startswith(ACCEPTS):
             return Outcome(Kind.FAULT, _stopped(name, stopped))
         if number < 1 or (prev is not None and not 1 <= prev < number):
             return self._stop(name, Reason.MALFORMED, f"event {number} after {prev} is not possible: ids grow from 1")
@@ -264,8 +292,9 @@ class EventChains:
             return DUPLICATE
         if number == newest:
             return self._compare(name, number, (prev or 0, digest_of(value)), (before, digest))
-        if prev is None or (self._accepts_first and not newest):
-            if newest:
+        accepts = prev == newest or stopped == f"{ACCEPTS}{number}" or (self._accepts_first and not newest)
+        if prev is None or accepts:
+            if newest and not accepts:
                 return self._stop(name, Reason.FORKED, f"event {number} begins the object again after {newest}")
             self._states[name] = (number, prev or 0, digest_of(value), "")
             return self._release(name, number)
@@ -340,6 +369,10 @@ class EventChains:
         return event
 
 
+def _is_known(reason: str) -> bool:
+    return not reason or reason in set(Reason) or (reason.startswith(ACCEPTS) and reason[len(ACCEPTS) :].isdecimal())
+
+
 def _shown(name: bytes) -> str:
     return name.decode(errors="replace")
 
@@ -347,6 +380,6 @@ def _shown(name: bytes) -> str:
 def _stopped(name: bytes, reason: str) -> Fault:
     return Fault(
         Reason.STOPPED,
-        f"{_shown(name)} is stopped after a fault of its chain ({reason}): its events are dead letters until its state "
-        "is removed",
+        f"{_shown(name)} is stopped after a fault of its chain ({reason}): its events are dead letters until "
+        "`kstreams order resume`",
     )

@@ -1,12 +1,12 @@
-"""Events that are held, as a store has them, and the states of objects beside them."""
+"""Events that are held, as a store has them, the states of objects beside them, and why an object is stopped."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError
 from kstreams_py.ordering.chain import Held, State, decode_state, encode_state
@@ -21,6 +21,30 @@ _HELD: Final = RESERVED + b"held."
 
 _HELD_END: Final = RESERVED + b"held/"
 """The first key after them."""
+
+_STOP: Final = RESERVED + b"stop."
+"""Prefix of the key of a stop; its object follows."""
+
+_STOP_END: Final = RESERVED + b"stop/"
+
+
+class Stop(NamedTuple):
+    """Why an object is stopped.
+
+    - `why`: the fault, with its Reason in front. `offset`: of the record that is one. `at`: seconds since 1970.
+    """
+
+    why: str
+    offset: int
+    at: float
+
+
+class Task(NamedTuple):
+    """What a store has of the objects of one task: their states, held events, and stops."""
+
+    states: dict[bytes, State]
+    held: list[Held]
+    stops: dict[bytes, Stop]
 
 
 class States:
@@ -88,9 +112,40 @@ def release(store: KeyedStore, event: Held) -> None:
     store.write(_key(event), None)
 
 
+def note_stop(store: KeyedStore, name: bytes, stop: Stop) -> None:
+    """Stores why an object is stopped."""
+    store.write(_STOP + name, json.dumps(stop).encode())
+
+
+def remove_stop(store: KeyedStore, name: bytes) -> None:
+    """Removes it: an operator lets the object go on."""
+    store.write(_STOP + name, None)
+
+
+def stopped(store: KeyedStore) -> set[bytes]:
+    """The objects that are stopped."""
+    return {key.removeprefix(_STOP) for key, _ in store.entries(_STOP, _STOP_END)}
+
+
+def read_task(entries: Mapping[bytes, bytes]) -> Task:
+    """What the keys and values of a store say of the objects of its task. Raises DecodeError."""
+    try:
+        stops = {
+            key.removeprefix(_STOP): Stop(*json.loads(value)) for key, value in entries.items() if key.startswith(_STOP)
+        }
+    except (ValueError, TypeError) as error:
+        raise DecodeError(f"a stop of an object cannot be read: {error}") from None
+    states = {key.removeprefix(_STATE): decode_state(value) for key, value in entries.items() if key.startswith(_STATE)}
+    return Task(states, list(_load((key, value) for key, value in entries.items() if key.startswith(_HELD))), stops)
+
+
 def load(store: KeyedStore) -> Iterator[Held]:
     """The events that are held. Raises DecodeError."""
-    for key, value in store.entries(_HELD, _HELD_END):
+    return _load(store.entries(_HELD, _HELD_END))
+
+
+def _load(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[Held]:
+    for key, value in entries:
         place = key.removeprefix(_HELD)
         try:
             kept = json.loads(value)

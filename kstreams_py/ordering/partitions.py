@@ -1,4 +1,4 @@
-"""Keeps each object in one partition: refuses a topic that has another number of partitions, until that is accepted."""
+"""Keeps all events of a store in one topic, and each object in one partition of it, until another one is accepted."""
 
 from __future__ import annotations
 
@@ -10,20 +10,35 @@ from kstreams_py.ordering.storage import Storage
 logger = logging.getLogger(__name__)
 
 
-def check_partitions(storage: Storage, topic: str, partitions: int, *, accepts: bool) -> None:
-    """Notes in a store how many partitions the topic of its events has.
+def check_topic(
+    storage: Storage, topic: str, partitions: int, *, accepts_topic: bool = False, accepts_partitions: bool = False
+) -> None:
+    """Notes in a store where its events are sent.
 
-    `accepts`: another number than before is noted. Otherwise raises TopicError for it: most objects have another
-    partition then, so that a consumer group may read a later event of an object before an earlier one.
+    - `accepts_topic`, `accepts_partitions`: another topic than before, or another number of partitions, is noted.
+
+    Otherwise raises TopicError: consumers of one topic would wait for events that are in the other one; and with
+    another number of partitions a consumer group may read a later event of an object before an earlier one.
     """
-    before = storage.note_partitions(topic, partitions, change=False)
-    if before == partitions:
+    known, before = storage.note_topic(topic, partitions, change=False)
+    if (known, before) == (topic, partitions):
         return
-    text = f"topic {topic!r} has {partitions} partitions, and had {before} when events of {storage} were sent to it"
-    if not accepts:
-        raise TopicError(
-            f"{text}: objects move to other partitions, where a consumer may read a later event before an earlier one: "
-            "stop all workers, let the consumers read what was sent, then start with --accept-partitions"
-        )
-    storage.note_partitions(topic, partitions, change=True)
-    logger.warning("%s: objects move to other partitions, as was asked for", text)
+    if known != topic:
+        text = f"events of {storage} are sent to topic {known!r}, and not to {topic!r}"
+        if not accepts_topic:
+            raise TopicError(
+                f"{text}: an object's events would be in two topics, and its consumers would wait for those in the "
+                f"other one: name --topic {known}; or stop all workers, let the consumers read what was sent, then "
+                "start with --accept-topic (a new consumer begins there with start='accept_first')"
+            )
+        what = "the next ones are sent to the other topic"
+    else:
+        text = f"topic {topic!r} has {partitions} partitions, and had {before} when events of {storage} were sent to it"
+        if not accepts_partitions:
+            raise TopicError(
+                f"{text}: objects move to other partitions, where a consumer may read a later event before an earlier "
+                "one: stop all workers, let the consumers read what was sent, then start with --accept-partitions"
+            )
+        what = "objects move to other partitions"
+    storage.note_topic(topic, partitions, change=True)
+    logger.warning("%s: %s, as was asked for", text, what)

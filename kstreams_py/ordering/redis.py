@@ -61,6 +61,15 @@ redis.call('HSET', KEYS[1], 'lanes', ARGV[2])
 return 1
 """
 
+_NOTE_TOPIC: Final = """
+local topic, partitions, change = unpack(ARGV)
+local known = redis.call('HGETALL', KEYS[1])
+if #known > 0 and change == '0' then return {known[1], known[2]} end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], topic, partitions)
+return {topic, partitions}
+"""
+
 _RUN: Final = """
 local worker, object, event, id, tokens, next_id, events, last, owner = unpack(KEYS)
 local number, lane, prefix, tokens_max = unpack(ARGV)
@@ -206,12 +215,10 @@ class RedisStorage:
         answers = {lane: iter(each) for lane, each in zip(groups, found, strict=True)}
         return [_answer(step, next(answers[step.lane])) for step in steps]
 
-    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
-        key = self._prefix + "event.topics"
-        client: Any = self._client
-        with self._usable():
-            (client.hset if change else client.hsetnx)(key, topic, partitions)
-            return int(client.hget(key, topic))
+    def note_topic(self, topic: str, partitions: int, *, change: bool) -> tuple[str, int]:
+        call = ([self._prefix + "event.topics"], [topic, partitions, int(change)])
+        ((name, number),) = self._evaluate(_NOTE_TOPIC, [call])
+        return name.decode(), int(number)
 
     def await_token(self, seconds: float) -> None:
         with self._usable():
@@ -319,7 +326,7 @@ class RedisStorage:
         try:
             yield
         except self._redis.RedisError as error:
-            text = f"{self}: {error}: start the server, or correct its settings"
+            text = f"{self}: {str(error).rstrip('.')}: start the server, or correct its settings"
             raise StoreUnavailable(text, may_return=not lasts(error)) from error
 
     def _refused(self, worker: str, process: str, known: bytes) -> KStreamsError:

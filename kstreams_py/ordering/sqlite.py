@@ -137,11 +137,14 @@ class SQLiteStorage:
         found = connection.execute("SELECT process FROM workers WHERE name = ?", (worker,)).fetchone()
         return None if found is None else str(found[0])
 
-    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
-        if_noted = "partitions = excluded.partitions" if change else "partitions = partitions"
-        noted = f"INSERT INTO topics VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET {if_noted} RETURNING partitions"
+    def note_topic(self, topic: str, partitions: int, *, change: bool) -> tuple[str, int]:
         with self._transaction() as connection:
-            return int(connection.execute(noted, (topic, partitions)).fetchone()[0])
+            known = connection.execute("SELECT name, partitions FROM topics").fetchone()
+            if known is not None and not change:
+                return str(known[0]), int(known[1])
+            connection.execute("DELETE FROM topics")
+            connection.execute("INSERT INTO topics VALUES (?, ?)", (topic, partitions))
+            return topic, partitions
 
     def await_token(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

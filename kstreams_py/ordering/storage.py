@@ -97,10 +97,10 @@ class Storage(Protocol):
         InputLost if the store has forgotten it.
         """
 
-    def note_partitions(self, topic: str, partitions: int, *, change: bool) -> int:
-        """Notes how many partitions a topic has, unless a number is noted already; returns the one that is noted.
+    def note_topic(self, topic: str, partitions: int, *, change: bool) -> tuple[str, int]:
+        """Notes the topic of the events and how many partitions it has, unless one is noted; returns what is noted.
 
-        `change`: this number is noted in any case.
+        `change`: it is noted in any case, in place of another one.
         """
 
     def await_token(self, seconds: float) -> None:

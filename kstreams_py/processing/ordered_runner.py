@@ -2,11 +2,13 @@
 
 What the rule keeps of an object, and the events that wait, are in the store of the task, beside the state of the
 function: all of it is committed with the outputs, and undone with them. An event whose function raises, or whose output
-a topic refuses, is a dead letter, and the next one of its object is applied after it.
+a topic refuses, is a dead letter, and the next one of its object is applied after it. A decision of an operator is a
+record between the events (ordering/decisions.py), and is done where it is read.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -14,8 +16,11 @@ from typing import Any, NamedTuple, cast
 from kstreams_py.errors import DecodeError, EventFault, InputLost, RecordRefused
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.log_fields import repeated
+from kstreams_py.metrics import EventCounts, LongestHeld
 from kstreams_py.ordering import held
-from kstreams_py.ordering.chain import EventChains, Fault, Held, Kind, Outcome
+from kstreams_py.ordering.chain import EventChains, Fault, Held, Kind, Outcome, Reason
+from kstreams_py.ordering.decisions import Decision, decision_of
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.plan import Plan, read_by
@@ -25,13 +30,19 @@ from kstreams_py.processing.tracing import Run, Tracing
 from kstreams_py.records import Message
 from kstreams_py.state.keyed import KeyedStore
 
+logger = logging.getLogger(__name__)
+
 
 class _Chains(NamedTuple):
-    """The rule of one task, its store, and how often that was rolled back when the rule was loaded from it."""
+    """The rule of one task, its store, and how often that was rolled back when the rule was loaded from it.
+
+    `stopped`: the objects that are stopped.
+    """
 
     rule: EventChains
     store: KeyedStore
     rollbacks: int
+    stopped: set[bytes]
 
 
 class _Mark(NamedTuple):
@@ -60,8 +71,18 @@ class OrderedRunner(Runner):
         assert processor.ordered is not None, f"{processor.id} applies no events"
         self._ordered = processor.ordered
         self._chains: dict[int, _Chains] = {}
+        self.events = self._counts = EventCounts()
+        self._is_counted = True
+        """The counts of what waits, and of what is stopped, are of the newest event."""
         self._refusal: RecordRefused | None = None
         """Why a topic has refused an output of the step that runs."""
+
+    def assigned(self) -> None:
+        """Loads what is held: also of an object whose events have ceased to come, an operator has to hear."""
+        self._chains.clear()
+        for partition in self._stores:
+            self._chains_of(partition)
+        self._count()
 
     def _loop(self) -> Run:
         return self._run_events
@@ -80,7 +101,9 @@ class OrderedRunner(Runner):
             plan.steps += 1
             self._tasks.by_partition[m.partition()].cursors[m.topic()].next = m.offset() + 1
             if chains.store.is_full:
-                return
+                break
+        if not self._is_counted:
+            self._count()
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Runs steps of which a topic has refused an output: the rule goes past their events without the function."""
@@ -97,24 +120,55 @@ class OrderedRunner(Runner):
             if name is None:
                 raise DecodeError("a record without a key is no event of an object")
         except DecodeError as error:
-            return self._handle((m,), error, plan, tried=False)
+            return self._run_other(m, error, chains, plan)
         outcome = chains.rule.offer(name, number, prev, m.value(), m, m.offset())
         if outcome.kind is Kind.APPLY and not self._apply(m, chains.store, plan):
             return False
+        if outcome.kind is Kind.DUPLICATE:
+            self._counts.duplicate += 1
         if outcome.fault is not None:
             self._refuse(m, outcome.fault, plan)
         return self._follow(outcome, chains, plan)
 
+    def _run_other(self, m: Message, error: DecodeError, chains: _Chains, plan: Plan) -> bool:
+        """Does with a record that is no event what an operator has decided; anything else is a dead letter."""
+        name, decision = m.key(), None
+        try:
+            decision = decision_of(m.headers() or ())
+        except DecodeError as mistake:
+            error = mistake
+        if decision is None or name is None:
+            return self._handle((m,), error, plan, tried=False)
+        return decision.group != self._tasks.name or self._obey(name, decision, chains, plan)
+
+    def _obey(self, name: bytes, decision: Decision, chains: _Chains, plan: Plan) -> bool:
+        outcome = chains.rule.obey(name, decision)
+        what = f"{self._processor.id}: `kstreams order {decision.verb}` of {name.decode(errors='replace')!r}"
+        extra = repeated(f"decisions on objects of {self._processor.id}")
+        if outcome is None:
+            logger.warning("%s changes nothing: it was decided after event %d, and the object is not there", what,
+                           decision.newest, extra=extra)  # fmt: skip
+            return True
+        logger.warning("%s, after event %d", what, decision.newest, extra=extra)
+        if name in chains.stopped:
+            chains.stopped.remove(name)
+            held.remove_stop(chains.store, name)
+        self._is_counted = False
+        return self._follow(outcome, chains, plan)
+
     def _follow(self, outcome: Outcome, chains: _Chains, plan: Plan) -> bool:
-        """Does what an event means for those that are held."""
+        """Does what an event means for those that are held, and for its object."""
         store = chains.store
         if outcome.held is not None:
             held.hold(store, outcome.held)
+            self._counts.held += 1
+            self._is_counted = False
             if chains.rule.held_events > self._ordered.held_max:
                 plan.interrupt = self._full(chains.rule)
                 return False
         for event in outcome.released:
             held.release(store, event)
+            self._is_counted = False
             if not self._apply(event.record, store, plan):
                 return False
         for event, fault in outcome.refused:
@@ -135,6 +189,7 @@ class OrderedRunner(Runner):
             tried = True
             result = self._processor.function(*values)
             plan.outputs += self._outputs.of(result, inputs, digest)
+            self._counts.applied += 1
         except Exception as error:
             self._abandon(result)
             store.undo(mark)
@@ -142,15 +197,36 @@ class OrderedRunner(Runner):
         return True
 
     def _refuse(self, m: Message, fault: Fault, plan: Plan) -> None:
-        self._add_dead_letter((m,), EventFault(f"{fault.reason}: {fault.message}"), plan)
+        """Makes a dead letter of an event; the first one of its object says why that is stopped."""
+        self._counts.fault += 1
+        self._is_counted = False
+        chains, name = self._chains[m.partition()], m.key() or b""
+        if fault.reason is not Reason.STOPPED:
+            chains.stopped.add(name)
+            held.note_stop(chains.store, name, held.Stop(str(fault), m.offset(), time.time()))
+        self._add_dead_letter((m,), EventFault(str(fault)), plan)
 
     def _full(self, rule: EventChains) -> InputLost:
         oldest: Held = min(rule.held(), key=lambda event: event.position)
         return InputLost(
             f"{self._processor.id}: {rule.held_events:,} events wait for those before them, the first one, at offset "
-            f"{oldest.position}, for event {oldest.prev} of {oldest.object.decode(errors='replace')!r}: if that is to "
-            "come, raise held_max; if it is lost, begin with another event (start='accept_first') and an empty state"
+            f"{oldest.position}, for event {oldest.prev} of {oldest.object.decode(errors='replace')!r}: raise "
+            "held_max, and if that event is lost, go on without it: `kstreams order accept`"
         )
+
+    def _count(self) -> None:
+        """Counts what waits, and what is stopped."""
+        counts, found = self._counts, self._chains.values()
+        counts.held_now = sum(each.rule.held_events for each in found)
+        counts.stopped_now = sum(len(each.stopped) for each in found)
+        oldest = min((event for each in found for event in each.rule.held()), key=lambda e: e.held_at, default=None)
+        counts.longest_held = None if oldest is None else self._describe(oldest)
+        self._is_counted = True
+
+    def _describe(self, event: Held) -> LongestHeld:
+        place = f"{event.record.topic()}[{event.record.partition()}]@{event.position}"
+        name = event.object.decode(errors="replace")
+        return LongestHeld(self._tasks.name, place, name, event.id, event.prev, event.held_at)
 
     def _chains_of(self, partition: int) -> _Chains:
         """The rule of a task, loaded again where its store was rolled back."""
@@ -158,5 +234,5 @@ class OrderedRunner(Runner):
         if chains is None or chains.store is not store or chains.rollbacks != store.rollbacks:
             rule = EventChains(cast(Any, held.States(store)), time.time, self._ordered.start)
             rule.load(held.load(store))
-            chains = self._chains[partition] = _Chains(rule, store, store.rollbacks)
+            chains = self._chains[partition] = _Chains(rule, store, store.rollbacks, held.stopped(store))
         return chains

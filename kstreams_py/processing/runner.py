@@ -15,6 +15,7 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.retry import Then
 from kstreams_py.kafka.contracts import Output
+from kstreams_py.metrics import EventCounts
 from kstreams_py.processing.dead_letters import DeadLetters, Failure
 from kstreams_py.processing.outputs import Outputs, are_many, decoder, is_same, value_bytes
 from kstreams_py.processing.plan import Again, Intake, Part, Plan, partition_of, partitions_of, read_by
@@ -64,6 +65,8 @@ class Runner:
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
         self.retries = Retries(processor.retry) if processor.retry is not None else None
         self._refused: dict[Read, RecordRefused] = {}
+        self.events: EventCounts | None = None
+        """What became of events, where the processor applies such."""
         self._journaled = processor.journal is not None
         self._by_task = self._journaled or (processor.batch and processor.state is not None)
         self._owned = traces_outputs and not processor.hash_header
@@ -422,6 +425,9 @@ class Runner:
         for step in steps:
             self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)], plan)
             plan.steps += 1
+
+    def assigned(self) -> None:
+        """The tasks are those of a new assignment, or are rewound."""
 
     def committed(self) -> None:
         """Everything is committed: steps before the ledger's offsets will not be run again."""

@@ -57,7 +57,7 @@ class Tasks:
         Their offsets may be committed already: they must be run, or given back, before the worker stops.
         """
         self.ledger = ledger
-        self._name = name
+        self.name = name
         self._topic_ids = topic_ids
         self._inputs = [topic.name for topic in processor.inputs]
         self._joins = processor.joins
@@ -88,7 +88,7 @@ class Tasks:
                 number,
                 self._inputs,
                 {topic: cursors[TopicPartition(topic, number)] for topic in held},
-                {topic: hash_prefix(self._name, topic, self._topic_ids[topic], number) for topic in held},
+                {topic: hash_prefix(self.name, topic, self._topic_ids[topic], number) for topic in held},
                 joins=self._joins,
             )
         dropped, ids = [], {topic: self._topic_ids[topic] for topic in self._inputs if topic in self._topic_ids}
@@ -220,12 +220,12 @@ class Tasks:
         """The delivery hash of the step that reads these; their partitions may have been revoked meanwhile."""
         if len(inputs) > 1:
             read = ((m.topic(), self._topic_ids[m.topic()], m.partition(), m.offset()) for m in inputs)
-            return joined_hash(self._name, read)
+            return joined_hash(self.name, read)
         m = inputs[0]
         topic, number = m.topic(), m.partition()
         task = self.by_partition.get(number)
         held = task.prefixes.get(topic) if task else None
-        return (held or hash_prefix(self._name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
+        return (held or hash_prefix(self.name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
 
     def take(self, limit: int, *, fills: bool = True) -> Intake | None:
         """Up to `limit` ready steps, all the rest of those taken before, or all that are run again; None if none is.

@@ -548,6 +548,7 @@ class Worker:
         starts = self._start_at(positions, owed) if owed else delivered
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
+        self.runner.assigned()
         self.ledger.commit(positions)  # behind what was delivered to another cluster: the next commit moves them
         if self._taken is not None:  # its steps are committed, not processed: they may still be given back
             self.ledger.advance(self._taken.begins())

@@ -15,6 +15,7 @@ folding      rule     how many log lines alike become few, with counts
 logs         adapter  the log of the command: format, level, what each line is about
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
 hidden       acts     finds inputs whose newest records open transactions hide, and whose these are
+held_events  acts     warns of events that wait for the ones before them
 lines        rule     the lines of worker processes, whole, each with its slot
 dashboard    rule     the rows of the live table
 progress     adapter  a live table in a terminal with the workers' output above it, plain lines elsewhere

@@ -124,4 +124,5 @@ def _worker(slot: SlotStatus, report: Report, view: View) -> dict[str, Any]:
         "why": report.why or None,
         "hidden_seconds": report.hidden_seconds,
         "hidden": report.hidden or None,
+        "events": None if report.events is None else dict(report.events),
     }

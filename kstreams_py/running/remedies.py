@@ -28,6 +28,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
     "open_transaction": "Look what its function waits for: readers of committed records see nothing newer until then.",
     "hidden": "Look why that producer does not end its transaction: readers wait for it. Is it gone? See the runbook.",
+    "held": "Look for the missing event (kstreams order stopped); if it is lost, `kstreams order accept` the next one.",
+    "stopped": "Look at them (kstreams order stopped), find who sent the event, then kstreams order resume, or accept.",
     "dead_letters": "Look at them (kstreams dead-letters list), repair the cause, then `kstreams dead-letters replay`.",
     "dropped": "Declare a topic for what fails (errors=): without one, only the log keeps these steps.",
     "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is not known.",
@@ -59,6 +61,8 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "spare": "Spare workers",
     "open_transaction": "KstreamsOpenTransaction",
     "hidden": "KstreamsInputHidden",
+    "held": "KstreamsEventsHeld",
+    "stopped": "KstreamsObjectsStopped",
     "dead_letters": "KstreamsDeadLetters",
     "dropped": "KstreamsDeadLetters",
     "lag_unknown": "KstreamsLagUnknown",
@@ -89,6 +93,9 @@ OPEN_SECONDS: Final = 10.0
 
 HIDDEN_SECONDS: Final = 60.0
 """Seconds for which records may be hidden by others' transactions: Kafka's default time-out of a transaction."""
+
+HELD_SECONDS: Final = 60.0
+"""Seconds for which an event may wait for the one before it."""
 
 FAILED_SECONDS: Final = 300.0
 """Seconds after the last step that failed, from which on the failures are no more than a note."""
@@ -211,8 +218,24 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
                 f"slot {number}: {name} sees no new records{part} for {_time(report.hidden_seconds)}: {report.hidden}"
             )
             yield Finding("bad" if report.hidden_seconds > HIDDEN_SECONDS else "warning", "hidden", number, name, what)
+        yield from _waiting(slot, report)
         if state is WorkerState.RUNNING and report.lag is None and report.still_seconds <= seen.still_limit:
             yield Finding("note", "lag_unknown", number, name, f"slot {number}: the lag of {name} is not known")
+
+
+def _waiting(slot: SlotStatus, report: Report) -> Iterator[Finding]:
+    """Of a processor that applies events."""
+    events = report.events
+    if events is None or slot.taken or not slot.has_reported:
+        return
+    number, name = slot.number, report.processor
+    if events["held_seconds"] > HELD_SECONDS:
+        held = _count(int(events["held"]), "event")
+        what = f"slot {number}: {held} of {name} held, the first for {_time(events['held_seconds'])}"
+        yield Finding("warning", "held", number, name, what)
+    if events["stopped"]:
+        what = f"slot {number}: {_count(int(events['stopped']), 'object')} of {name} stopped by a fault of the order"
+        yield Finding("warning", "stopped", number, name, what)
 
 
 Workers = Sequence[tuple[SlotStatus, Report]]

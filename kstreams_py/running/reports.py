@@ -27,6 +27,8 @@ class Report:
     - `hidden_seconds`: for which open transactions have hidden the newest records of an input; 0 if none does.
     - `hidden`: which inputs, and whose transactions; "" for none.
     - `hidden_partitions`: of how many of its partitions.
+    - `events`: of a processor that applies events, how many are `held` now, how many objects are `stopped`, and
+      `held_seconds`, the age of the event that waits for longest; None of others.
     """
 
     processor: str
@@ -44,6 +46,7 @@ class Report:
     hidden_seconds: float = 0.0
     hidden: str = ""
     hidden_partitions: int = 0
+    events: Mapping[str, float] | None = None
 
     def head(self) -> dict[str, Any]:
         """The fields whose size is bounded, as values that JSON can hold: all but measures, lags and texts."""
@@ -58,6 +61,7 @@ class Report:
             "open_seconds": self.open_seconds,
             "hidden_seconds": self.hidden_seconds,
             "hidden_partitions": self.hidden_partitions,
+            "events": self.events,
         }
 
     def after(self, past: Mapping[str, int], measures: Mapping[str, float] | None = None) -> Report:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal
 
-from kstreams_py.metrics import COMMIT_BOUNDS, COUNTS, RENEWALS, STEP_BOUNDS, WorkerState
+from kstreams_py.metrics import COMMIT_BOUNDS, COUNTS, EVENTS, RENEWALS, STEP_BOUNDS, WorkerState
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus, SlotStatus
 
@@ -108,6 +108,22 @@ def _open(status: RunStatus) -> Iterator[tuple[Labels, float]]:
         yield labels, 0.0 if slot.taken or slot.pid is None else report.open_seconds or 0.0
 
 
+def _events(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for _, report, labels in _workers(status):
+        if report.events is not None:
+            for outcome in EVENTS:
+                yield (*labels, outcome), report.measures.get(f"events:{outcome}", 0)
+
+
+def _waiting(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
+    def samples(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+        for slot, report, labels in _workers(status):
+            if report.events is not None:
+                yield labels, 0 if slot.taken else report.events[name]
+
+    return samples
+
+
 def _restarts(status: RunStatus) -> Iterator[tuple[Labels, float]]:
     for slot in status.slots:
         yield (str(slot.number),), slot.restarts
@@ -124,6 +140,7 @@ def _silent(status: RunStatus) -> Iterator[tuple[Labels, float]]:
 
 
 _STATES: Final = ", ".join(WorkerState)
+_OUTCOMES: Final = "; ".join(f"{name}: {meaning}" for name, meaning in EVENTS.items())
 
 SERIES: Final[tuple[Series, ...]] = (
     *(Series(name, "counter", meaning, WORKER, _count(name)) for name, meaning in COUNTS.items()),
@@ -161,6 +178,16 @@ SERIES: Final[tuple[Series, ...]] = (
         "seconds for which open transactions of others have hidden the newest records of an input; 0 if none does",
         WORKER,
         _hidden,
+    ),
+    Series("events", "counter", f"events of an ordered processor; {_OUTCOMES}", (*WORKER, "outcome"), _events),
+    Series("held_events", "gauge", "events that wait for the ones before them", WORKER, _waiting("held")),
+    Series("held_seconds", "gauge", "age of the event that waits for longest", WORKER, _waiting("held_seconds")),
+    Series(
+        "stopped_objects",
+        "gauge",
+        "objects whose events are dead letters until an operator lets them go on",
+        WORKER,
+        _waiting("stopped"),
     ),
     Series("restarts", "counter", "processes of the slot after the first", ("slot",), _restarts),
     Series("up", "gauge", "1 if the slot has a process, 0 if not", ("slot",), _up),

@@ -24,6 +24,7 @@ from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import logs
 from kstreams_py.running.health import AWAY
+from kstreams_py.running.held_events import HeldEvents
 from kstreams_py.running.hidden import HiddenRecords
 from kstreams_py.running.reports import Report
 from kstreams_py.running.watch import Stillness
@@ -104,6 +105,7 @@ class Slot:
         self._brokers_away = dict[str, str]()
         """By the name of a cluster, why its newest request failed: of those of which no broker answers."""
         self._hidden = HiddenRecords(environment.cluster)
+        self._held = HeldEvents(environment.settings.held_timeout_ms / 1000)
 
     def stop(self) -> None:
         """Lets every loop commit what is processed, then end."""
@@ -217,6 +219,7 @@ class Slot:
             of_each = {tp: (known or {}).get(tp) for tp in worker.ledger.cursors}
             complete = known is not None and None not in of_each.values()
             hidden = self._hidden.of(worker.ledger.cursors)
+            events = worker.runner.events
             reports.append(
                 Report(
                     loop.id,
@@ -227,13 +230,14 @@ class Slot:
                     place,
                     state=state,
                     open_seconds=worker.committer.session.open_seconds,
-                    measures=worker.counters.measures(),
+                    measures=worker.counters.measures() | (events.measures() if events else {}),
                     lags=of_each,
                     failure=worker.committer.newest_failure,
                     why=self._why_away(worker) or worker.why,
                     hidden_seconds=hidden.seconds,
                     hidden=hidden.text,
                     hidden_partitions=hidden.partitions,
+                    events=self._held.look(loop.id, events) if events else None,
                 )
             )
         return reports

@@ -11,7 +11,7 @@ from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Message, TopicPartition
 from kstreams_py.state.changelog import READ_AT_ONCE
 from kstreams_py.state.keyed import RESERVED
 
@@ -29,22 +29,43 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
     Raises TopicError if the changelog does not exist, DecodeError, ClientError.
     """
     key, value = bind_state(graph, processor, registry)
-    found = dict[bytes, bytes]()
-    for changed, data in _changes(changelog_of(graph.name, processor) or "", cluster):
-        if data is None:
-            found.pop(changed, None)
-        else:
-            found[changed] = data
+    tasks = _read_tasks(graph, processor, cluster, reserved=False).values()
+    found = {key: data for task in tasks for key, data in task.items()}
     return {key.deserialize(each): value.deserialize(found[each]) for each in sorted(found)}
 
 
-def _changes(changelog: str, cluster: Cluster) -> Iterator[tuple[bytes, bytes | None]]:
+def read_reserved(graph: Graph, processor: Processor, cluster: Cluster) -> dict[int, dict[bytes, bytes]]:
+    """The committed keys and values that the framework keeps beside those of the function, by partition number.
+
+    Raises TopicError if the changelog does not exist, ClientError.
+    """
+    return _read_tasks(graph, processor, cluster, reserved=True)
+
+
+def _read_tasks(
+    graph: Graph, processor: Processor, cluster: Cluster, *, reserved: bool
+) -> dict[int, dict[bytes, bytes]]:
+    changelog = changelog_of(graph.name, processor) or ""
     topic = cluster.topics([changelog]).get(changelog)
     if topic is None:
         raise TopicError(f"changelog {changelog!r} does not exist: start a worker of the graph, which creates it")
+    found: dict[int, dict[bytes, bytes]] = {}
     for number in range(topic.partitions):
-        at, records = 0, cluster.read(tp := TopicPartition(changelog, number), 0, READ_AT_ONCE)
-        while records:
-            yield from ((m.key() or b"", m.value()) for m in records if not (m.key() or b"").startswith(RESERVED))
-            at = records[-1].offset() + 1
-            records = cluster.read(tp, at, READ_AT_ONCE) if len(records) == READ_AT_ONCE else ()
+        task = found[number] = {}
+        for m in _records(cluster, TopicPartition(changelog, number)):
+            key, data = m.key() or b"", m.value()
+            if key.startswith(RESERVED) is not reserved:
+                continue
+            if data is None:
+                task.pop(key, None)
+            else:
+                task[key] = data
+    return found
+
+
+def _records(cluster: Cluster, tp: TopicPartition) -> Iterator[Message]:
+    at, records = 0, cluster.read(tp, 0, READ_AT_ONCE)
+    while records:
+        yield from records
+        at = records[-1].offset() + 1
+        records = cluster.read(tp, at, READ_AT_ONCE) if len(records) == READ_AT_ONCE else ()

@@ -13,8 +13,9 @@ from uuid import UUID, uuid4, uuid5
 import pytest
 
 from bench.servers import Server, start_redis
-from kstreams_py.errors import InputLost, Replaced, SettingsError, StoreUnavailable
+from kstreams_py.errors import InputLost, Replaced, SettingsError, StoreUnavailable, TopicError
 from kstreams_py.ordering.events import Change, Event, Work
+from kstreams_py.ordering.partitions import check_topic
 from kstreams_py.ordering.redis import RedisStorage
 from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.steps import TOKENS_MAX, Begin, Begun, Complete, Drop, Find, Own, Pop, Resume, Return, Take
@@ -285,15 +286,35 @@ def test_ids_are_not_used_again(store: Storage, connect: Open) -> None:
         opened.run(me, [Complete("w#0", "a", expected), Pop("w#0", "a", 1), Drop("w#0")])
 
 
-def test_number_of_partitions_of_each_topic_is_kept_until_another_one_is_accepted(
-    store: Storage, connect: Open
-) -> None:
-    assert store.note_partitions("t", 3, change=False) == 3
-    assert store.note_partitions("u", 1, change=False) == 1
+def test_topic_and_its_number_of_partitions_are_kept_until_others_are_accepted(store: Storage, connect: Open) -> None:
+    assert store.note_topic("t", 3, change=False) == ("t", 3)
     other = connect()
-    assert other.note_partitions("t", 6, change=False) == 3
-    assert other.note_partitions("t", 6, change=True) == 6
-    assert [store.note_partitions(topic, 3, change=False) for topic in ("t", "u")] == [6, 1]
+    assert other.note_topic("u", 1, change=False) == ("t", 3), "events are sent to one topic"
+    assert other.note_topic("t", 6, change=False) == ("t", 3)
+    assert other.note_topic("t", 6, change=True) == ("t", 6)
+    assert store.note_topic("u", 1, change=True) == ("u", 1)
+    assert [each.note_topic("t", 6, change=False) for each in (store, other)] == [("u", 1)] * 2
+
+
+def test_worker_with_another_topic_than_the_others_is_refused_until_it_is_accepted(
+    store: Storage, connect: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_topic(store, "t", 3)
+    check_topic(connect(), "t", 3)
+    text = f"events of {store} are sent to topic 't', and not to 'u'"
+    for accepts in (False, True):
+        with pytest.raises(TopicError, match=f"^{re.escape(text)}: an object's .*: name --topic t; or stop all"):
+            check_topic(connect(), "u", 3, accepts_partitions=accepts)
+    check_topic(store, "t", 3)
+
+    def warnings() -> list[str]:
+        return [each.message for each in caplog.records if each.name == "kstreams_py.ordering.partitions"]
+
+    assert warnings() == []
+    check_topic(store, "u", 1, accepts_topic=True)
+    assert warnings() == [f"{text}: the next ones are sent to the other topic, as was asked for"]
+    with pytest.raises(TopicError, match="are sent to topic 'u', and not to 't': "):
+        check_topic(connect(), "t", 3)
 
 
 def test_two_equal_events_are_two(store: Storage) -> None:
@@ -488,7 +509,7 @@ def test_keys_in_redis_are_those_of_the_document(redis_server: Server) -> None:
     with closing(RedisStorage(url, prefix)) as store, redis.Redis.from_url(url) as client:
         first = change("OBJ", b"1", b"2")
         store.enqueue([first, change("OBJ", b"3")])
-        store.note_partitions("events", 3, change=False)
+        store.note_topic("events", 3, change=False)
         me = store.register("NAME", 1, "p")
         store.run(me, [Take("NAME#0"), Own("NAME#0", "OBJ"), Pop("NAME#0", "OBJ", 1), Complete("NAME#0", "OBJ", 1)])
         store.run(me, [Pop("NAME#0", "OBJ", 1)])

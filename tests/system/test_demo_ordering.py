@@ -55,14 +55,21 @@ def test_demo_of_ordering_with_kills_keeps_order_and_shows_what_overtakes_withou
         ("ok", "aircraft", "632", "632"),
         ("ok", "changes stored", "1,600", "1,600"),
         ("ok", "aircraft with another state in the store", "0", "0"),
-        ("ok", "by the rule: events applied", "3,160", "3,160"),
-        ("ok", "by the rule: aircraft with another order of events", "0", "0"),
-        ("ok", "by the rule: aircraft with another state", "0", "0"),
-        ("ok", "by the rule: events refused, or waiting at the end", "0", "0"),
+        *(
+            ("ok", f"{group}: {what}", expected, expected)
+            for group in ("by the rule", "airline", "tower", "workshop")
+            for what, expected in (
+                ("events applied", "3,160"),
+                ("aircraft with another order of events", "0"),
+                ("aircraft with another state", "0"),
+                ("events refused, or waiting at the end", "0"),
+            )
+        ),
+        ("ok", "aircraft on whose state two groups disagree", "0", "0"),
         ("ok", "events sent without ordering", "3,160", "3,160"),
         ("ok", "workers that did not stop", "0", "0"),
     ]
-    assert done.stdout.count("SIGKILL") == KILLS
+    assert done.stdout.count("SIGKILL") == 2 * KILLS, "of the workers, and of the processes of the groups"
     assert done.stdout.index("the workers have joined: writing events") < done.stdout.index("SIGKILL")
     assert len(re.findall(r"start \d+ under this name", log)) == 3 + KILLS
     report = (output / "report.md").read_text(encoding="utf-8")
@@ -70,4 +77,9 @@ def test_demo_of_ordering_with_kills_keeps_order_and_shows_what_overtakes_withou
     assert late is not None
     assert int(late[1]) >= int(late[2]) >= 1, "without event ordering, events overtake each other"
     assert f"{KILLS} times one of them was killed" in report
+    assert f"{KILLS} times a process of the consumer groups was killed" in report
+    ended = "632 of 632 aircraft have the state of the file, after 3,160 events"
+    assert re.findall(r"With event ordering, (\w+): (.*?), each", report) == [
+        (group, ended) for group in ("airline", "tower", "workshop")
+    ]
     assert {path.name for path in output.iterdir()} == {"report.md", "run.log", *([] if store else ["events.db"])}

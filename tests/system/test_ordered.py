@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import sys
 from collections import defaultdict
@@ -16,6 +17,7 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
+from tests.system.command import kstreams
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.recorder import Recorder
 
@@ -50,7 +52,9 @@ def start(name: str, tmp_path: Path, settings: Callable[..., Settings]) -> Itera
     started: list[WorkerProcess] = []
 
     def start(slot: int) -> WorkerProcess:
-        short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50)
+        short = settings(
+            session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50, held_timeout_ms=1_000
+        )
         started.append(WorkerProcess(file, slot, short.as_environment(), "--create-topics"))
         return started[-1]
 
@@ -114,3 +118,71 @@ def test_workers_killed_and_frozen_apply_each_event_once_in_order(
     last = ROUNDS * EACH_ROUND
     assert found == {each: [[n, n * (n + 1) // 2] for n in range(1, last + 1)] for each in newest}
     assert cluster.read(f"{name}.errors") == []
+
+
+def write_chain(cluster: Cluster, topic: str, name: str, *events: tuple[int, int, int]) -> None:
+    """Writes events of an object: id, predecessor, value."""
+    producer = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    for number, prev, value in events:
+        headers: list[tuple[str, str | bytes | None]] = [(ID_HEADER, b"%d" % number)]
+        headers += [(PREV_HEADER, b"%d" % prev)] if prev else []
+        producer.produce(topic, json.dumps(value).encode(), name.encode(), headers=headers)
+    assert producer.flush(30) == 0
+
+
+def test_stopped_object_goes_on_with_all_that_it_missed_while_its_worker_is_killed(
+    start: Callable[[int], WorkerProcess],
+    cluster: Cluster,
+    name: str,
+    tmp_path: Path,
+    settings: Callable[..., Settings],
+) -> None:
+    cluster.create(f"{name}.in", partitions=2)
+    environment, file = settings().as_environment(), tmp_path / "applying.py"
+
+    def order(*arguments: object) -> tuple[int, list[str]]:
+        done = kstreams("order", arguments[0], file, *arguments[1:], environment=environment)
+        assert done.error_lines == []
+        return done.status, done.out.splitlines()
+
+    def totals() -> dict[str, list[int]]:
+        found = defaultdict[str, list[int]](list)
+        for m in cluster.read(f"{name}.out"):
+            found[m.key().decode()].append(json.loads(m.value())[0])
+        return dict(found)
+
+    worker = start(0)
+    write_chain(cluster, f"{name}.in", "a", (1, 0, 1), (2, 1, 2), (3, 1, 99), (4, 2, 3), (5, 4, 4))
+    write_chain(cluster, f"{name}.in", "b", (6, 0, 1), (9, 8, 3))
+    wait_until(lambda: len(cluster.read(f"{name}.errors")) == 3, "a is stopped")
+    wait_until(lambda: totals() == {"a": [1, 2], "b": [1]}, "b goes on")
+    status, lines = order("stopped")
+    fault = "forked: a: event 3 follows 1, as another one did: 2 came"
+    assert (status, sorted(re.sub(r"\d+ s", "N s", line) for line in lines)) == (
+        1,
+        [
+            f"apply: 'a', after event 2, is stopped, N s ago at offset 2: {fault}",
+            "apply: 'b', after event 6, waits for event 8: 1 events are held, the first of them 9, for N s",
+        ],
+    )
+
+    worker.kill()
+    status, lines = order("resume", "a", "--yes", "--wait", "0")
+    assert (status, lines[-1][:33]) == (1, "the decision on 'a' is written, a")
+    write_chain(cluster, f"{name}.in", "a", (10, 5, 5))
+    worker = start(0)
+    wait_until(lambda: "`kstreams order resume` of 'a', after event 2" in worker.text, "the decision is read")
+    worker.kill()  # before or after its commit
+    worker = start(0)
+    status, lines = order("resume", "a", "--yes")
+    assert (status, lines[-1]) == (0, "object 'a' goes on; 2 of its events were sent again")
+    wait_until(lambda: totals()["a"] == [1, 2, 3, 4, 5], "what it missed is applied, and what waited for that")
+    text = "event 9 of 'b', at"
+    wait_until(lambda: text in worker.text, "the new worker warns of what it was restored with")
+    status, lines = order("accept", "b", "--yes")
+    assert (status, lines[-1]) == (0, "object 'b' goes on; 0 of its events were sent again")
+    wait_until(lambda: order("stopped") == (0, ["all objects go on"]), "both go on")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert totals() == {"a": [1, 2, 3, 4, 5], "b": [1]}
+    assert len(cluster.read(f"{name}.errors")) == 4, "the value 3 of b does not follow 1 for its function"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from kstreams_py.errors import Replaced, StoreUnavailable, TopicError
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import ID_HEADER, KIND_HEADER, PREV_HEADER, UUID_HEADER
 from kstreams_py.ordering.front_end import open_storage
+from tests.system.command import kstreams
 from tests.system.cutting_proxy import Cut, CuttingProxy, choose_at_random
 from tests.system.harness import Cluster
 from tests.waiting import wait_until
@@ -95,6 +98,23 @@ def working(cluster: Cluster, store: str, topic: str, directory: Path) -> Iterat
 def workers(cluster: Cluster, store: str, name: str, tmp_path: Path) -> Iterator[Workers]:
     with working(cluster, store, name, tmp_path) as found:
         yield found
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["takeover", "one", "--topic", "t", "--yes"], ["--topic", "t"]])
+@pytest.mark.parametrize("listens", [False, True], ids=["no server", "a server that gives no answer"])
+def test_store_that_is_away_at_the_start_is_one_message_which_names_it(arguments: list[str], *, listens: bool) -> None:
+    with closing(socket.socket()) as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen()
+        store = f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+        done = kstreams("order", *arguments, "--store", store, environment={})
+    why = "Timeout reading from socket" if listens else r"Error 111 connecting to .* Connection refused"
+    assert (done.status, done.out) == (3, "")
+    (line,) = done.err.splitlines()
+    assert re.fullmatch(
+        rf"error: StoreUnavailable: the store {store}: {why}: start the server, or correct its settings", line
+    )
 
 
 def enqueue(ordering: Ordering, name: str, values: list[Any], state: Any) -> None:

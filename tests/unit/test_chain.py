@@ -12,6 +12,7 @@ import pytest
 from kstreams_py.errors import DecodeError
 from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.chain import (
+    ACCEPTS,
     APPLY,
     DUPLICATE,
     EventChains,
@@ -25,6 +26,7 @@ from kstreams_py.ordering.chain import (
     digest_of,
     encode_state,
 )
+from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_of, decision_record
 from kstreams_py.ordering.events import Event, Ordered, headers_of, place_of
 
 Sent = tuple[bytes, int, int | None, bytes]
@@ -210,7 +212,8 @@ def check_fault(name: str) -> None:
     held = [each for each in chains.held() if each.object == A]
     stopped = Fault(
         Reason.STOPPED,
-        f"a is stopped after a fault of its chain ({reason}): its events are dead letters until its state is removed",
+        f"a is stopped after a fault of its chain ({reason}): its events are dead letters until `kstreams order "
+        "resume`",
     )
     assert offer(chains, event) == Outcome(
         Kind.FAULT, Fault(reason, f"a: {text}"), refused=tuple((each, stopped) for each in held)
@@ -219,8 +222,10 @@ def check_fault(name: str) -> None:
     assert [offer(chains, each) for each in later] == [Outcome(Kind.FAULT, stopped)] * len(later)
     assert outcomes(chains, sent(B, 1, None)) == [(Kind.APPLY, [2], [])], "another object goes on"
     assert (chains.held_events, chains.held_bytes, chains.duplicates) == (0, 0, 0)
-    del states[A]  # an operator's act
-    assert outcomes(chains, sent(A, 1, None), sent(A, 2, 1)) == [APPLIED] * 2
+    newest = states[A][0]
+    assert chains.obey(A, decided(Verb.RESUME, newest)) == DUPLICATE
+    following = sent(A, 20, newest or None)
+    assert outcomes(chains, following, following) == [APPLIED, DROPPED]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -255,12 +260,73 @@ def test_accept_first_applies_what_was_held_behind_the_first_event() -> None:
     assert outcomes(chains, sent(A, 9, 8)) == [(Kind.APPLY, [10, 11], [])]
 
 
+# What an operator decides.
+
+
+def decided(verb: Verb, newest: int, event: int = 0) -> Decision:
+    return Decision(verb, "g.apply", newest, event)
+
+
 def test_operator_lets_an_object_go_on_without_an_event_that_is_lost() -> None:
     chains = new_chains()
     outcomes(chains, sent(A, 1, None), sent(A, 10, 9), sent(A, 11, 10), sent(A, 20, 19))
-    found = chains.accept_next(A)
+    found = chains.obey(A, decided(Verb.ACCEPT, 1, 10))
+    assert found is not None
     assert ([each.id for each in found.released], found.refused, chains.held_events) == ([10, 11], (), 1)
-    assert outcomes(chains, sent(A, 1, None), sent(A, 19, 11)) == [DROPPED, (Kind.APPLY, [20], [])]
+    assert outcomes(chains, sent(A, 1, None), sent(A, 9, 1)) == [DROPPED, DROPPED], "it comes after all"
+    assert outcomes(chains, sent(A, 19, 11)) == [(Kind.APPLY, [20], [])]
+
+
+def test_accepted_event_that_comes_later_is_applied_and_others_wait_for_it() -> None:
+    states: dict[bytes, State] = {}
+    chains = new_chains(states)
+    fork = sent(A, 3, 1)
+    outcomes(chains, sent(A, 1, None), sent(A, 2, 1), fork)
+    assert chains.obey(A, decided(Verb.ACCEPT, 2, 3)) == DUPLICATE
+    chains = new_chains({A: decode_state(encode_state(states[A]))})
+    assert outcomes(chains, sent(A, 5, 4), sent(A, 2, 1), sent(A, 4, 3), fork) == [
+        HELD, DROPPED, HELD, (Kind.APPLY, [4, 5], []),
+    ]  # fmt: skip
+    assert outcomes(chains, fork, sent(A, 6, 5)) == [DROPPED, APPLIED]
+
+
+def test_event_that_follows_after_all_is_applied_in_place_of_the_accepted_one() -> None:
+    chains = new_chains()
+    outcomes(chains, sent(A, 1, None), sent(A, 2, 1), sent(A, 3, 1))
+    chains.obey(A, decided(Verb.ACCEPT, 2, 3))
+    assert outcomes(chains, sent(A, 4, 2), sent(A, 5, 4)) == [APPLIED, APPLIED]
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        decided(Verb.RESUME, 1),
+        decided(Verb.ACCEPT, 0, 10),
+        decided(Verb.ACCEPT, 2, 10),
+        decided(Verb.ACCEPT, 1, 11),
+    ],
+    ids=["it is not stopped", "an event came since", "an event is missing", "an older event waits"],
+)
+def test_decision_for_another_state_of_the_object_changes_nothing(decision: Decision) -> None:
+    states: dict[bytes, State] = {}
+    chains = new_chains(states)
+    outcomes(chains, sent(A, 1, None), sent(A, 10, 9), sent(A, 11, 10))
+    before = dict(states)
+    assert chains.obey(A, decision) is None
+    assert chains.obey(B, decided(Verb.RESUME, 0)) is None
+    assert (states, chains.held_events) == (before, 2)
+
+
+def test_decision_is_the_same_in_a_record() -> None:
+    decision = decided(Verb.ACCEPT, 2, 3)
+    topic, value, key, partition, *_, headers = decision_record("t", 1, A, decision)
+    assert (topic, value, key, partition) == ("t", None, A, 1)
+    assert headers is not None
+    assert decision_of(headers) == decision
+    assert decision_of([("ks-event-id", b"1")]) is None
+    for data in (b"", b"[]", b'{"verb": "stop", "group": "g", "newest": 1, "event": 0}', b'{"verb": "resume"}'):
+        with pytest.raises(DecodeError, match="is no decision of `kstreams order resume` or `accept`: "):
+            decision_of([(CONTROL_HEADER, data)])
 
 
 # Bounds.
@@ -304,6 +370,7 @@ def test_load_replaces_what_is_held() -> None:
         (1, 0, digest_of(b""), ""),
         (2**63 - 1, 2**63 - 2, digest_of(b"value"), ""),
         (7, 5, digest_of(None), Reason.FORKED.value),
+        (7, 5, digest_of(b""), f"{ACCEPTS}12"),
     ],
 )
 def test_state_of_an_object_is_small_and_the_same_after_a_store(state: State) -> None:
@@ -311,7 +378,8 @@ def test_state_of_an_object_is_small_and_the_same_after_a_store(state: State) ->
 
 
 @pytest.mark.parametrize(
-    "data", [b"", bytes(16), bytes(16) + b"\x08" + bytes(7), bytes(17) + b"what", bytes(17) + b"\xff"]
+    "data",
+    [b"", bytes(16), bytes(16) + b"\x08" + bytes(7), bytes(17) + b"what", bytes(17) + b"accepts ", bytes(17) + b"\xff"],
 )
 def test_bytes_that_are_no_state_are_named(data: bytes) -> None:
     with pytest.raises(DecodeError, match="is no state of an object: "):

@@ -29,7 +29,7 @@ from kstreams_py.demo.aircraft import (
 from kstreams_py.demo.checks import exit_status
 from kstreams_py.demo.data import Row
 from kstreams_py.demo.front_end import ATTEMPTS, COLLECT_SECONDS, FrontEnd, Plain, Task
-from kstreams_py.demo.order_checks import Results, consume, consume_plainly, describe, inversions, judge
+from kstreams_py.demo.order_checks import Killed, Results, consume, consume_plainly, describe, inversions, judge
 from kstreams_py.demo.order_workers import OrderWorkers, failed
 from kstreams_py.errors import SettingsError, StoreUnavailable, WorkersFailed
 from kstreams_py.kafka.contracts import Output, Producer
@@ -296,7 +296,7 @@ def plain_topic(made: Iterable[Change]) -> list[Message]:
 def perfect() -> Results:
     made, expected = changes(day()), expected_states(day())
     group, plain = consume(topic(made)), consume_plainly(plain_topic(made))
-    return Results(made, expected, dict(expected), {"by the rule": group}, plain, 3)
+    return Results(made, expected, dict(expected), {"by the rule": group}, plain, Killed(3, 2))
 
 
 def test_checks_hold_for_a_run_without_a_fault() -> None:
@@ -309,6 +309,7 @@ def test_checks_hold_for_a_run_without_a_fault() -> None:
         ("by the rule: aircraft with another order of events", 0),
         ("by the rule: aircraft with another state", 0),
         ("by the rule: events refused, or waiting at the end", 0),
+        ("aircraft on whose state two groups disagree", 0),
         ("events sent without ordering", 15),
         ("workers that did not stop", 0),
     ]
@@ -346,6 +347,12 @@ def swap_changes(results: Results) -> Results:
     return replace(results, groups={"by the rule": consume(topic(swapped))})
 
 
+def change_one_group(results: Results) -> Results:
+    other = consume(topic(results.changes))
+    other.states["N2"] = {**other.states["N2"], "miles": 1}
+    return replace(results, groups={**results.groups, "another": other})
+
+
 def lose_plain_event(results: Results) -> Results:
     return replace(results, plain=consume_plainly(plain_topic(results.changes)[1:]))
 
@@ -368,6 +375,7 @@ def lose_plain_event(results: Results) -> Results:
             swap_changes,
             ["by the rule: aircraft with another order of events", "by the rule: aircraft with another state"],
         ),
+        (change_one_group, ["another: aircraft with another state", "aircraft on whose state two groups disagree"]),
         (lose_plain_event, ["events sent without ordering"]),
         (lambda results: replace(results, stored={}), [
             "aircraft", "changes stored", "aircraft with another state in the store",
@@ -393,7 +401,8 @@ def test_events_that_overtake_each_other_are_counted_and_told_in_plain_words() -
         "2 aircraft had 9 changes with 15 events. Four processes made them, and stored each change with its events in "
         "one atomic step. A departure and the arrival after it are made by different processes.\n"
         "Three workers sent the events; 3 times one of them was killed, and started again. 4 events are in the topic "
-        "more than once, as a killed worker sends again what it had sent without noting it.\n"
+        "more than once, as a killed worker sends again what it had sent without noting it. 2 times a process of the "
+        "consumer groups was killed.\n"
         "Without event ordering the same processes sent the same events: 9 of them came after a later one, of 1 "
         "aircraft. A consumer that applies them as they come meets 12 contradictions, such as an arrival before its "
         "departure, and has a wrong place for 1 aircraft at the end.\n"

@@ -338,6 +338,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                         "why": None,
                         "hidden_seconds": 0.0,
                         "hidden": None,
+                        "events": None,
                     }
                 ],
             }

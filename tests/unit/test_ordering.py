@@ -29,7 +29,7 @@ from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import Event, Ordered, headers_of
 from kstreams_py.ordering.front_end import open_storage
-from kstreams_py.ordering.partitions import check_partitions
+from kstreams_py.ordering.partitions import check_topic
 from kstreams_py.ordering.sending import ATTEMPTS_MAX, KafkaSender
 from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.steps import Answer, Step
@@ -215,19 +215,19 @@ def test_topic_with_another_number_of_partitions_is_refused_until_it_is_accepted
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(open_storage(path)) as storage:
-        check_partitions(storage, "t", 3, accepts=False)
-        check_partitions(storage, "t", 3, accepts=True)
+        check_topic(storage, "t", 3, accepts_partitions=False)
+        check_topic(storage, "t", 3, accepts_partitions=True)
         text = f"topic 't' has 6 partitions, and had 3 when events of the store {path} were sent to it"
         remedy = "let the consumers read what was sent, then start with --accept-partitions"
         for _ in range(2):
             with pytest.raises(TopicError, match=f"^{re.escape(text)}: .* {remedy}$"):
-                check_partitions(storage, "t", 6, accepts=False)
+                check_topic(storage, "t", 6, accepts_partitions=False)
         assert caplog.messages == []
-        check_partitions(storage, "t", 6, accepts=True)
+        check_topic(storage, "t", 6, accepts_partitions=True)
         assert caplog.messages == [f"{text}: objects move to other partitions, as was asked for"]
-        check_partitions(storage, "t", 6, accepts=False)
+        check_topic(storage, "t", 6, accepts_partitions=False)
         with pytest.raises(TopicError, match="'t' has 3 partitions, and had 6"):
-            check_partitions(storage, "t", 3, accepts=False)
+            check_topic(storage, "t", 3, accepts_partitions=False)
 
 
 class Away(SQLiteStorage):

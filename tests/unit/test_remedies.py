@@ -60,6 +60,7 @@ def findings(
 
 def test_run_whose_workers_run_and_keep_up_has_no_findings() -> None:
     assert findings(slot(report(lags={0: 999, 1: 0})), slot(number=1)) == []
+    assert findings(slot(report(events={"held": 3, "stopped": 0, "held_seconds": 60.0}))) == []
 
 
 def test_spare_workers_are_a_note_of_their_processor() -> None:
@@ -149,6 +150,14 @@ STATES = {
             "price",
             "slot 0: price sees no new records for 11 s: orders[0] is hidden by producer 7",
         ),
+    ),
+    "an event that waits for long": (
+        slot(report(events={"held": 3, "stopped": 0, "held_seconds": 61.0})),
+        Finding("warning", "held", 0, "price", "slot 0: 3 events of price held, the first for 61 s"),
+    ),
+    "an object that is stopped": (
+        slot(report(events={"held": 0, "stopped": 1, "held_seconds": 0.0})),
+        Finding("warning", "stopped", 0, "price", "slot 0: 1 object of price stopped by a fault of the order"),
     ),
     "a worker without its place": (
         slot(report(state=WorkerState.JOINING)),

@@ -67,6 +67,7 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "request_timeout_ms": 15_000,
         "drain_timeout_ms": 10_000,
         "stuck_timeout_ms": None,
+        "held_timeout_ms": 60_000,
         "leave_on_stop": False,
         "http": None,
         "livez_timeout_ms": None,

@@ -1,0 +1,150 @@
+"""`kstreams order stopped`, `resume` and `accept`: objects that do not go on in a consumer, and decisions on them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed, open_graph
+from kstreams_py.errors import UserMistake
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.operations.stopped_objects import ObjectState, Operator, find_objects, ordered_processors
+from kstreams_py.ordering.decisions import Verb
+
+Object = Annotated[str, typer.Argument(metavar="OBJECT", help="The object, by its name.")]
+OfProcessor = Annotated[str | None, typer.Option("--processor", help="its id, if several processors apply events")]
+Seconds = Annotated[float, typer.Option("--wait", help="how many seconds to wait for the processor's workers", min=0)]
+
+
+def stopped(
+    target: Target,
+    processor: Annotated[str | None, typer.Option("--processor", help="only of this processor, by its id")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Show the objects that do not go on in the processors that apply events; exit status 1 if there is one.
+
+    An object is stopped after an event that contradicts its order, or waits for an event that has not come.
+    """
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        found = [
+            each
+            for one in ordered_processors(graph, processor)
+            for each in find_objects(graph, one, environment)
+            if not each.goes_on
+        ]
+    now = time.time()
+    for each in found:
+        print(json.dumps(_as_fields(each, now), ensure_ascii=False) if as_json else _describe(each, now))
+    if found:
+        raise typer.Exit(1)
+    if not as_json:
+        print("all objects go on")
+
+
+def resume(
+    target: Target,
+    name: Object,
+    processor: OfProcessor = None,
+    seconds: Seconds = 30.0,
+    yes: Yes = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Let a stopped object go on: the event that contradicts its order stays a dead letter, later ones are applied.
+
+    The processor's workers have to run. The events that became dead letters because the object was stopped are sent to
+    its topic again.
+    """
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        operator = Operator(graph, _one(graph, processor), environment, name)
+        missed = operator.missed()
+        if operator.object.goes_on and not missed:
+            raise UserMistake(f"object {name!r} is not stopped: `kstreams order stopped` shows those that are")
+        if operator.object.held and operator.object.stop is None and not missed:
+            raise UserMistake(
+                f"object {name!r} is not stopped, it waits for event {operator.object.held[0].prev}: if that is lost, "
+                "`kstreams order accept` lets it go on without it"
+            )
+        print(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        if not yes and not is_confirmed("Let it go on with the event that follows, and send these events again?"):
+            raise typer.Exit(1)
+        _finish(operator.decide(Verb.RESUME, 0, seconds), name)
+
+
+def accept(
+    target: Target,
+    name: Object,
+    processor: OfProcessor = None,
+    seconds: Seconds = 30.0,
+    yes: Yes = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Let an object go on without the event that it waits for, or with the one that contradicts its order.
+
+    The oldest event that waits, or that was refused, is applied after the newest applied one: what was between them is
+    lost. The processor's workers have to run.
+    """
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        operator = Operator(graph, _one(graph, processor), environment, name)
+        if operator.object.goes_on:
+            raise UserMistake(f"object {name!r} goes on: `kstreams order stopped` shows those that do not")
+        event = operator.choose()
+        missed = operator.missed(event)
+        print(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
+        if not yes and not is_confirmed(question):
+            raise typer.Exit(1)
+        _finish(operator.decide(Verb.ACCEPT, event, seconds), name)
+
+
+def _one(graph: Graph, named: str | None) -> Processor:
+    """The only processor that applies events, or that of an id. Raises UserMistake."""
+    found = ordered_processors(graph, named)
+    if len(found) > 1:
+        raise UserMistake(f"name one of {', '.join(each.id for each in found)} with --processor")
+    return found[0]
+
+
+def _finish(sent: int | None, name: str) -> None:
+    if sent is None:
+        print(
+            f"the decision on {name!r} is written, and the processor's workers have not read it yet: run the command "
+            "again once they run: what the object has missed is sent again then"
+        )
+        raise typer.Exit(1)
+    print(f"object {name!r} goes on; {sent:,} of its events were sent again")
+
+
+def _describe(found: ObjectState, now: float) -> str:
+    shown = f"{found.processor}: {found.name.decode(errors='replace')!r}, after event {found.newest},"
+    if found.stop is not None:
+        where = f", {max(0, now - found.stop.at):,.0f} s ago at offset {found.stop.offset}" if found.stop.at else ""
+        return f"{shown} is stopped{where}: {found.stop.why}"
+    if found.held:
+        first = found.held[0]
+        return (
+            f"{shown} waits for event {first.prev}: {len(found.held):,} events are held, the first of them "
+            f"{first.id}, for {max(0, now - first.held_at):,.0f} s"
+        )
+    return f"{shown} waits for event {found.accepts}, which was accepted" if found.accepts else f"{shown} goes on"
+
+
+def _as_fields(found: ObjectState, now: float) -> dict[str, Any]:
+    return {
+        "processor": found.processor,
+        "object": found.name.decode(errors="replace"),
+        "partition": found.partition,
+        "newest": found.newest,
+        "stopped": None if found.stop is None else found.stop.why,
+        "accepts": found.accepts or None,
+        "waits_for": found.held[0].prev if found.held else None,
+        "held": [each.id for each in found.held],
+        "held_seconds": max((now - each.held_at for each in found.held), default=None),
+    }

@@ -1,0 +1,103 @@
+"""The consumers of `kstreams demo ordering`: worker processes of three groups, and what each group has come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+from kstreams_py.demo.order_checks import Consumed
+from kstreams_py.demo.ordering_graph import NAME, PAUSES, graph, processor_of, topic_of
+from kstreams_py.demo.recoveries import are_running
+from kstreams_py.formats.registries import open_registry
+from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.operations.stopped_objects import find_objects
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import Message, TopicPartition
+from kstreams_py.running import logs
+from kstreams_py.running.status import RunStatus
+from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.wiring import standby_command, worker_command
+from kstreams_py.settings import Settings
+from kstreams_py.state.reading import read_state
+
+TARGET: Final = "kstreams_py.demo.ordering_graph:graph"
+SLOTS: Final = (0, 1)
+
+STEP_HEADER: Final = "ks-proc"
+"""Of a dead letter: graph and processor."""
+
+
+class OrderConsumers:
+    """Runs the worker processes of the groups, which are started again after each kill, from `start` to `close`."""
+
+    def __init__(self, settings: Settings, log: Path) -> None:
+        self._log = log
+        self._joined = Event()
+        self._run: Future[None] | None = None
+        self._supervisor = Supervisor(
+            worker_command(TARGET),
+            SLOTS,
+            drain_seconds=settings.drain_timeout_ms / 1000 + 5,
+            standby=standby_command(TARGET),
+            stuck_timeout_ms=settings.stuck_timeout_ms,
+            environment=settings.as_environment(),
+        )
+
+    def start(self, pool: Executor) -> None:
+        """Starts the processes; `pool` has a thread for them."""
+        self._run = pool.submit(self._supervisor.run, lambda _: None, self._note, self._write)
+
+    @property
+    def have_joined(self) -> bool:
+        """All groups have had partitions for each process. Raises the failure that has ended the processes."""
+        if self._run is not None and self._run.done():
+            self._run.result()
+        return self._joined.is_set()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by slot."""
+        return self._supervisor.pids
+
+    def close(self) -> None:
+        """Stops the processes. Raises the failure that has ended them."""
+        self._supervisor.stop()
+        if self._run is not None:
+            self._run.result()
+
+    def _note(self, status: RunStatus) -> None:
+        if are_running(status, PAUSES, len(SLOTS)):
+            self._joined.set()
+
+    def _write(self, output: int, slot: str, lines: Sequence[bytes]) -> None:
+        """Writes what the processes write to the log, in whole lines."""
+        with self._log.open("ab") as file:
+            file.write(b"".join(logs.dress(output, slot, line) + b"\n" for line in lines))
+
+
+def read_groups(settings: Settings, cluster: Cluster) -> dict[str, Consumed]:
+    """What is committed of each group: its states, the events in the order it has applied, what failed or waits."""
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    environment = Environment(cluster, registry, settings)
+    faults = [dict(m.headers() or ()).get(STEP_HEADER) for m in read_topic(cluster, f"{NAME}.errors")]
+    found = {}
+    for group in PAUSES:
+        processor = processor_of(group)
+        each = Consumed(states=read_state(graph, processor, cluster, registry))
+        for m in read_topic(cluster, topic_of(group)):
+            each.events.setdefault((m.key() or b"").decode(), []).append(json.loads(m.value() or b""))
+        each.faults = faults.count(f"{NAME}.{group}".encode())
+        each.held = sum(len(one.held) for one in find_objects(graph, processor, environment))
+        found[group] = each
+    return found
+
+
+def read_topic(cluster: Cluster, topic: str) -> Iterator[Message]:
+    """The committed records of a topic, partition by partition."""
+    for info in cluster.topics([topic]).values():
+        for partition in range(info.partitions):
+            yield from cluster.read(TopicPartition(topic, partition))

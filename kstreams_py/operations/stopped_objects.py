@@ -1,0 +1,229 @@
+"""Objects of event ordering that do not go on, and what an operator decides of them.
+
+An object is stopped after an event that contradicts its order, or waits for an event that has not come. A decision
+(ordering/decisions.py) is a record of the events' topic: the consumer's worker does it in the transaction of its
+position, while it runs. Once the group has read the decision, no more events of the object become dead letters; those
+that have, are sent to the topic again, each together with the mark that `dead-letters list` counts as replayed. Other
+groups drop them as copies.
+
+After a crash, run it again: a decision that is done already is for another state of the object then, and changes
+nothing; a dead letter is marked, or it is not sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kstreams_py.errors import EventFault, UserMistake
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.operations.committed import CommittedReader
+from kstreams_py.operations.letters import Letter
+from kstreams_py.operations.reading import LetterReader
+from kstreams_py.operations.replay_transactions import Done, Transactions
+from kstreams_py.ordering.chain import ACCEPTS, Held, Reason
+from kstreams_py.ordering.decisions import Decision, Verb, decision_record
+from kstreams_py.ordering.events import place_of
+from kstreams_py.ordering.held import Stop, read_task
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import TopicPartition
+from kstreams_py.state.reading import read_reserved
+
+logger = logging.getLogger(__name__)
+
+LETTERS_AT_ONCE: Final = 500
+"""Events that are sent again in one transaction."""
+
+LOOK_SECONDS: Final = 0.2
+
+_SENT_AGAIN: Final = (Reason.STOPPED, Reason.FORKED)
+
+_FAULT: Final = f"{EventFault.__module__}.{EventFault.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectState:
+    """What a consumer group has of an object.
+
+    - `newest`: the id of the newest applied event; 0 for none.
+    - `stop`: why it is stopped; None if it is not. `accepts`: the event that it is to go on with; 0 for none.
+    - `held`: the events that wait, by their predecessors.
+    """
+
+    processor: str
+    partition: int
+    name: bytes
+    newest: int = 0
+    stop: Stop | None = None
+    accepts: int = 0
+    held: tuple[Held, ...] = ()
+
+    @property
+    def goes_on(self) -> bool:
+        """It is not stopped, and none of its events waits."""
+        return self.stop is None and not self.held and not self.accepts
+
+
+class Missed(NamedTuple):
+    """An event that was refused, and its dead letter. `prev`: its predecessor, 0 for none."""
+
+    id: int
+    prev: int
+    reason: str
+    letter: Letter
+
+
+def following(refused: Iterable[Missed], newest: int, accepted: int) -> list[Missed]:
+    """The refused events that may follow the newest one, by their ids: not those of a chain that contradicts it.
+
+    - `accepted`: the event that is to follow it whatever its predecessor is; 0 for none.
+    """
+    found: list[Missed] = []
+    left_out: set[int] = set()
+    for each in sorted(refused, key=lambda each: each.id):
+        is_next = each.id == accepted or each.prev == newest
+        is_fork = each.reason == Reason.FORKED and each.id != accepted
+        if not is_next and (is_fork or each.prev < newest or each.prev in left_out):
+            if each.id != newest:  # else it is a copy
+                left_out.add(each.id)
+            continue
+        found.append(each)
+        newest = each.id if is_next else newest
+    return found
+
+
+def ordered_processors(graph: Graph, named: str | None = None) -> list[Processor]:
+    """The processors that apply events; that of an id. Raises UserMistake if there is none."""
+    found = [each for each in graph.processors if each.ordered is not None]
+    chosen = [each for each in found if named in (None, each.id)]
+    if not chosen:
+        there = ", ".join(each.id for each in found) or "none"
+        raise UserMistake(
+            f"graph {graph.name!r} has no processor {named or 'of graph.ordered'!r} that applies events: it has {there}"
+        )
+    return chosen
+
+
+def find_objects(graph: Graph, processor: Processor, environment: Environment) -> Iterator[ObjectState]:
+    """The objects of a processor, as they are committed. Raises TopicError, DecodeError, ClientError."""
+    for partition, entries in read_reserved(graph, processor, environment.cluster).items():
+        task = read_task(entries)
+        waiting: dict[bytes, list[Held]] = {}
+        for event in sorted(task.held, key=lambda event: event.prev):
+            waiting.setdefault(event.object, []).append(event)
+        for name in sorted(task.states.keys() | waiting.keys()):
+            newest, _, _, reason = task.states.get(name, (0, 0, b"", ""))
+            accepts = int(reason.removeprefix(ACCEPTS)) if reason.startswith(ACCEPTS) else 0
+            stop = task.stops.get(name, Stop(reason, -1, 0.0)) if reason and not accepts else None
+            yield ObjectState(processor.id, partition, name, newest, stop, accepts, tuple(waiting.get(name, ())))
+
+
+class Operator:
+    """Decides of one object of a processor, and sends again what it has missed."""
+
+    def __init__(self, graph: Graph, processor: Processor, environment: Environment, name: str) -> None:
+        """Reads what is committed. Raises UserMistake for an object without an event, and as find_objects."""
+        self._graph = graph
+        self._processor = processor
+        self._environment = environment
+        self._group = f"{graph.name}.{processor.id}"
+        found = [each for each in find_objects(graph, processor, environment) if each.name == name.encode()]
+        if not found:
+            raise UserMistake(f"{processor.id}: no event of object {name!r} was read: correct the name")
+        self.object = found[0]
+        self._input = TopicPartition(processor.inputs[0].name, self.object.partition)
+
+    def missed(self, accepted: int = 0) -> list[Missed]:
+        """The events that would be sent again, if this event is accepted, or none."""
+        refused = self._refused(LetterReader(self._graph, self._environment))
+        return following(refused, self.object.newest, accepted)
+
+    def choose(self) -> int:
+        """The id of the event to go on with: the oldest that waits, or else that was refused.
+
+        Raises UserMistake if there is none.
+        """
+        if self.object.accepts:
+            return self.object.accepts
+        if self.object.held:
+            return self.object.held[0].id
+        refused = self._refused(LetterReader(self._graph, self._environment))
+        if (first := min((each.id for each in refused), default=0)) == 0:
+            raise UserMistake(
+                f"{self._shown}: no event waits or was refused that it could go on with: `kstreams order resume` lets "
+                "it go on with the event that follows"
+            )
+        return first
+
+    def decide(self, verb: Verb, event: int, seconds: float) -> int | None:
+        """Lets the object go on, once its group has read the decision; returns how many events were sent again.
+
+        - `event`: the one that is accepted; 0 to resume.
+        - `seconds`: the longest wait for the group; None is returned after it: decide again once its workers run.
+
+        Raises Replaced if a replay of dead letters, or another decision, begins meanwhile.
+        """
+        transactions = Transactions(self._graph, LetterReader(self._graph, self._environment), self._environment)
+        try:
+            transactions.start()
+            if not self._is_decided(verb):
+                decision = Decision(verb, self._group, self.object.newest, event)
+                transactions.write([decision_record(*self._input, self.object.name, decision)])
+                if not self._await_group(seconds):
+                    return None
+            missed = self.missed(event)
+            for first in range(0, len(missed), LETTERS_AT_ONCE):
+                part = missed[first : first + LETTERS_AT_ONCE]
+                transactions.commit([Done(each.letter, [each.letter.place], [self._again(each)]) for each in part])
+        finally:
+            transactions.end()
+        return len(missed)
+
+    def _is_decided(self, verb: Verb) -> bool:
+        if verb is Verb.RESUME:
+            return self.object.stop is None and not self.object.accepts
+        return self.object.stop is None and not self.object.held
+
+    def _await_group(self, seconds: float) -> bool:
+        """Waits until the group has read all that is in the partition now."""
+        newest = self._environment.cluster.newest(self._input)
+        goal = 0 if newest is None else newest.offset() + 1
+        reader, deadline = CommittedReader(self._graph, self._environment), self._environment.clock() + seconds
+        while reader.read(self._processor, [self._input]).get(self._input, 0) < goal:
+            if self._environment.clock() >= deadline:
+                return False
+            self._environment.sleep(LOOK_SECONDS)
+        return True
+
+    def _refused(self, reader: LetterReader) -> Iterator[Missed]:
+        """The events behind the newest one that were refused, as their order was contradicted or as it is stopped."""
+        marks = reader.marks()
+        for letter in reader.letters():
+            if letter.processor != self._group or letter.error != _FAULT or letter.place in marks:
+                continue
+            if (reason := _reason(letter)) not in _SENT_AGAIN or letter.inputs[0].key() != self.object.name:
+                continue
+            if not letter.has_whole_inputs:
+                logger.warning("%s is cut to fit its topic, and is not sent again: %s", letter.place, letter.cut)
+                continue
+            number, prev = place_of(letter.inputs[0].pairs)
+            if number > self.object.newest:
+                yield Missed(number, prev or 0, reason, letter)
+
+    def _again(self, missed: Missed) -> Output:
+        event = missed.letter.inputs[0]
+        return (*self._input[:1], event.value(), event.key(), self._input.partition, None, None,
+                max(0, event.milliseconds), list(event.pairs))  # fmt: skip
+
+    @property
+    def _shown(self) -> str:
+        return f"{self._processor.id}: object {self.object.name.decode(errors='replace')!r}"
+
+
+def _reason(letter: Letter) -> str:
+    """Why its event is a fault: a Reason."""
+    return letter.message.partition(":")[0]
