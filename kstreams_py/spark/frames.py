@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
+from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
 from kstreams_py.graph.pipelines import Pipeline
 
 with suppress(ImportError):  # whoever has a session has PySpark
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _LOST: Final = re.compile(r"data may have been lost|out of range|offset was changed")
+
+_UNANSWERED: Final = re.compile(
+    r"kafka\.common\.errors\.\w*(?:Timeout|Disconnect|Network)\w*Exception|Cannot fetch record for offset"
+)
+"""What Spark's Kafka reader raises after its time-outs."""
 
 _CHANGED: Final = (
     (r"STATE_STORE_\w*(?:SCHEMA|ROW_FORMAT|TYPE_CHANGE)", "the state has other columns: restore the function, declare"),
@@ -147,7 +152,7 @@ def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
 
 @contextmanager
 def reported(pipeline: Pipeline) -> Iterator[None]:
-    """Raises PipelineFailed, or InputLost, with the first line of an error of Spark.
+    """Raises PipelineFailed, InputLost, or BrokerUnavailable, with the first line of an error of Spark.
 
     SettingsError for a stream whose checkpoint is not of its function: Spark's text tells to switch its check off.
     """
@@ -166,6 +171,12 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
             raise InputLost(
                 f"{pipeline}: records were deleted while it read them: run it again with more retention, or reset it: "
                 f"{_first_line(error)}"
+            ) from error
+        if _UNANSWERED.search(text):
+            topics = " or ".join(topic.name for topic in pipeline.inputs)
+            raise BrokerUnavailable(
+                f"{pipeline}: the broker of {topics} does not answer Spark ({_cause(text)}): look after it, and run "
+                "the pipeline again; the last published table stays"
             ) from error
         raise PipelineFailed(f"{pipeline}: Spark failed: {_cause(text)}; the last published table stays") from error
 

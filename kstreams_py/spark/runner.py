@@ -63,7 +63,8 @@ def run_once(
       that it has, and no record that is new has waited for longer. None for the first time.
 
     Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows,
-    InputLost if records were deleted that the table needs, and what cut(), view() and the target raise.
+    InputLost if records were deleted that the table needs, BrokerUnavailable if no broker answers Spark, PipelineFailed
+    if a job of Spark fails for another reason, and what cut(), view() and the target raise.
     """
     began = time.monotonic()
     with closing(open_target(pipeline, settings, lambda: session)) as target:

@@ -83,7 +83,7 @@ class Streaming:
         self._query.stop()
 
     def join(self) -> None:
-        """Waits for its end. Raises what a batch has raised; PipelineFailed and InputLost as `run_once` does."""
+        """Waits for its end. Raises what a batch has raised; otherwise as `run_once` does."""
         with reported(self._pipeline):
             try:
                 self._query.awaitTermination()

@@ -8,8 +8,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal, Self
@@ -17,7 +17,7 @@ from typing import Final, Literal, Self
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
-from kstreams_py.embedded.nodes import free_ports
+from kstreams_py.embedded.nodes import Node, free_ports
 
 HOST: Final = "127.0.0.1"
 
@@ -37,6 +37,7 @@ APIS: Final = {
     24: "AddPartitionsToTxn",
     25: "AddOffsetsToTxn",
     26: "EndTxn",
+    27: "WriteTxnMarkers",
     28: "TxnOffsetCommit",
 }
 """Kafka's requests by API key; the name of any other request is its number."""
@@ -160,9 +161,11 @@ class Proxy:
         """The proxy's address for clients."""
         return f"{HOST}:{self.port}"
 
-    def hold(self, api: str, *, side: Side = "request", client: str | None = None, nth: int = 1) -> Rule:
-        """Holds one frame until the rule is released."""
-        return self._add(Rule(Fate.HELD, api, side, client, nth, 1, None))
+    def hold(
+        self, api: str, *, side: Side = "request", client: str | None = None, nth: int = 1, times: int | None = 1
+    ) -> Rule:
+        """Holds frames (`times=None`: all until the rule is lifted) until the rule is released."""
+        return self._add(Rule(Fate.HELD, api, side, client, nth, times, None))
 
     def delay(
         self, api: str, seconds: float, *, side: Side = "request", client: str | None = None, nth: int = 1
@@ -393,3 +396,46 @@ def proxied_broker() -> Iterator[tuple[EmbeddedKafka, Proxy]]:
         }
         with EmbeddedKafka(kafka_classpath(), find_java(), port=direct, settings=settings) as kafka:
             yield kafka, proxy
+
+
+class _ReplicatingKafka(EmbeddedKafka):
+    """Brokers that reach each other at listeners of their own; the last broker is reached through a proxy."""
+
+    def __init__(self, brokers: int, proxy_of: Callable[[int], Proxy]) -> None:
+        super().__init__(kafka_classpath(), find_java(), brokers=brokers)
+        self._proxy_of = proxy_of
+
+    def _format(self, cluster_id: str) -> None:
+        taken = {number for node in self._nodes for number in (node.port, node.controller_port)}
+        ports = (port for port in free_ports([None] * 3 * len(self._nodes)) if port not in taken)
+        for node, port in zip(self._nodes, ports, strict=False):
+            reached = self._proxy_of(port).port if node is self._nodes[-1] else port
+            # of a name that is there twice, the last value counts
+            with (node.directory / "server.properties").open("a") as file:
+                file.writelines(f"{name}={value}\n" for name, value in _internal_listener(node, port, reached).items())
+        super()._format(cluster_id)
+
+
+def _internal_listener(node: Node, port: int, reached: int) -> dict[str, str]:
+    """Settings with which other brokers reach a node at another port than clients; it listens at `port`."""
+    clients = f"BROKER://{HOST}:{node.port}"
+    return {
+        "listeners": f"{clients},INTERNAL://{HOST}:{port},CONTROLLER://{HOST}:{node.controller_port}",
+        "advertised.listeners": f"{clients},INTERNAL://{HOST}:{reached}",
+        "listener.security.protocol.map": "BROKER:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "INTERNAL",
+    }
+
+
+@contextmanager
+def proxied_replication(brokers: int) -> Iterator[tuple[EmbeddedKafka, Proxy]]:
+    """A cluster, and the proxy through which all brokers reach the last one; clients reach it directly."""
+    with ExitStack() as stack:
+        proxies: list[Proxy] = []
+
+        def proxy_of(port: int) -> Proxy:
+            proxies.append(stack.enter_context(Proxy(port)))
+            return proxies[-1]
+
+        kafka = stack.enter_context(_ReplicatingKafka(brokers, proxy_of))
+        yield kafka, proxies[-1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def spark() -> Iterator[SparkSession]:
 class Rig:
     """Topics of a graph whose processors are played by hand: records of steps, and offsets, in any transactions."""
 
-    def __init__(self, broker: Any, name: str) -> None:
+    def __init__(self, broker: Any, name: str, replicas: Mapping[str, list[int]] | None = None) -> None:
+        """`replicas`: by topic, brokers with its partition, the leader first."""
         self.settings = Settings(bootstrap_servers=broker.bootstrap_servers)
         self.cluster = open_cluster(self.settings)
         self.names = {topic: f"{name}.{topic}" for topic in ("in", "a", "b", "c")}
@@ -56,12 +58,21 @@ class Rig:
         self.graph.map(self.names["in"], to=[self.names["a"], self.names["b"]], id="split")(lambda value: {})
         self.graph.join(self.names["a"], self.names["b"], to=self.names["c"], id="pair")(lambda a, b: a)
         self.admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-        for created in self.admin.create_topics([NewTopic(each, 1, 1) for each in self.names.values()]).values():
+        new = [
+            NewTopic(full, 1, replica_assignment=[replicas[topic]]) if replicas else NewTopic(full, 1, 1)
+            for topic, full in self.names.items()
+        ]
+        for created in self.admin.create_topics(new).values():
             created.result(SECONDS)
         # the controller has answered; the brokers learn of the topics later
-        wait_until(lambda: {*self.names.values()} <= {*metadata(self.admin).topics}, "the topics are known")
+        for address in broker.bootstrap_servers.split(","):
+            wait_until(partial(self._are_known_to, address), "the topics are known")
         self.ids = {topic: self.cluster.topics([full])[full].topic_id for topic, full in self.names.items()}
         self._producers = 0
+
+    def _are_known_to(self, address: str) -> bool:
+        """The first request of a client goes to the broker at its address; later ones may go to any."""
+        return {*self.names.values()} <= {*metadata(AdminClient({"bootstrap.servers": address})).topics}
 
     def producer(self) -> ck.Producer:
         self._producers += 1
