@@ -167,7 +167,7 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
                 f"{pipeline}: records were deleted while it read them: run it again with more retention, or reset it: "
                 f"{_first_line(error)}"
             ) from error
-        raise PipelineFailed(f"{pipeline}: Spark failed: {_cause(text)}; the last published table stays") from error
+        raise PipelineFailed(f"{pipeline}: Spark failed: {find_cause(text)}; the last published table stays") from error
 
 
 def start_query(
@@ -193,7 +193,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].strip()
 
 
-def _cause(text: str) -> str:
+def find_cause(text: str) -> str:
     """The innermost reason in the text of an error of Java, otherwise its first line."""
     reasons = re.findall(r"^(?:Caused by: )?[\w.]+(?:Exception|Error): (.+)$", text, flags=re.MULTILINE)
     return reasons[-1].strip() if reasons else text.strip().partition("\n")[0]

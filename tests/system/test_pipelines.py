@@ -420,6 +420,28 @@ def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(
     assert values(shop.rows("added")) == ["pen"]
 
 
+def test_manifest_that_was_removed_by_hand_stops_runs_and_readers_until_the_directory_is_moved_away(shop: Shop) -> None:
+    """Without it the directory looks new: a run would begin again at what the topics have kept."""
+    shop.write("orders:pen")
+    shop.run("added")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    manifest = shop.directory / "added" / "_manifest.json"
+    content = manifest.read_bytes()
+    manifest.unlink()
+    told = r"_manifest\.json: it was removed by hand: restore it, or move the directory away, then start again$"
+    for step in (shop.run, shop.reset, shop.rows):
+        with pytest.raises(SinkUnavailable, match=told):
+            step("added")
+    manifest.write_bytes(content)
+    shop.write("orders:ink")
+    shop.run("added")
+    assert shop.rows("added") == shop.model("added")
+    manifest.unlink()
+    cast(ks.Parquet, pipeline.target).directory.rename(shop.directory / "away")
+    shop.run("added")
+    assert shop.rows("added") == shop.model("added")
+
+
 @pytest.mark.parametrize("pipeline_id", ["added", "totals", "latest"])
 def test_file_that_was_replaced_by_another_with_as_many_rows_stops_runs_and_readers(
     shop: Shop, pipeline_id: str
