@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import DROP, FAIL, Pipeline
@@ -48,6 +49,8 @@ class Inputs:
         self._registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         self._malformed = DROP if pipeline.drops_malformed else FAIL
         self._decoded: dict[str, DataFrame] = {}
+        self._schemas: set[int] = set()
+        """Ids of the writers' schemas that the streams know."""
 
     def read(self, spark: SparkSession, start: Cut | None, end: Cut) -> list[DataFrame]:
         """A DataFrame of each topic, of what is in a cut and not in an earlier one. Raises what view() raises."""
@@ -61,6 +64,7 @@ class Inputs:
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:
         """A stream of each topic. Raises what stream() raises."""
+        self._schemas = self._read_ids()  # first: what the streams know besides is no harm
         return [
             stream(
                 spark, topic, registry=self._registry, settings=self._settings,
@@ -68,6 +72,19 @@ class Inputs:
             )
             for topic in self._pipeline.inputs
         ]  # fmt: skip
+
+    def has_new_schemas(self) -> bool:
+        """Whether a writer has registered a schema that the streams do not know: its records would be left out."""
+        return not self._read_ids() <= self._schemas
+
+    def _read_ids(self) -> set[int]:
+        return {
+            found
+            for topic in self._pipeline.inputs
+            for part in ("key", "value")
+            if isinstance(getattr(topic, part), Avro)
+            for found in self._registry.ids(f"{topic}-{part}")
+        }
 
     def begin_counting(self, rows: DataFrame) -> Callable[[], Counts]:
         """Begins to count before the job that makes these rows; returns what waits for the counts after it.
