@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
 from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.spark import private_api
 
 with suppress(ImportError):  # whoever has a session has PySpark
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -87,10 +88,7 @@ def observe(name: str, rows: Rows, parent: Rows) -> Observed:
 
     PySpark's Observation is of the first job, which may be one of the function's own.
     """
-    spark: Any = rows.sparkSession
-    observation = spark._jvm.org.apache.spark.sql.Observation(name)  # noqa: SLF001
-    spark._jsparkSession.observationManager().register(observation, parent._jdf)  # noqa: SLF001
-    return Observed(observation)
+    return Observed(private_api.start_observation(name, rows.sparkSession, parent))
 
 
 class Observed:
@@ -121,9 +119,7 @@ def schema_of(columns: Mapping[str, str]) -> str:
 
 def explain(rows: Rows) -> str:
     """Spark's formatted plan of the rows, as it is before they are computed; cut off after PLAN_CHARACTERS."""
-    # what rows.explain() prints; to redirect that would swallow what other threads print
-    java: Any = rows.sparkSession.sparkContext._jvm  # noqa: SLF001
-    plan = str(java.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted")).strip()  # noqa: SLF001
+    plan = private_api.explain(rows).strip()
     return plan if len(plan) <= PLAN_CHARACTERS else f"{plan[:PLAN_CHARACTERS]}\n... {len(plan):,} characters in all"
 
 

@@ -12,6 +12,7 @@ from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import DROP, FAIL, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
+from kstreams_py.spark import private_api
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.frames import observe
 from kstreams_py.spark.reader_options import Bound
@@ -91,7 +92,7 @@ class Inputs:
 
         Jobs that the function itself has run, such as to look at a schema, do not count.
         """
-        plan = rows._jdf.queryExecution().optimizedPlan().toString()  # noqa: SLF001
+        plan = private_api.optimized_plan(rows)
         used = {name: parent for name, parent in self._decoded.items() if f"CollectMetrics {name}, " in plan}
         observed = {name: observe(name, rows, parent) for name, parent in used.items()}
 
@@ -107,8 +108,7 @@ class Inputs:
 
     def counts_of(self, query: StreamingQuery) -> Counts:
         """What the batch of a stream has read, while it is stored; its progress has it only after that."""
-        observed = query._jsq.streamingQuery().lastExecution().observedMetrics()  # noqa: SLF001
-        found = {name: observed.get(name).get() for name in self._decoded if observed.contains(name)}
+        found = private_api.observed_by_batch(query, [*self._decoded])
         return {name: Count(row.getLong(0), row.getLong(1)) for name, row in found.items()}
 
     def warn_of_malformed(

@@ -17,6 +17,7 @@ from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, 
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Delta
 from kstreams_py.spark.frames import check_key, compute, find_cause, quote
+from kstreams_py.spark.private_api import open_path
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a session has PySpark
@@ -108,11 +109,9 @@ class DeltaLakeTable:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _files(self, spark: Any, name: str) -> tuple[Any, Any]:
+    def _files(self, spark: SparkSession, name: str) -> tuple[Any, Any]:
         """Hadoop's file system of the table, and a path in it."""
-        gateway, context = spark.sparkContext._jvm, spark.sparkContext._jsc  # noqa: SLF001 PySpark has no other way
-        path = gateway.org.apache.hadoop.fs.Path(f"{self._path}/{name}")
-        return path.getFileSystem(context.hadoopConfiguration()), path
+        return open_path(spark, f"{self._path}/{name}")
 
     def _has_log(self, spark: SparkSession) -> bool:
         """Whether there is a table; isDeltaTable() denies one whose log could not be read the last time.
