@@ -52,7 +52,10 @@ def optimized_plan(rows: DataFrame) -> str:
 
 
 def start_observation(name: str, spark: SparkSession, parent: DataFrame) -> Any:
-    """Registers an Observation of the next job with `parent.observe(name, ...)`; PySpark's own is of the first one."""
+    """Registers an Observation of the next job with `parent.observe(name, ...)`; PySpark's own is of the first one.
+
+    - `parent`: what it was called of, and not what it has returned.
+    """
     with _needed("SparkSession._jvm", "Observation", "SparkSession._jsparkSession", "observationManager", "_jdf"):
         observation, manager = _observations(spark, name)
         manager.register(observation, parent._jdf)

@@ -502,8 +502,9 @@ def test_table_in_postgresql_refuses_a_type_that_it_lacks_a_foreign_table_and_on
     with psycopg.connect(shop.url) as connection:
         connection.execute(f"CREATE TABLE {target.table} (item text)")
     declare(shop, lambda df: df.select("value"), to=target)
-    with pytest.raises(SettingsError, match="exists, and no pipeline has made it: name another table"):
-        shop.run("other")
+    for step in (shop.run, shop.reset):
+        with pytest.raises(SettingsError, match=r"exists, and no pipeline has made it, or .*: name another table"):
+            step("other")
     with psycopg.connect(shop.url) as connection:
         connection.execute(f"DROP TABLE {target.table}")
     shop.run("other")

@@ -144,6 +144,7 @@ class KafkaTable:
         def delete(producer: Producer) -> None:
             content = self._read_content()
             if content is None:
+                self._check_new(self._partitions())
                 return
             if _RESET not in content:
                 check_owner(self._pipeline, self._decode(content))
