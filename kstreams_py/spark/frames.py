@@ -14,7 +14,13 @@ from kstreams_py.spark import private_api
 
 with suppress(ImportError):  # whoever has a session has PySpark
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import AnalysisException, PySparkException
+    from pyspark.errors import (
+        AnalysisException,
+        PySparkAttributeError,
+        PySparkException,
+        PySparkTypeError,
+        PySparkValueError,
+    )
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as sf
     from pyspark.storagelevel import StorageLevel
@@ -48,7 +54,7 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
     """The rows of a pipeline. Raises GraphError for an unknown column, and for a result that is no DataFrame."""
     try:
         found = pipeline.function(*frames)
-    except AnalysisException as error:
+    except (AnalysisException, PySparkAttributeError, PySparkTypeError, PySparkValueError) as error:
         raise GraphError(f"{pipeline}: its function does not fit its topics: {_first_line(error)}") from error
     if not isinstance(found, DataFrame):
         raise GraphError(f"{pipeline}: its function returned {type(found).__name__}: return a DataFrame")

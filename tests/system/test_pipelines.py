@@ -250,6 +250,12 @@ def declare(
     [
         (lambda df: df.collect(), {}, GraphError, "its function returned list: return a DataFrame"),
         (lambda df: df.select("valu"), {}, GraphError, "its function does not fit its topics: .*`valu` cannot be"),
+        (lambda df: df.select(df.valu), {}, GraphError, "its function does not fit its topics: .*`valu` is not"),
+        (lambda df: df.where(7), {}, GraphError, "its function does not fit its topics: .*should be"),
+        (
+            lambda df: df.select(sf.raise_error(sf.lit("no price"))).collect(),
+            {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
+        ),
         (lambda df: df, {"key": ["item"]}, SettingsError, "its rows have no column 'item' of the key"),
         (lambda df: df.select("value"), {"key": ["value"]}, RowRefused, "2 rows have the key value='pen'"),
         (
