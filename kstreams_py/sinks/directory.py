@@ -24,6 +24,8 @@ DATA: Final = "_data"
 CHECKPOINT: Final = "_checkpoint"
 LOCK: Final = "_lock"
 MANIFEST: Final = "_manifest.json"
+PUBLISHED: Final = "_published"
+"""An empty file, there while something is published: a directory without its manifest looks new otherwise."""
 
 LOCK_SECONDS: Final = 5.0
 """How long a writer waits for others that publish."""
@@ -68,16 +70,23 @@ class Directory:
         _sync(self.path)
 
     def read(self) -> Manifest | None:
-        """The published manifest; None if nothing is published. Raises SinkUnavailable if it is none."""
+        """The published manifest; None if nothing is. Raises SinkUnavailable if it was edited or removed by hand."""
         path = self.path / MANIFEST
         try:
-            return decode_manifest(path.read_bytes())
-        except FileNotFoundError:
-            return None
+            if (content := self._content()) is None and (self.path / PUBLISHED).exists():
+                content = self._content()  # it may have been the first one, published meanwhile
+                if content is None and (self.path / PUBLISHED).exists():
+                    raise ValueError("it was removed by hand")
+            return None if content is None else decode_manifest(content)
         except ValueError as error:
             raise SinkUnavailable(
                 f"{path}: {error}: restore it, or move the directory away, then start again"
             ) from error
+
+    def _content(self) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / MANIFEST).read_bytes()
+        return None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -103,6 +112,7 @@ class Directory:
         # at once, since a disk flushes once for all that ask it together: 2 ms, and one after the other 7 ms
         list(self._syncing.map(_sync, [*written, self.data, path]))
         path.replace(self.path / MANIFEST)
+        (self.path / PUBLISHED).touch()  # after the manifest: a writer that dies between has published
         _sync(self.path)
 
     def retract(self, manifest: Manifest) -> None:
@@ -110,6 +120,7 @@ class Directory:
         for file in manifest.files:
             with contextlib.suppress(FileNotFoundError):  # removed by hand
                 os.utime(self.data / file.name)
+        (self.path / PUBLISHED).unlink(missing_ok=True)
         (self.path / MANIFEST).unlink()
         _sync(self.path)
 

@@ -13,6 +13,7 @@ encoding        adapter  rows as keys and values, the counterpart of decoding
 views           adapter  view() and stream(): committed records as columns; view_errors(): what they drop
 catalog         adapter  create_views(): the topics of a graph as tables of Spark SQL
 json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled
+private_api     adapter  what PySpark has no public way to
 inputs          adapter  the inputs of a pipeline as DataFrames, and how many records its jobs have read of them
 places          rule     where runs end: the places of a stream's batches, and the ends of any run as text
 runs            rule     the runs of a pipeline as its target stores them

@@ -13,6 +13,7 @@ from kstreams_py.errors import BrokerUnavailable, Retriable, SettingsError
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
+from kstreams_py.spark import private_api
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.runner import follow, run_once
 from kstreams_py.spark.runs import Run
@@ -32,10 +33,12 @@ def run_all(
 ) -> None:
     """Runs each pipeline once, a stream until it has read what there was.
 
-    Raises SettingsError for a cut and a stream; otherwise as `run_once` and `Streaming` do.
+    Raises SettingsError for a cut and a stream, MissingSoftware for another PySpark; otherwise as `run_once` and
+    `Streaming` do.
     """
     if given is not None and (stream := next((each for each in pipelines if each.checkpoint is not None), None)):
         raise SettingsError(f"{stream} is a stream, and runs at no cut: name the other pipelines")
+    private_api.require(session)
     for pipeline in pipelines:
         if pipeline.checkpoint is None:
             show(pipeline, run_once(pipeline, graph, session, settings, given=given))
@@ -64,6 +67,7 @@ def follow_all(
     intervals, each time with a warning; but the first run and the first start of a stream raise BrokerUnavailable: the
     address may be wrong. Raises otherwise as `run_once` and `Streaming` do.
     """
+    private_api.require(session)
     begun: dict[str, float] = {}
 
     def run_batch(pipeline: Pipeline) -> None:

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
 from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.spark import private_api
 
 with suppress(ImportError):  # whoever has a session has PySpark
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import AnalysisException, PySparkException
+    from pyspark.errors import (
+        AnalysisException,
+        PySparkAttributeError,
+        PySparkException,
+        PySparkTypeError,
+        PySparkValueError,
+    )
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as sf
     from pyspark.storagelevel import StorageLevel
@@ -52,7 +59,7 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
     """The rows of a pipeline. Raises GraphError for an unknown column, and for a result that is no DataFrame."""
     try:
         found = pipeline.function(*frames)
-    except AnalysisException as error:
+    except (AnalysisException, PySparkAttributeError, PySparkTypeError, PySparkValueError) as error:
         raise GraphError(f"{pipeline}: its function does not fit its topics: {_first_line(error)}") from error
     if not isinstance(found, DataFrame):
         raise GraphError(f"{pipeline}: its function returned {type(found).__name__}: return a DataFrame")
@@ -92,10 +99,7 @@ def observe(name: str, rows: Rows, parent: Rows) -> Observed:
 
     PySpark's Observation is of the first job, which may be one of the function's own.
     """
-    spark: Any = rows.sparkSession
-    observation = spark._jvm.org.apache.spark.sql.Observation(name)  # noqa: SLF001
-    spark._jsparkSession.observationManager().register(observation, parent._jdf)  # noqa: SLF001
-    return Observed(observation)
+    return Observed(private_api.start_observation(name, rows.sparkSession, parent))
 
 
 class Observed:
@@ -126,9 +130,7 @@ def schema_of(columns: Mapping[str, str]) -> str:
 
 def explain(rows: Rows) -> str:
     """Spark's formatted plan of the rows, as it is before they are computed; cut off after PLAN_CHARACTERS."""
-    # what rows.explain() prints; to redirect that would swallow what other threads print
-    java: Any = rows.sparkSession.sparkContext._jvm  # noqa: SLF001
-    plan = str(java.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted")).strip()  # noqa: SLF001
+    plan = private_api.explain(rows).strip()
     return plan if len(plan) <= PLAN_CHARACTERS else f"{plan[:PLAN_CHARACTERS]}\n... {len(plan):,} characters in all"
 
 
@@ -175,10 +177,10 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
         if _UNANSWERED.search(text):
             topics = " or ".join(topic.name for topic in pipeline.inputs)
             raise BrokerUnavailable(
-                f"{pipeline}: the broker of {topics} does not answer Spark ({_cause(text)}): look after it, and run "
-                "the pipeline again; the last published table stays"
+                f"{pipeline}: the broker of {topics} does not answer Spark ({find_cause(text)}): look after it, and "
+                "run the pipeline again; the last published table stays"
             ) from error
-        raise PipelineFailed(f"{pipeline}: Spark failed: {_cause(text)}; the last published table stays") from error
+        raise PipelineFailed(f"{pipeline}: Spark failed: {find_cause(text)}; the last published table stays") from error
 
 
 def start_query(
@@ -204,7 +206,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].strip()
 
 
-def _cause(text: str) -> str:
+def find_cause(text: str) -> str:
     """The innermost reason in the text of an error of Java, otherwise its first line."""
     reasons = re.findall(r"^(?:Caused by: )?[\w.]+(?:Exception|Error): (.+)$", text, flags=re.MULTILINE)
     return reasons[-1].strip() if reasons else text.strip().partition("\n")[0]

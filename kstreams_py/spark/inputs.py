@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import DROP, FAIL, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
+from kstreams_py.spark import private_api
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.frames import observe
 from kstreams_py.spark.reader_options import Bound
@@ -48,6 +50,8 @@ class Inputs:
         self._registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         self._malformed = DROP if pipeline.drops_malformed else FAIL
         self._decoded: dict[str, DataFrame] = {}
+        self._schemas: set[int] = set()
+        """Ids of the writers' schemas that the streams know."""
 
     def read(self, spark: SparkSession, start: Cut | None, end: Cut) -> list[DataFrame]:
         """A DataFrame of each topic, of what is in a cut and not in an earlier one. Raises what view() raises."""
@@ -61,6 +65,7 @@ class Inputs:
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:
         """A stream of each topic. Raises what stream() raises."""
+        self._schemas = self._read_ids()  # first: what the streams know besides is no harm
         return [
             stream(
                 spark, topic, registry=self._registry, settings=self._settings,
@@ -69,12 +74,25 @@ class Inputs:
             for topic in self._pipeline.inputs
         ]  # fmt: skip
 
+    def has_new_schemas(self) -> bool:
+        """Whether a writer has registered a schema that the streams do not know: its records would be left out."""
+        return not self._read_ids() <= self._schemas
+
+    def _read_ids(self) -> set[int]:
+        return {
+            found
+            for topic in self._pipeline.inputs
+            for part in ("key", "value")
+            if isinstance(getattr(topic, part), Avro)
+            for found in self._registry.ids(f"{topic}-{part}")
+        }
+
     def begin_counting(self, rows: DataFrame) -> Callable[[], Counts]:
         """Begins to count before the job that makes these rows; returns what waits for the counts after it.
 
         Jobs that the function itself has run, such as to look at a schema, do not count.
         """
-        plan = rows._jdf.queryExecution().optimizedPlan().toString()  # noqa: SLF001
+        plan = private_api.optimized_plan(rows)
         used = {name: parent for name, parent in self._decoded.items() if f"CollectMetrics {name}, " in plan}
         observed = {name: observe(name, rows, parent) for name, parent in used.items()}
 
@@ -90,8 +108,7 @@ class Inputs:
 
     def counts_of(self, query: StreamingQuery) -> Counts:
         """What the batch of a stream has read, while it is stored; its progress has it only after that."""
-        observed = query._jsq.streamingQuery().lastExecution().observedMetrics()  # noqa: SLF001
-        found = {name: observed.get(name).get() for name in self._decoded if observed.contains(name)}
+        found = private_api.observed_by_batch(query, [*self._decoded])
         return {name: Count(row.getLong(0), row.getLong(1)) for name, row in found.items()}
 
     def warn_of_malformed(

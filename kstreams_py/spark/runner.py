@@ -85,7 +85,8 @@ def run_once(
             inputs.warn_of_compaction()
         with _named(pipeline):
             frames = inputs.read(session, after, new)
-        rows = call(pipeline, frames)
+        with reported(pipeline):  # the function may run jobs of its own
+            rows = call(pipeline, frames)
         columns = columns_of(rows)
         check_columns(pipeline, columns, previous)
         number = previous.last.number + 1 if previous is not None else 1

@@ -4,17 +4,21 @@ Spark keeps the state of a stream and the offsets of its next batch in a checkpo
 a crash. So the target has the checkpoint's entry of the last batch, too: a batch that is there is left out, and a
 checkpoint that does not continue what is there is refused. Of a local disk, which Spark does not sync, the entry may be
 lost; the batch with the same number then has other offsets.
+
+A query decodes by the writers' schemas that it knew at its start. If a batch has records that do not decode, and a new
+one was registered, the query is begun again before the batch is stored.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final
 
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import SettingsError, Unavailable
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
@@ -25,6 +29,8 @@ from kstreams_py.spark.places import Place
 from kstreams_py.spark.reader_options import Bound
 from kstreams_py.spark.runs import Published, Run, check_columns, check_owner
 from kstreams_py.spark.targets.opening import open_target
+
+logger = logging.getLogger(__name__)
 
 OUTPUT_MODES: Final = {Mode.COMPLETE: "complete", Mode.APPEND: "append", Mode.UPSERT: "update"}
 """Spark's output modes."""
@@ -50,31 +56,48 @@ class Streaming:
 
         Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows.
         """
-        self._pipeline, self._settings = pipeline, settings
+        self._pipeline, self._session, self._settings = pipeline, session, settings
         self._stored = stored
         self._error: Exception | None = None
         self._storing = threading.Lock()
         """Held while a batch is stored: a stop waits for it."""
-        self._stopped = False
+        self._stopped = self._is_outdated = False
         self._every = pipeline.every if follows else None
         self._seconds = 0.0
         """Of the batch before: a record may have come just after that was planned."""
-        self._inputs = Inputs(pipeline, settings)
-        rows = call(pipeline, self._inputs.stream(session))
-        with closing(open_target(pipeline, settings, lambda: session)) as target:
+        self._known = threading.Event()
+        self._start()
+
+    def _start(self) -> None:
+        """Starts the query, which decodes by the schemas that are registered now."""
+        pipeline = self._pipeline
+        self._error, self._is_outdated = None, False
+        self._inputs = Inputs(pipeline, self._settings)
+        rows = call(pipeline, self._inputs.stream(self._session))
+        with closing(open_target(pipeline, self._settings, lambda: self._session)) as target:
             published = target.read()
         check_owner(pipeline, published)
         check_columns(pipeline, columns_of(rows), published)
         if published is None:
             self._inputs.warn_of_compaction()
-        self._known = threading.Event()
+        self._known.clear()
         with reported(pipeline):
             self._query = start_query(rows, OUTPUT_MODES[pipeline.mode], self._checkpoint, self._every, self._store)
         self._known.set()
 
+    def _begin_again(self) -> bool:
+        """Starts the query again, if it has ended for a new schema alone."""
+        if self._stopped or not self._is_outdated:
+            return False
+        logger.info(
+            "%s: a writer has registered a schema: the stream begins again, to decode its records", self._pipeline
+        )
+        self._start()
+        return True
+
     def is_running(self) -> bool:
         """It has neither ended nor failed."""
-        return bool(self._query.isActive)
+        return bool(self._query.isActive) or self._begin_again()
 
     def stop(self) -> None:
         """Stops it once the batch that is being stored is."""
@@ -85,14 +108,22 @@ class Streaming:
     def join(self) -> None:
         """Waits for its end. Raises what a batch has raised; otherwise as `run_once` does."""
         with reported(self._pipeline):
-            try:
-                self._query.awaitTermination()
-            except Exception:
-                if isinstance(self._error, InterruptedError):
-                    return
-                if self._error is not None:
-                    raise self._error from None
-                raise
+            while not self._has_ended():
+                pass
+
+    def _has_ended(self) -> bool:
+        """Waits for the end of the query; False if it was begun again."""
+        try:
+            self._query.awaitTermination()
+        except Exception:
+            if self._begin_again():
+                return False
+            if isinstance(self._error, InterruptedError):
+                return True
+            if self._error is not None:
+                raise self._error from None
+            raise
+        return True
 
     @property
     def _checkpoint(self) -> str:
@@ -109,6 +140,9 @@ class Streaming:
                 self._publish(rows, batch)
         except Exception as error:
             self._error = error
+            if not self._pipeline.drops_malformed:
+                with suppress(Unavailable):
+                    self._is_outdated = self._inputs.has_new_schemas()
             raise
 
     def _publish(self, rows: Any, batch: int) -> None:
@@ -139,14 +173,21 @@ class Streaming:
             self._stored(run)
 
     def _count(self, rows: Any, place: Place, last: Place | None) -> tuple[int | None, int]:
-        """The records of a batch, and how many of them do not decode, of which it warns."""
+        """The records of a batch, and how many of them do not decode, of which it warns.
+
+        Raises InterruptedError if they may do so by a schema that was registered since the query began.
+        """
         counts = self._inputs.counts_of(self._query)
+        records, malformed = total(counts)
+        if (malformed or records is None) and self._inputs.has_new_schemas():
+            self._is_outdated = True
+            raise InterruptedError("a writer has registered a schema that the query does not know")
 
         def bounds(topic: Topic) -> tuple[Bound | None, Bound]:
             return None if last is None else last.starts(topic.name, place), place.ends(topic.name)
 
         self._inputs.warn_of_malformed(rows.sparkSession, counts, bounds)
-        return total(counts)
+        return records, malformed
 
     def _topic_ids(self) -> dict[str, str]:
         """The ids of the inputs; Spark compares only offsets, which a topic that was created again has, too."""

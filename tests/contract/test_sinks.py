@@ -578,6 +578,14 @@ def test_parquet_manifest_that_was_damaged_is_reported_and_not_replaced(lake: Pa
         with pytest.raises(SinkUnavailable, match=r"_manifest.json: .*: restore it"):
             connection.write([row(2, "UA", 2)], {INPUT: 2}, {INPUT: 1})
         assert manifest.read_bytes() == content
+    manifest.unlink()
+    sink = lake.declare(COLUMNS)
+    assert isinstance(sink, Parquet)
+    for read in (sink.files, lambda: connection.positions({INPUT}), lambda: sink.open(CONSUMER)):
+        with pytest.raises(
+            SinkUnavailable, match=r"_manifest.json: it was removed by hand: restore it, or move the dir"
+        ):
+            read()
 
 
 def test_parquet_file_that_was_replaced_by_another_with_as_many_rows_is_not_merged(lake: ParquetTarget) -> None:

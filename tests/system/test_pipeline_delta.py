@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,11 @@ class Shop:
         chosen = runner.choose_pipelines(self.graph, [pipeline_id])
         driver.run_all(chosen, self.graph, self.spark, self.settings, lambda _, run: found.append(run), None)
         return found
+
+    def reset(self, pipeline_id: str) -> None:
+        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        with closing(open_target(pipeline, self.settings, lambda: self.spark)) as target:
+            target.reset()
 
     def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
         read = self.spark.read.format("delta").load(str(self.directory / pipeline_id))
@@ -205,11 +211,87 @@ def test_table_that_others_have_changed_is_refused_until_it_is_reset_and_optimiz
         SettingsError, match=r"version \d+ of .*added, a DELETE, is not of pipeline 'added': name another"
     ):
         shop.run("added")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
-        target.reset()
+    shop.reset("added")
     shop.run("added")
     assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
+
+
+CHANGED: Final = r": the directory was changed by hand: restore it, or begin again with `kstreams pipeline reset`$"
+
+
+def test_data_file_that_is_missing_or_was_replaced_stops_runs_and_queries_until_it_is_restored(shop: Shop) -> None:
+    """Delta itself notices neither: it would commit the next run beside them."""
+    for value in ("pen", "ink"):
+        shop.write(value)
+        shop.run("added")
+    path = shop.directory / "added"
+    file = min(path.glob("part-*.parquet"))
+    content, crc = file.read_bytes(), path / f".{file.name}.crc"
+    sum_of_file = crc.read_bytes()
+    shop.write("cup")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    for broken, message in ((None, "is missing"), (content[:-8], "has another size than in its log")):
+        file.unlink()
+        crc.unlink(missing_ok=True)
+        if broken is not None:
+            file.write_bytes(broken)
+        told = rf"added: its file {file.name} {message}{CHANGED}"
+        with pytest.raises(SettingsError, match=told):
+            shop.run("added")
+        target = open_target(pipeline, shop.settings, lambda: shop.spark)
+        with closing(target), pytest.raises(SettingsError, match=told):
+            target.table(shop.spark)
+        file.write_bytes(content)
+    crc.write_bytes(sum_of_file)
+    shop.run("added")
+    assert shop.rows("added") == [("cup", 2), ("ink", 1), ("pen", 0)]
+    file.unlink()
+    shop.reset("added")
+    shop.run("added")
+    assert shop.rows("added") == [("cup", 2), ("ink", 1), ("pen", 0)]
+
+
+def test_log_that_was_removed_or_edited_stops_runs_until_the_directory_is_moved_away(shop: Shop) -> None:
+    path, kept = shop.directory / "added", shop.directory / "kept"
+    for value in ("pen", "ink", "cup"):
+        shop.write(value)
+        shop.run("added")
+    shutil.copytree(path, kept)
+    log = path / "_delta_log"
+    first, *_, last = sorted(log.glob("*.json"))
+
+    def remove(*files: Path) -> None:
+        for file in files:
+            file.unlink()
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+    def edit() -> None:
+        remove(last)
+        last.write_text("{nonsense\n")
+
+    changes: dict[str, tuple[Callable[[], None], ...]] = {
+        "changed": (lambda: remove(first), lambda: remove(sorted(log.glob("*.json"))[1]), edit),
+        "removed": (lambda: remove(*log.glob("*.json")), lambda: shutil.rmtree(log)),
+    }
+    shop.write("cap")
+    for word, each in ((word, each) for word, several in changes.items() for each in several):
+        each()
+        told = (
+            rf"the log of .*added, _delta_log, was {word} by hand: restore it, or move the directory away: then pipel"
+        )
+        with pytest.raises(SettingsError, match=told):
+            shop.run("added")
+        with pytest.raises(SettingsError, match=told):
+            shop.reset("added")
+        shutil.rmtree(path)
+        shutil.copytree(kept, path)
+    remove(last)  # the table is that of the run before, with its cut
+    shop.run("added")
+    expected = [("cap", 3), ("cup", 2), ("ink", 1), ("pen", 0)]
+    assert shop.rows("added") == expected
+    path.rename(shop.directory / "away")
+    shop.run("added")
+    assert shop.rows("added") == expected
 
 
 def test_table_that_no_pipeline_has_made_is_refused_and_not_deleted_and_an_empty_log_is_none(shop: Shop) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -32,13 +33,15 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.kafka.producer import KafkaProducer
-from kstreams_py.records import HASH_HEADER
+from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.spark import runner, session
 from kstreams_py.spark.runs import Published, Run, decode_published
+from kstreams_py.spark.targets import kafka
 from kstreams_py.spark.targets.kafka import encode_runs
 from kstreams_py.spark.targets.opening import open_target
 from tests.system.harness import Cluster
 from tests.system.shop import run_and_die
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
 
@@ -294,6 +297,86 @@ def test_topic_that_is_missing_or_that_others_write_is_refused(shop: Shop) -> No
         shop.run("other")
 
 
+def test_topic_that_was_created_again_stops_its_pipeline_until_it_is_reset(shop: Shop) -> None:
+    """What its earlier runs have written is gone: the next run would add what is new to nothing."""
+    shop.write("pen")
+    shop.run("added")
+    shop.write("ink")
+    shop.cluster.delete(f"{shop.name}.added")
+    with pytest.raises(TopicError, match=r"added' does not exist: run `kstreams topics create`"):
+        shop.run("added")
+    shop.cluster.create(f"{shop.name}.added", partitions=3)
+    told = r"'added': topic .*added was deleted and created again since its last run, .* `kstreams pipeline reset` lets"
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+        for step in (lambda: shop.run("added"), lambda: target.table(shop.spark)):
+            with pytest.raises(SettingsError, match=told):
+                step()
+        assert shop.records("added") == []
+        target.reset()
+    shop.run("added")
+    assert [key for key, _ in shop.records("added")] == ["ink", "pen"]
+
+
+def test_runs_that_an_earlier_release_has_written_without_the_id_of_the_topic_are_those_of_the_topic(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.write("pen")
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka, "encode_runs", lambda published, _: json.dumps(published.as_content()).encode())
+        shop.run("added")
+    shop.write("ink")
+    shop.run("added")
+    assert [key for key, _ in shop.records("added")] == ["ink", "pen"]
+
+
+def test_topic_whose_runs_were_deleted_is_refused_and_so_is_one_whose_records_were_deleted_too(shop: Shop) -> None:
+    """Readers have had those records: to begin again would give them each record twice."""
+    shop.write("pen")
+    shop.run("added")
+    shop.cluster.delete(f"__ks.{shop.name}.added.runs")
+    with pytest.raises(
+        SettingsError, match=r"no pipeline has written: .*runs was deleted, delete .*, and create it ag"
+    ):
+        shop.run("added")
+    cluster = KafkaCluster(shop.settings)
+    try:
+        for tp, end in cluster.ends([TopicPartition(f"{shop.name}.added", n) for n in range(3)]).items():
+            cluster.truncate(tp, end)
+    finally:
+        cluster.close()
+    with pytest.raises(
+        SettingsError, match=r"had records, which were deleted, and .*runs has no runs: .*: delete the top"
+    ):
+        shop.run("added")
+    shop.cluster.delete(f"{shop.name}.added")
+    shop.cluster.create(f"{shop.name}.added", partitions=3)
+    shop.run("added")
+    assert [key for key, _ in shop.records("added")] == ["pen"]
+
+
+def test_newest_row_of_a_key_is_that_of_the_last_run_though_partitions_were_added_and_it_moved(shop: Shop) -> None:
+    items = [f"item {number}" for number in range(12)]
+    shop.write(*items)
+    shop.run("latest")
+    futures = shop.cluster.admin.create_partitions([NewPartitions(f"{shop.name}.latest", 7)])
+    futures[f"{shop.name}.latest"].result(30)
+    cluster = KafkaCluster(shop.settings)
+    try:
+        wait_until(
+            lambda: cluster.topics([f"{shop.name}.latest"])[f"{shop.name}.latest"].partitions == 7, "it has grown"
+        )
+    finally:
+        cluster.close()
+    shop.write(*items)
+    shop.run("latest")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["latest"])
+    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+        rows = target.table(shop.spark).select("key", "value").collect()
+    found = {row.key: json.loads(row.value)["at"] for row in rows}
+    assert (len(rows), found) == (12, {item: 12 + number for number, item in enumerate(items)})
+
+
 def test_topic_of_another_pipeline_is_refused_and_reset_lets_its_own_begin_again(shop: Shop) -> None:
     shop.write("pen")
     shop.run("added")
@@ -358,6 +441,6 @@ def test_run_that_fails_while_it_writes_holds_up_no_reader(shop: Shop, monkeypat
 def test_record_of_the_runs_has_as_many_as_a_record_takes() -> None:
     run = Run(1, "x" * 300_000, 1, 1, 1.0, 1.0)
     kept = Published("shop.totals", {}, tuple(run._replace(number=number) for number in range(1, 6)))
-    assert [each.number for each in decode_published(json.loads(encode_runs(kept))).runs] == [4, 5]
+    assert [each.number for each in decode_published(json.loads(encode_runs(kept, "id"))).runs] == [4, 5]
     huge = kept._replace(runs=(run._replace(cut="x" * 2_000_000),))
-    assert len(decode_published(json.loads(encode_runs(huge))).runs) == 1
+    assert len(decode_published(json.loads(encode_runs(huge, "id"))).runs) == 1

@@ -250,6 +250,12 @@ def declare(
     [
         (lambda df: df.collect(), {}, GraphError, "its function returned list: return a DataFrame"),
         (lambda df: df.select("valu"), {}, GraphError, "its function does not fit its topics: .*`valu` cannot be"),
+        (lambda df: df.select(df.valu), {}, GraphError, "its function does not fit its topics: .*`valu` is not"),
+        (lambda df: df.where(7), {}, GraphError, "its function does not fit its topics: .*should be"),
+        (
+            lambda df: df.select(sf.raise_error(sf.lit("no price"))).collect(),
+            {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
+        ),
         (lambda df: df, {"key": ["item"]}, SettingsError, "its rows have no column 'item' of the key"),
         (lambda df: df.select("value"), {"key": ["value"]}, RowRefused, "2 rows have the key value='pen'"),
         (
@@ -420,6 +426,28 @@ def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(
     assert values(shop.rows("added")) == ["pen"]
 
 
+def test_manifest_that_was_removed_by_hand_stops_runs_and_readers_until_the_directory_is_moved_away(shop: Shop) -> None:
+    """Without it the directory looks new: a run would begin again at what the topics have kept."""
+    shop.write("orders:pen")
+    shop.run("added")
+    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    manifest = shop.directory / "added" / "_manifest.json"
+    content = manifest.read_bytes()
+    manifest.unlink()
+    told = r"_manifest\.json: it was removed by hand: restore it, or move the directory away, then start again$"
+    for step in (shop.run, shop.reset, shop.rows):
+        with pytest.raises(SinkUnavailable, match=told):
+            step("added")
+    manifest.write_bytes(content)
+    shop.write("orders:ink")
+    shop.run("added")
+    assert shop.rows("added") == shop.model("added")
+    manifest.unlink()
+    cast(ks.Parquet, pipeline.target).directory.rename(shop.directory / "away")
+    shop.run("added")
+    assert shop.rows("added") == shop.model("added")
+
+
 @pytest.mark.parametrize("pipeline_id", ["added", "totals", "latest"])
 def test_file_that_was_replaced_by_another_with_as_many_rows_stops_runs_and_readers(
     shop: Shop, pipeline_id: str
@@ -480,8 +508,9 @@ def test_table_in_postgresql_refuses_a_type_that_it_lacks_a_foreign_table_and_on
     with psycopg.connect(shop.url) as connection:
         connection.execute(f"CREATE TABLE {target.table} (item text)")
     declare(shop, lambda df: df.select("value"), to=target)
-    with pytest.raises(SettingsError, match="exists, and no pipeline has made it: name another table"):
-        shop.run("other")
+    for step in (shop.run, shop.reset):
+        with pytest.raises(SettingsError, match=r"exists, and no pipeline has made it, or .*: name another table"):
+            step("other")
     with psycopg.connect(shop.url) as connection:
         connection.execute(f"DROP TABLE {target.table}")
     shop.run("other")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import confluent_kafka as ck
@@ -40,7 +41,7 @@ from kstreams_py.spark import (
     view_errors,
 )
 from kstreams_py.spark.views import META
-from tests.system.harness import metadata
+from tests.system.harness import Cluster, metadata
 from tests.waiting import WAIT, wait_until
 
 pytestmark = pytest.mark.filterwarnings(
@@ -133,10 +134,16 @@ def admin(broker: Any) -> AdminClient:
 
 
 def create(
-    broker: Any, name: str, *, partitions: int = 1, key: Serde | None = None, value: Serde | None = None
+    broker: Any,
+    name: str,
+    *,
+    partitions: int = 1,
+    key: Serde | None = None,
+    value: Serde | None = None,
+    config: Mapping[str, str] = MappingProxyType({}),
 ) -> Topic:
     client = admin(broker)
-    client.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    client.create_topics([NewTopic(name, partitions, 1, config=dict(config))])[name].result(30)
     # the controller has answered; the broker learns of the topic later
     wait_until(lambda: name in metadata(client).topics, f"{name} is known")
     return Graph("spark").topic(name, key=key or String(), value=value or String())
@@ -246,6 +253,39 @@ def test_read_committed_log_that_starts_at_a_marker_returns_the_records_after_it
 def delete_before(broker: Any, topic: str, offset: int) -> None:
     client, where = admin(broker), ck.TopicPartition(topic, 0, offset)
     client.delete_records([where])[where].result(30)
+
+
+def test_read_committed_log_that_was_compacted_has_what_is_left_in_a_view_a_stream_and_at_a_cut(
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
+) -> None:
+    """The gaps that compaction leaves, before and after markers, are no loss."""
+    how = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
+    topic = create(broker, topic_name, config=how)
+    writer, cluster = Writer(broker, topic_name), Cluster(broker.bootstrap_servers)
+    for start, end in ((0, 3), (4, 6)):
+        writer.begin(numbers(start, end), key=b"pen")
+        writer.commit()
+    last = 6
+
+    def is_compacted() -> bool:
+        """What is written closes the segment before, which then is compacted."""
+        nonlocal last
+        writer.begin({last + 1: b"ink"}, key=b"ink")
+        writer.commit()
+        last += 2
+        return bool(next(m.offset() for m in cluster.read(topic_name)) == 5)
+
+    wait_until(is_compacted, "the log is compacted")
+    left = [m.offset() for m in cluster.read(topic_name)]
+    assert (left[0], left[-1]) == (5, last - 1)
+    graph = Graph("spark")
+    graph.topic(topic_name)
+    for found in (
+        read_out(spark, topic, settings, streaming=False),
+        read_out(spark, topic, settings, streaming=True),
+        rows(view(spark, topic, settings=settings, end=cut(graph, settings=settings))),
+    ):
+        assert [row[3] for row in found] == left
 
 
 def test_read_committed_view_open_transaction_ends_at_the_last_stable_offset(

@@ -22,9 +22,12 @@ from bench.servers import Server
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, SettingsError
+from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.loading import load
-from kstreams_py.spark import driver, runner, session
+from kstreams_py.spark import driver, runner, session, streaming
 from kstreams_py.spark.cuts import Cut
+from kstreams_py.spark.frames import start_query
 from kstreams_py.spark.runs import Run
 from kstreams_py.spark.streaming import Streaming
 from kstreams_py.spark.targets.opening import open_target
@@ -131,11 +134,12 @@ class Shop:
         streaming: bool,
         function: Any = lambda df: df.select("value"),
         topics: Sequence[str] = ("orders",),
+        value: Any = None,
         **given: Any,
     ) -> None:
         """Another graph, with one pipeline into the directory of this name."""
         self.graph = ks.Graph(self.name)
-        inputs = [self.graph.topic(f"{self.name}.{each}", value=ks.String()) for each in topics]
+        inputs = [self.graph.topic(f"{self.name}.{each}", value=value or ks.String()) for each in topics]
         options: dict[str, Any] = {"mode": "append", "id": "other", "streaming": streaming, **given}
         self.graph.pipeline(*inputs, to=ks.Parquet(self.directory / name), **options)(function)
 
@@ -200,6 +204,65 @@ def test_stream_that_shall_fail_at_a_record_that_does_not_decode_stores_nothing_
     with pytest.raises(PipelineFailed, match=r"orders\[0\] offset 2: its value is not text in UTF-8"):
         shop.run("other")
     assert shop.rows("other") == []
+
+
+@pytest.mark.parametrize("malformed", ["drop", "fail"])
+@pytest.mark.parametrize("follows", [False, True], ids=["once", "follow"])
+def test_records_of_a_schema_that_is_registered_while_a_stream_runs_are_in_its_table(
+    shop: Shop, malformed: str, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query knows the schemas of its start; records of a later one would be left out, or end it."""
+    reader, first, later = (
+        {
+            "type": "record",
+            "name": "Order",
+            "fields": [{"name": each, "type": "string", "default": ""} for each in names],
+        }
+        for names in (("item", "size"), ("item",), ("item", "from"))
+    )
+    shop.settings = shop.settings.model_copy(update={"schema_directory": shop.directory / "schemas"})
+    shop.declare(
+        "items",
+        streaming=True,
+        every="1 second",
+        value=ks.Avro(reader),
+        function=lambda df: df.select("item"),
+        malformed=malformed,
+    )
+    topic, registry = f"{shop.name}.orders", FileRegistry(shop.directory / "schemas")
+
+    def write(schema: Any, **value: str) -> None:
+        shop.cluster.write(topic, [bind(ks.Avro(schema), registry, f"{topic}-value").serialize(value)])
+
+    write(first, item="pen")
+    (pipeline,) = shop.graph.pipelines
+    runs = list[Run]()
+    if follows:
+        stream = Streaming(pipeline, shop.spark, shop.settings, runs.append, follows=True)
+        wait_until(lambda: stream.is_running() and [run.rows for run in runs] == [1], "the first batch is stored")
+        write(later, item="ink", **{"from": "EWR"})
+        wait_until(lambda: stream.is_running() and sum(run.rows for run in runs) == 2, "the new record is stored")
+        stream.stop()
+    else:
+        begin = Streaming._start
+
+        def begin_late(self: Streaming) -> None:
+            """The schema is new when the query has chosen what it reads."""
+            monkeypatch.undo()
+
+            def start_late(*given: Any) -> Any:
+                write(later, item="ink", **{"from": ""})
+                return start_query(*given)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(streaming, "start_query", start_late)
+                begin(self)
+
+        monkeypatch.setattr(Streaming, "_start", begin_late)
+        stream = Streaming(pipeline, shop.spark, shop.settings, runs.append, follows=False)
+    stream.join()
+    assert sorted(row[0] for row in shop.rows("other")) == ["ink", "pen"]
+    assert [(run.records, run.malformed) for run in runs if run.records] == ([(1, 0), (1, 0)] if follows else [(2, 0)])
 
 
 def test_window_is_added_once_the_watermark_has_passed_it(shop: Shop) -> None:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Delta
-from kstreams_py.spark.frames import check_key, compute, quote
+from kstreams_py.spark.frames import check_key, compute, find_cause, quote
+from kstreams_py.spark.private_api import open_path
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
 with suppress(ImportError):  # whoever has a session has PySpark
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
@@ -30,6 +32,13 @@ _HARMLESS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES
 
 _UNUSUAL: Final = re.compile(r"[ ,;{}()\n\t=]")
 """In the names of columns that Delta takes with column mapping only, which older readers do not have."""
+
+_LOG: Final = "_delta_log"
+
+_BROKEN: Final = re.compile(
+    r"DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_TRUNCATED_TRANSACTION_LOG|JsonParse|_delta_log/\S+json"
+)
+"""In the errors of a log that lacks a commit, or has one that is no JSON."""
 
 _NEWEST: Final = 10
 """The commits that are looked at first: a run is mostly the newest one."""
@@ -50,7 +59,13 @@ class DeltaLakeTable:
         self._pipeline, self._path, self._session = pipeline, target.path, session
 
     def read(self) -> Published | None:
-        """What the newest commit has. Raises SettingsError for a table that others have made or changed."""
+        """What the newest commit has. Raises SettingsError for a table that others have made, or that was changed."""
+        published = self._published()
+        if published is not None:
+            self._check_files()
+        return published
+
+    def _published(self) -> Published | None:
         published, others = self._find()
         if others:
             raise SettingsError(
@@ -66,12 +81,12 @@ class DeltaLakeTable:
         if self._pipeline.mode is not Mode.APPEND:
             check_key(str(self._pipeline), made, self._pipeline.key)
         published = finish(count)
-        if self.read() != previous:
+        if self._published() != previous:
             raise self._overtaken()
         spark = rows.sparkSession
         with self._reported(), _committing(spark, published):
             self._write(spark, made, is_new=previous is None)
-        if self.read() != published:
+        if self._published() != published:
             raise self._overtaken()
         return published
 
@@ -94,22 +109,59 @@ class DeltaLakeTable:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _files(self, spark: Any, name: str) -> tuple[Any, Any]:
+    def _files(self, spark: SparkSession, name: str) -> tuple[Any, Any]:
         """Hadoop's file system of the table, and a path in it."""
-        gateway, context = spark.sparkContext._jvm, spark.sparkContext._jsc  # noqa: SLF001 PySpark has no other way
-        path = gateway.org.apache.hadoop.fs.Path(f"{self._path}/{name}")
-        return path.getFileSystem(context.hadoopConfiguration()), path
+        return open_path(spark, f"{self._path}/{name}")
 
     def _has_log(self, spark: SparkSession) -> bool:
         """Whether there is a table; isDeltaTable() denies one whose log could not be read the last time.
 
-        A first run that died before its commit has left an empty log.
+        A first run that died before its commit has left an empty log, and files of rows.
         """
         files, log = self._files(spark, "_delta_log")
-        if not files.exists(log):
-            return False
-        commits = files.globStatus(self._files(spark, "_delta_log/*.json")[1])
-        return len(commits) > 0 or not files.getFileStatus(log).isDirectory()
+        is_there = files.exists(log)
+        if is_there and (self._any(spark, "_delta_log/*.json") or not files.getFileStatus(log).isDirectory()):
+            return True
+        if self._any(spark, "_delta_log/[0-9_]*.*" if is_there else "*.parquet"):
+            raise SettingsError(
+                f"the log of {self._path}, {_LOG}, was removed by hand: restore it, or move the directory away: then "
+                f"{self._pipeline} begins again"
+            )
+        return False
+
+    def _any(self, spark: SparkSession, names: str) -> bool:
+        """Whether there are files of such names."""
+        files, pattern = self._files(spark, names)
+        return len(files.globStatus(pattern) or ()) > 0
+
+    def _check_files(self) -> None:
+        """Raises SettingsError if files of the newest version are missing, or have other sizes than in the log."""
+        spark = self._session()
+        with self._reported():
+            found = self._find_damage(spark)
+            if found and found == self._find_damage(spark):  # otherwise another version was committed meanwhile
+                raise SettingsError(
+                    f"{self._path}: {found}: the directory was changed by hand: restore it, or begin again with "
+                    "`kstreams pipeline reset`"
+                )
+
+    def _find_damage(self, spark: SparkSession) -> str:
+        """What differs between the log and the files; "" for nothing. Spark lists the files, on any file system."""
+        table = self._tables.forPath(spark, self._path)
+        (total,) = table.detail().select("sizeInBytes").head() or (0,)
+        wanted = {_name(path) for path in table.toDF().inputFiles()}
+        listing = spark.read.format("binaryFile").options(recursiveFileLookup="true", pathGlobFilter="*.parquet")
+        there = {_name(path): size for path, size in listing.load(self._path).select("path", "length").collect()}
+        if missing := sorted(wanted - there.keys()):
+            return f"its file {missing[0]} is missing"
+        size = sum(there[name] for name in wanted)
+        if size == total:
+            return ""
+        adds = spark.read.schema("add STRUCT<path STRING, size BIGINT>").json(f"{self._path}/{_LOG}/*.json")
+        logged = {_name(path): size for path, size in adds.where("add IS NOT NULL").select("add.*").collect()}
+        changed = sorted(name for name in wanted & logged.keys() if there[name] != logged[name])
+        what = f"its file {changed[0]} has" if changed else "its files have"
+        return f"{what} another size than in its log"
 
     def _find(self) -> tuple[Published | None, list[Row]]:
         """The newest commit of a pipeline, and the commits of others since."""
@@ -151,7 +203,7 @@ class DeltaLakeTable:
         """Raises StaleWriter, MissingSoftware or SinkUnavailable in place of the errors of Delta."""
         try:
             yield
-        except PySparkException as error:
+        except (PySparkException, Py4JError) as error:
             text = str(error)
             if "Concurrent" in type(error).__name__ or "DELTA_CONCURRENT" in text:
                 raise self._overtaken() from error
@@ -159,9 +211,13 @@ class DeltaLakeTable:
                 raise MissingSoftware(
                     "this SparkSession has no Delta Lake: make it with spark.session(**spark.delta_conf())"
                 ) from error
+            if _BROKEN.search(text):
+                raise SettingsError(
+                    f"the log of {self._path}, {_LOG}, was changed by hand: restore it, or move the directory away: "
+                    f"then {self._pipeline} begins again: {find_cause(text)}"
+                ) from error
             if "DELTA_" in text:
-                line = text.strip().partition("\n")[0]
-                raise SinkUnavailable(f"{self._pipeline}: {self._path}: {line}") from error
+                raise SinkUnavailable(f"{self._pipeline}: {self._path}: {find_cause(text)}") from error
             raise
 
 
@@ -175,6 +231,11 @@ def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
             return decode_published(json.loads(commit.userMetadata or "")), others
         others.append(commit)
     return None, others
+
+
+def _name(path: str) -> str:
+    """The name of a file, which no other of the table has."""
+    return path.rpartition("/")[2]
 
 
 @contextmanager

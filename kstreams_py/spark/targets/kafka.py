@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -40,6 +40,7 @@ from kstreams_py.kafka.sizes import batch_bytes
 from kstreams_py.kafka.transactions import place_options
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Message, TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.spark.cut_filters import header_value
 from kstreams_py.spark.encoding import KEY, Encoder
 from kstreams_py.spark.frames import check_key, compute
 from kstreams_py.spark.runs import Published, check_owner, decode_published
@@ -66,6 +67,9 @@ RUNS_BYTES: Final = 900_000
 _RESET: Final = "reset_by"
 """In the record of the runs while a reset is under way: the pipeline that is reset."""
 
+_TOPIC_ID: Final = "topic_id"
+"""In the record of the runs: the broker's id of the topic, which another topic of its name does not have."""
+
 _CHUNK: Final = 5_000
 """Records that are queued at once."""
 
@@ -91,11 +95,8 @@ class KafkaTable:
         with self._reported():
             partitions = self._partitions()
             published = self._read_runs()
-            if published is None and any(self._newest(tp) is not None for tp in partitions):
-                raise SettingsError(
-                    f"topic {self._topic} has records that no pipeline has written: name another topic for "
-                    f"{self._pipeline}"
-                )
+            if published is None:
+                self._check_new(partitions)
             return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
@@ -118,7 +119,8 @@ class KafkaTable:
                 raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
             has_tried = True
             outputs = self._outputs(records, previous, published.last.number)
-            self._transact(producer, outputs, encode_runs(published), published.last.number + 1)
+            content = encode_runs(published, self._topic_id())
+            self._transact(producer, outputs, content, published.last.number + 1)
             return published
 
         with self._reported():
@@ -131,7 +133,9 @@ class KafkaTable:
         found = view(spark, self._topic, registry=self._registry, settings=self._settings)
         if self._pipeline.mode is not Mode.UPSERT:
             return found
-        newest = sf.row_number().over(Window.partitionBy(KEY).orderBy(sf.col("offset").desc()))
+        # by the number of the run: a key may have moved to a partition that was added
+        number = sf.substring(header_value(PLACE_HEADER), 9, 8)
+        newest = sf.row_number().over(Window.partitionBy(KEY).orderBy(number.desc(), sf.col("offset").desc()))
         return found.withColumn("ks_age", newest).where("ks_age = 1").drop("ks_age")
 
     def reset(self) -> None:
@@ -140,6 +144,7 @@ class KafkaTable:
         def delete(producer: Producer) -> None:
             content = self._read_content()
             if content is None:
+                self._check_new(self._partitions())
                 return
             if _RESET not in content:
                 check_owner(self._pipeline, self._decode(content))
@@ -169,6 +174,24 @@ class KafkaTable:
             )
         return [TopicPartition(self._topic.name, number) for number in range(found[self._topic.name].partitions)]
 
+    def _check_new(self, partitions: Sequence[TopicPartition]) -> None:
+        """Raises SettingsError for a topic with records, or with deleted ones of runs that were deleted, too."""
+        runs = self._runs.topic
+        if any(self._newest(tp) is not None for tp in partitions):
+            raise SettingsError(
+                f"topic {self._topic} has records that no pipeline has written: name another topic for "
+                f"{self._pipeline}; or, if {runs} was deleted, delete {self._topic}, too, and create it again"
+            )
+        known = bool(self._cluster.topics([runs])) and any(self._cluster.ends([self._runs]).values())
+        if not known and any(self._cluster.starts(partitions).values()):
+            raise SettingsError(
+                f"topic {self._topic} had records, which were deleted, and {runs} has no runs: readers may have them, "
+                f"so a first run of {self._pipeline} may write them twice: delete the topic, and create it again"
+            )
+
+    def _topic_id(self) -> str:
+        return self._cluster.topics([self._topic.name])[self._topic.name].topic_id
+
     def _runs_id(self) -> str:
         return self._cluster.topics([self._runs.topic])[self._runs.topic].topic_id
 
@@ -178,7 +201,14 @@ class KafkaTable:
             raise SettingsError(
                 f"{self._pipeline}: a reset of topic {self._topic} was interrupted: run `kstreams pipeline reset` again"
             )
-        return None if content is None else self._decode(content)
+        if content is None:
+            return None
+        if content.get(_TOPIC_ID, topic_id := self._topic_id()) != topic_id:  # an older release has not stored it
+            raise SettingsError(
+                f"{self._pipeline}: topic {self._topic} was deleted and created again since its last run, whose "
+                "records are gone: `kstreams pipeline reset` lets it begin again"
+            )
+        return self._decode(content)
 
     def _read_content(self) -> dict[str, Any] | None:
         """The newest record of the runs; None without one, and for a tombstone."""
@@ -308,10 +338,10 @@ class KafkaTable:
             raise SinkUnavailable(f"{self._pipeline}: topic {self._topic}: {error}: run it again") from error
 
 
-def encode_runs(published: Published) -> bytes:
+def encode_runs(published: Published, topic_id: str) -> bytes:
     """The record of the runs: as many of the newest ones as a record takes."""
     while True:
-        content = json.dumps(published.as_content()).encode()
+        content = json.dumps(published.as_content() | {_TOPIC_ID: topic_id}).encode()
         if len(content) <= RUNS_BYTES or len(published.runs) == 1:
             return content
         published = published._replace(runs=published.runs[1:])

@@ -137,6 +137,7 @@ class PostgreSQLTable:
             self._lock(connection)
             published = self._stored(connection)
             if published is None:
+                self._check_new(connection)
                 return
             check_owner(self._pipeline, published)
             connection.execute(f"DROP TABLE IF EXISTS {self._table}")
@@ -175,14 +176,21 @@ class PostgreSQLTable:
         )
 
     def _read(self, connection: psycopg.Connection[Any]) -> Published | None:
-        published, exists = self._stored(connection), self._has(connection, self._table)
-        if published is None and exists:
-            raise SettingsError(f"{self._target} exists, and no pipeline has made it: name another table")
-        if published is not None and not exists:
+        published = self._stored(connection)
+        if published is None:
+            self._check_new(connection)
+        elif not self._has(connection, self._table):
             raise SettingsError(f"{self._target} was dropped by hand: {_REMEDY}")
         if published is not None and published.owner == self._pipeline.owner:
             self._check_columns(connection, published)
         return published
+
+    def _check_new(self, connection: psycopg.Connection[Any]) -> None:
+        if self._has(connection, self._table):
+            raise SettingsError(
+                f"{self._target} exists, and no pipeline has made it, or its line in {_RUNS} was deleted: name another "
+                "table, restore the line, or drop the table"
+            )
 
     def _check_columns(self, connection: psycopg.Connection[Any], published: Published) -> None:
         """Raises SettingsError if others have changed the table so that it does not take the rows of a run."""

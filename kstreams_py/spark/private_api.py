@@ -1,0 +1,97 @@
+"""What PySpark has no public way to: its private attributes, and the classes of Spark behind them.
+
+Another release of PySpark may lack one, which then is one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+from kstreams_py.errors import MissingSoftware
+
+with suppress(ImportError):  # whoever has a session has PySpark
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+TESTED: Final = "4.0"
+"""The release of PySpark that has all this."""
+
+
+def require(spark: SparkSession) -> None:
+    """Looks for what a run of a pipeline uses. Raises MissingSoftware if PySpark, or a session of Connect, lacks it.
+
+    What a batch of a stream uses is there only in one.
+    """
+    if "connect" in type(spark).__module__:
+        raise MissingSoftware("pipelines do not run in a session of Spark Connect: make it with spark.session()")
+    rows = spark.range(1)
+    explain(rows)
+    optimized_plan(rows)
+    open_path(spark, "file:///")
+    with _needed("Observation", "SparkSession.observationManager"):
+        _observations(spark, "ks_required")
+
+
+def explain(rows: DataFrame) -> str:
+    """Spark's formatted plan: what `rows.explain()` prints; to redirect that would swallow what other threads print."""
+    with _needed("SparkContext._jvm", "DataFrame._jdf", "queryExecution", "PythonSQLUtils.explainString"):
+        java: Any = rows.sparkSession.sparkContext._jvm
+        return str(java.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted"))
+
+
+def optimized_plan(rows: DataFrame) -> str:
+    """Spark's plan without what the rows do not need."""
+    with _needed("DataFrame._jdf", "queryExecution", "optimizedPlan"):
+        return str(rows._jdf.queryExecution().optimizedPlan().toString())
+
+
+def start_observation(name: str, spark: SparkSession, parent: DataFrame) -> Any:
+    """Registers an Observation of the next job with `parent.observe(name, ...)`; PySpark's own is of the first one.
+
+    - `parent`: what it was called of, and not what it has returned.
+    """
+    with _needed("SparkSession._jvm", "Observation", "SparkSession._jsparkSession", "observationManager", "_jdf"):
+        observation, manager = _observations(spark, name)
+        manager.register(observation, parent._jdf)
+        return observation
+
+
+def observed_by_batch(query: StreamingQuery, names: Sequence[str]) -> Mapping[str, Any]:
+    """What the batch of a stream that is being stored has observed, by name; its progress has it only after that."""
+    with _needed("StreamingQuery._jsq", "streamingQuery", "lastExecution", "observedMetrics"):
+        observed = query._jsq.streamingQuery().lastExecution().observedMetrics()
+        return {name: observed.get(name).get() for name in names if observed.contains(name)}
+
+
+def open_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Hadoop's file system of a path, and the path in it."""
+    with _needed("SparkContext._jvm", "SparkContext._jsc", "hadoopConfiguration", "org.apache.hadoop.fs.Path"):
+        context: Any = spark.sparkContext
+        found = context._jvm.org.apache.hadoop.fs.Path(path)
+        return found.getFileSystem(context._jsc.hadoopConfiguration()), found
+
+
+def _observations(spark: Any, name: str) -> tuple[Any, Any]:
+    """An Observation, and what registers it."""
+    return spark._jvm.org.apache.spark.sql.Observation(name), spark._jsparkSession.observationManager()
+
+
+@contextmanager
+def _needed(*names: str) -> Iterator[None]:
+    """Raises MissingSoftware for an attribute, a class or a method that is not there."""
+    try:
+        yield
+    except Py4JJavaError:  # of what was called
+        raise
+    except (AttributeError, TypeError, Py4JError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise MissingSoftware(
+            f"PySpark {version('pyspark')} lacks one of {', '.join(names)}, which kstreams_py uses ({line}): install "
+            f"PySpark {TESTED}: pip install 'pyspark=={TESTED}.*'"
+        ) from error
