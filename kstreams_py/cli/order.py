@@ -26,7 +26,7 @@ from kstreams_py.settings import Settings
 LANES: Final = 64
 BATCH: Final = 100
 
-app = typer.Typer(help="Send queued events, those of each object in one order.", invoke_without_command=True)
+app = typer.Typer(invoke_without_command=True)
 
 Store = Annotated[
     str, typer.Option("--store", help="where front ends queue events: redis://host:port/0, or the path of a file")
@@ -41,7 +41,9 @@ AcceptPartitions = Annotated[
 AcceptTopic = Annotated[
     bool, typer.Option("--accept-topic", help="go on with another topic than the one that events were sent to")
 ]
-Topic = Annotated[str | None, typer.Option("--topic", help="the topic of the events; the key is the object's name")]
+Topic = Annotated[
+    str | None, typer.Option("--topic", help="the topic of the events, which a worker needs; keys are names of objects")
+]
 
 
 @app.callback()
@@ -50,7 +52,7 @@ def order(
     topic: Topic = None,
     store: Store = "events.db",
     name: Annotated[
-        str, typer.Option("--name", help="the worker's: its next start finds by it what it holds; one process for each")
+        str, typer.Option("--name", help="of the worker: a restart under it goes on with what it holds")
     ] = "worker",
     lanes: Annotated[int, typer.Option(help="objects that are in work at once", min=1)] = LANES,
     batch: Annotated[int, typer.Option(help="events of an object that are sent in one step", min=1)] = BATCH,
