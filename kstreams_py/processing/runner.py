@@ -151,7 +151,8 @@ class Runner:
             else:
                 plan = Plan(intake=Intake([step]))
                 self._run_refused([step], plan)
-                self._ledger.advance(Intake([step]).positions())
+                if plan.steps:
+                    self._ledger.advance(Intake([step]).positions())
             whole.add(plan)
             if whole.interrupt is not None or whole.again is not None:
                 break
