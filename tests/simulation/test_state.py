@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import Abortable, BrokerUnavailable, InputLost, OutcomeUnknown, Retriable
+from kstreams_py.errors import Abortable, BrokerUnavailable, Fatal, InputLost, OutcomeUnknown, Retriable
 from kstreams_py.records import TopicPartition
 from kstreams_py.state.stores import Stores
 from kstreams_py.testing import MemoryCluster, TestDriver
@@ -45,6 +45,12 @@ FAULTS: Final[dict[str, tuple[type[Exception], ...]]] = {
     "committed": (Retriable,),
 }
 """Requests that fail, and how."""
+
+ENDS: Final = (BrokerUnavailable, Fatal)
+"""By these a process ends that begins without a broker, or whose producers fail in a row; it is started again later."""
+
+FROZEN_AT: Final = {"topics", "starts", "ends", "read", "committed", "send_offsets"}
+"""Requests before which a worker may be frozen."""
 
 
 def declare(on_disk: bool) -> ks.Graph:
@@ -77,16 +83,50 @@ class Play:
         self._chance = random.Random(seed)
         on_disk = self._chance.random() < 0.5
         self._slots = self._chance.choice((2, 3))
-        settings = ks.Settings(state_directory=directory / str(seed))
+        settings = ks.Settings(state_directory=directory / str(seed), session_timeout_ms=10_000)
         self.driver = TestDriver(declare(on_disk), slots=self._slots, settings=settings)
         self.written = Counter[str]()
         self._held = set[TopicPartition]()
+        self._freezes = 0
+        """How often a worker is frozen in the middle of a restore, or of a commit."""
+        self._turns: list[int] = []
+        """The slots whose turns are run, each inside the one before it."""
+        turn, on_request = self.driver._turn, self.driver._on_request
+
+        def note_turn(slot: int) -> None:
+            self._turns.append(slot)
+            try:
+                turn(slot)
+            finally:
+                self._turns.pop()
+
+        def freeze(name: str, client: object) -> Any:
+            if name in FROZEN_AT and self._freezes and len(self._turns) == 1 and self._chance.random() < 0.2:
+                self._freezes -= 1
+                self._let_others_run()
+            return on_request(name, client)
+
+        self.driver._turn = note_turn  # type: ignore[method-assign]
+        self.driver.cluster.faults.watch(freeze)
+
+    def _let_others_run(self) -> None:
+        """Runs the other slots until the session of the one whose turn this is has ended, and a while after that."""
+        others = [slot for slot in range(self._slots) if slot not in (self._turns[0], *self.driver.down)]
+        for _ in range(self._chance.randrange(2, 20)):
+            self.driver.advance(1)
+            self._send(self._chance.randrange(3))
+            for act in (self.driver._start, self.driver._join, self.driver._turn):
+                for slot in others:
+                    if slot not in self.driver.down:
+                        with suppress(*ENDS):
+                            self.driver._guarded(act, slot)
 
     def run(self) -> None:
         with self.driver:
             for _ in range(TURNS):
                 self._act()
                 self._turn()
+            self._freezes = 0
             for tp in self._held:
                 self.driver.cluster.faults.release_markers(tp)
             self.driver.restart()
@@ -100,14 +140,14 @@ class Play:
 
     def _turn(self) -> None:
         if len(self.driver.down) < self._slots:
-            with suppress(BrokerUnavailable):  # a process that begins ends by it, and is down until it is started again
+            with suppress(*ENDS):
                 self.driver.step()
         self.driver.advance(self._chance.choice((0.01, 0.05, 0.3, 1.5)))
 
     def _act(self) -> None:
         chance, driver = self._chance, self.driver
         slot = chance.randrange(self._slots)
-        match chance.randrange(10):
+        match chance.randrange(11):
             case 0:
                 driver._kill(slot)
                 driver._down.add(slot)
@@ -125,10 +165,15 @@ class Play:
                 tp = TopicPartition(f"__ks.g.{state}.changelog", chance.randrange(PARTITIONS))
                 (faults.release_markers if tp in self._held else faults.hold_markers)(tp)
                 self._held ^= {tp}
+            case 7:
+                self._freezes += 1
             case _:
-                for word in chance.choices(KEYS, k=chance.randrange(1, 12)):
-                    driver.send("g.words", word, key=word)
-                    self.written[word] += 1
+                self._send(chance.randrange(1, 12))
+
+    def _send(self, count: int) -> None:
+        for word in self._chance.choices(KEYS, k=count):
+            self.driver.send("g.words", word, key=word)
+            self.written[word] += 1
 
     def _outputs(self, topic: str) -> dict[str, list[int]]:
         found = defaultdict[str, list[int]](list)
@@ -157,6 +202,16 @@ def restore_past_open_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Stores, "_check", lambda *_: None)
 
 
+def end_at_once(patch: pytest.MonkeyPatch) -> None:
+    mistaken = Stores._mistaken
+
+    def mistaken_at_once(self: Stores, number: int, why: str) -> Exception:
+        self._doubts[number] = why
+        return mistaken(self, number, why)
+
+    patch.setattr(Stores, "_mistaken", mistaken_at_once)
+
+
 def apply_at_once(patch: pytest.MonkeyPatch) -> None:
     records = Stores.records
 
@@ -174,6 +229,7 @@ MUTATIONS: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "a store is trusted after a commit without an answer": lambda patch: patch.setattr(
         Stores, "_differing", lambda *_: False
     ),
+    "a worker that was frozen ends for a state that is ahead": end_at_once,
     "restored past an open transaction, and positions are not checked": restore_past_open_transactions,
 }
 
