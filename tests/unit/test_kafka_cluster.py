@@ -496,3 +496,9 @@ def test_partition_is_read_to_its_end_where_a_new_leader_reports_an_earlier_one(
     monkeypatch.setattr(reader.Reader, "client", Ending())
     cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=1_000))
     assert [m.offset() for m in cluster.read(TopicPartition("a", 0))] == [0, 1, 2, 3]
+
+
+def test_request_whose_client_another_thread_has_ended_is_no_reason_to_end_a_worker() -> None:
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    error = cluster._topics.explain(ck.KafkaError(ck.KafkaError._DESTROY))
+    assert isinstance(error, BrokerUnavailable)
