@@ -123,15 +123,22 @@ PUBLISHED: Final = {"after-delta", "after-commit-of-topic", "after-publish", "af
 def test_driver_killed_at_each_point_of_each_target_gives_each_record_its_effect_once(
     stores: Stores, pipeline_id: str, points: tuple[str, ...], master: str
 ) -> None:
-    """Its executors end by themselves: `run_and_die` waits for that."""
+    """Its executors end by themselves: `run_and_die` waits for that.
+
+    A stream stores first the batch that a death has left planned.
+    """
     stores.write("orders:pen", "returns:pen")
     with stores.driver(master) as running:
         running.run(pipeline_id)
-    table = stores.model(pipeline_id)
+    table, planned = stores.model(pipeline_id), None
     for number, point in enumerate(points):
         stores.write(f"orders:{number}", "orders:ink", "returns:ink")
         stores.run_and_die(pipeline_id, point, master)
-        table = stores.model(pipeline_id) if point in PUBLISHED else table
+        batch = planned or stores.model(pipeline_id)
+        if point in PUBLISHED:
+            table, planned = batch, None
+        elif "stream" in pipeline_id:
+            planned = batch
         assert stores.rows(pipeline_id) == table, point
     stores.write("orders:cup")
     with stores.driver(master) as running:
