@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
-from kstreams_py.errors import BrokerUnavailable, Retriable, SettingsError
+from kstreams_py.errors import BrokerUnavailable, Retriable, SettingsError, SinkUnavailable
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
@@ -21,8 +21,8 @@ from kstreams_py.spark.streaming import Streaming
 
 logger = logging.getLogger(__name__)
 
-AWAY: Final = (BrokerUnavailable, Retriable)
-"""What is raised while brokers do not answer."""
+AWAY: Final = (BrokerUnavailable, Retriable, SinkUnavailable)
+"""What is raised while brokers, or the target of a pipeline, do not answer."""
 
 Show = Callable[[Pipeline, Run | None], None]
 """Gets each run that was published; None for a pipeline that has found nothing new. Threads may call it."""
@@ -75,7 +75,7 @@ def follow_all(
         try:
             run = run_once(pipeline, graph, session, settings, since=begun.get(pipeline.id))
         except AWAY as error:
-            if not begun:
+            if not begun or not _may_return(error):
                 raise
             _warn_of_absence(pipeline, error)
             return
@@ -114,6 +114,8 @@ class _FollowedStream:
                 return True
             self._stream.join()
         except AWAY as error:
+            if not _may_return(error):
+                raise
             _warn_of_absence(self._pipeline, error)
             self._stream, self._due = None, time.monotonic() + self._pipeline.every
             return True
@@ -127,8 +129,16 @@ class _FollowedStream:
     def join(self) -> None:
         """Waits for its end. Raises what it has failed with, unless brokers did not answer."""
         if self._stream is not None:
-            with suppress(*AWAY):
+            try:
                 self._stream.join()
+            except AWAY as error:
+                if not _may_return(error):
+                    raise
+
+
+def _may_return(error: Exception) -> bool:
+    """Whether another attempt may succeed without anybody's help."""
+    return not isinstance(error, SinkUnavailable) or error.may_return
 
 
 def _warn_of_absence(pipeline: Pipeline, error: Exception) -> None:

@@ -16,7 +16,7 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.state.keyed import POSITIONS_KEY, Changes
 
 CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
-"""Of each key only the newest record counts, and has to be kept; a deletion for a day, see rocks.CHECKPOINT_SECONDS."""
+"""Of each key only the newest record counts, and has to be kept; a deletion for a day, see keyed.CHECKPOINT_SECONDS."""
 
 READ_AT_ONCE: Final = 10_000
 """Records of a changelog that are read in one request: more of them may not arrive within request_timeout_ms."""

@@ -26,6 +26,10 @@ POSITIONS_KEY: Final = RESERVED + b"positions"
 """The key of the record that names positions."""
 
 
+CHECKPOINT_SECONDS: Final = 43_200
+"""Seconds after which what was read of a changelog is too old to go on from: half of the time that Kafka keeps
+tombstones (changelog.CHANGELOG_SETTINGS). A deletion that compaction has removed would not be seen."""
+
 CHANGES_BYTES: Final = 4 << 20
 """Bytes of changes that may wait for their commit; those of one step can be more."""
 
@@ -34,10 +38,12 @@ class Base(Protocol):
     """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
 
     - `noted`: the offset that was noted last, by this process or one before it; 0 for none.
+    - `noted_at`: when it was noted, or when this was made, in seconds since 1970.
     - `foreign`: the state of another changelog that it has until `clear`, and where that is, as text; "" for none.
     """
 
     noted: int
+    noted_at: float
     foreign: str
 
     def get(self, key: bytes) -> bytes | None:

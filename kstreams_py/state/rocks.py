@@ -5,9 +5,7 @@ for a write. What was not written when the process ended is in the changelog, af
 
 A directory belongs to one slot. A process of the slot that is frozen has its lock: the next one takes another directory
 beside it. What a directory has is committed, as far as the offset that it notes; the changelog after that is read
-again, and has the newest value of each key. A deletion that compaction has removed from the changelog would not be
-seen: a directory that was not noted for CHECKPOINT_SECONDS is removed, which is half of the time that Kafka keeps
-tombstones (delete.retention.ms, a day).
+again, and has the newest value of each key. A directory that was not noted for CHECKPOINT_SECONDS is removed.
 """
 
 from __future__ import annotations
@@ -22,15 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kstreams_py.errors import MissingSoftware, SettingsError
-from kstreams_py.state.keyed import Changes
+from kstreams_py.state.keyed import CHECKPOINT_SECONDS, Changes
 
 if TYPE_CHECKING:
     import rocksdict
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINT_SECONDS: Final = 43_200
-"""Seconds after which a directory is too old to go on with."""
 
 DIRECTORIES_MAX: Final = 20
 """Directories of one task: each process of the slot that is frozen keeps one."""
@@ -73,14 +68,14 @@ class RocksBase:
         self._read: dict[bytes, bytes | None] = {}
         """A cache: what was written last, or read since."""
         self._unwritten_bytes = self._read_bytes = 0
-        self.noted, self.foreign = 0, ""
+        self.noted, self.noted_at, self.foreign = 0, time.time(), ""
         note = self._read_note()
         if note is None or time.time() - note["time"] > CHECKPOINT_SECONDS:
             self.clear()
         elif note["changelog"] != changelog_id:
             self.foreign = f"the state of the one with id {note['changelog']} in {self._directory}"
         else:
-            self.noted = note["offset"]
+            self.noted, self.noted_at = note["offset"], note["time"]
 
     def get(self, key: bytes) -> bytes | None:
         found = self._unwritten.get(key, _MISSING)
@@ -110,9 +105,9 @@ class RocksBase:
 
     def note(self, offset: int) -> None:
         # together with what it stands for: no end of the process or of the machine keeps the note alone
-        note = {"changelog": self._changelog_id, "offset": offset, "time": time.time()}
+        self.noted, self.noted_at = offset, time.time()
+        note = {"changelog": self._changelog_id, "offset": offset, "time": self.noted_at}
         self._write(json.dumps(note).encode())
-        self.noted = offset
 
     def _write(self, note: bytes | None = None) -> None:
         """Writes to the database what it has not, all or none, with a note."""
@@ -138,7 +133,8 @@ class RocksBase:
             shutil.rmtree(self._directory)
         except OSError as error:
             raise SettingsError(f"the state in {self._directory} cannot be removed ({error}): delete it") from None
-        self._database, self.noted, self.foreign = _open(self._directory), 0, ""
+        self._database = _open(self._directory)
+        self.noted, self.noted_at, self.foreign = 0, time.time(), ""
         self._unwritten, self._unwritten_bytes, self._read, self._read_bytes = {}, 0, {}, 0
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ have these offsets (test_store_is_not_restored_past_an_open_transaction).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeVar
 
@@ -34,7 +35,7 @@ from kstreams_py.state.changelog import (
     read_positions,
     write_positions,
 )
-from kstreams_py.state.keyed import POSITIONS_KEY, KeyedStore
+from kstreams_py.state.keyed import CHECKPOINT_SECONDS, POSITIONS_KEY, KeyedStore
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ class Stores:
             self._check(number, group[number])
             self._positions[number] = self._placed(group[number])
             self._named[number] = self._changelog.topic_id
+            self.by_partition[number].base.note(self._read_to[number])
         self._trusted |= numbers
 
     def _begin(self, groups: Mapping[int, Mapping[str, int]]) -> None:
@@ -148,9 +150,10 @@ class Stores:
         for (topic, number), end in self._ask(lambda: self._cluster.ends(changelogs, committed=False)).items():
             self._open(number)
             base = self.by_partition[number].base
-            if base.foreign or end < self._read_to[number]:
-                if not end and any(groups[number].values()):
-                    raise self._emptied(number, base.foreign or f"the state up to offset {self._read_to[number]}")
+            is_of_another = base.foreign or end < self._read_to[number]
+            if is_of_another and not end and any(groups[number].values()):
+                raise self._emptied(number, base.foreign or f"the state up to offset {self._read_to[number]}")
+            if is_of_another or time.time() - base.noted_at > CHECKPOINT_SECONDS:
                 base.clear()
                 self._read_to[number], self._positions[number], self._named[number] = 0, {}, ""
             if (start := starts[TopicPartition(topic, number)]) > self._read_to[number]:
@@ -227,7 +230,6 @@ class Stores:
         self._behind_since = None
         for number in numbers:
             del self._goals[number]
-            self.by_partition[number].base.note(self._read_to[number])
 
     def _warn_of_open_transactions(self, changelogs: Collection[TopicPartition]) -> None:
         now = self._clock()

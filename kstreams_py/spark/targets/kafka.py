@@ -335,7 +335,9 @@ class KafkaTable:
                 f"{self._settings.transaction_timeout_ms} ms (transaction_timeout_ms): run it again"
             ) from None
         except ClientError as error:
-            raise SinkUnavailable(f"{self._pipeline}: topic {self._topic}: {error}: run it again") from error
+            raise SinkUnavailable(
+                f"{self._pipeline}: topic {self._topic}: {error}: run it again", may_return=isinstance(error, Retriable)
+            ) from error
 
 
 def encode_runs(published: Published, topic_id: str) -> bytes:
