@@ -490,6 +490,41 @@ def test_commands_show_a_stopped_object_and_let_it_go_on(
     assert applied(driver)["a"] == prefixes(0, 1, 2, 3, 5)
 
 
+def test_commands_tell_what_has_become_of_the_object_where_the_decision_changed_nothing(
+    invoke: tuple[Callable[..., tuple[int, str]], TestDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, driver = invoke
+    opened = order_objects.open_graph
+
+    @contextmanager
+    def away(*arguments: Any) -> Iterator[tuple[ks.Graph, Environment]]:
+        with opened(*arguments) as (graph, _):
+            yield graph, environment_of(driver, lambda: None)
+
+    monkeypatch.setattr(order_objects, "open_graph", away)
+    status, text = run("resume", "g", "a", "--yes", "--wait", "1")
+    told = (
+        "the decision on 'a' is written, and the processor's workers have not read it yet: once they run, `kstreams "
+        "order resume` sends again what the object has missed"
+    )
+    assert (status, text.splitlines()[-1]) == (1, told)
+    told = (
+        "the processor's workers have not read all events of partition 0 after N s: run the command again once they "
+        "have: the object may go on with one of them\n"
+    )
+    assert run("accept", "g", "a", "--yes", "--wait", "1") == (1, told)
+    send(driver, ("a", 2, 1, "altered"))
+    monkeypatch.setattr(order_objects, "open_graph", opened)
+    status, text = run("resume", "g", "a", "--yes")
+    told = (
+        "apply: 'a', after event 2, is stopped, N s ago at offset 8: altered: a: event 2 came again with another "
+        "value; it has changed meanwhile: decide again"
+    )
+    assert (status, text.splitlines()[-1]) == (1, told)
+    with pytest.raises(UserMistake, match=r"^object 'b' goes on: "):
+        run("accept", "g", "b")
+
+
 def test_command_names_the_processors_that_there_are(
     invoke: tuple[Callable[..., tuple[int, str]], TestDriver],
 ) -> None:
