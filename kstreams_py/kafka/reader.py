@@ -152,7 +152,8 @@ class Reader:
                     if (error := m.error()) is None:
                         found.append(m)
                     elif error.code() == E._PARTITION_EOF:
-                        return found
+                        if (m.offset() or 0) >= stable:  # a new leader's high watermark may be behind for a moment
+                            return found
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
                         raise failure  # not Retriable: the caller would ask again for ever
                 if len(found) == wanted or (found and found[-1].offset() + 1 >= stable):

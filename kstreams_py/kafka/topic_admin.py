@@ -145,8 +145,9 @@ class TopicAdmin:
                 f"{self._cluster}the broker at {self._address} refuses the credentials ({cause.str()}): correct "
                 f"security.protocol, sasl.* or ssl.* under {self._options}"
             )
-        if error.code() in UNREACHABLE:
-            self._client.end()  # it asks a controller that is down for minutes, until it reads the metadata again
+        if error.code() in UNREACHABLE or error.code() == E._DESTROY:
+            if error.code() != E._DESTROY:  # else another thread has ended the client meanwhile
+                self._client.end()  # it asks a controller that is down for minutes, until it reads the metadata again
             newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""
             return BrokerUnavailable(
                 f"{self._cluster}no Kafka broker answers at {self._address}: start one (`kstreams broker start`), "

@@ -19,6 +19,9 @@ _STATE: Final = RESERVED + b"object."
 _HELD: Final = RESERVED + b"held."
 """Prefix of the key of a held event; its predecessor, in 8 bytes, and its object follow."""
 
+_VALUE: Final = b"\n"
+"""Between the fields of a held event, which are JSON, and the event's value."""
+
 _HELD_END: Final = RESERVED + b"held/"
 """The first key after them."""
 
@@ -101,10 +104,11 @@ def hold(store: KeyedStore, event: Held) -> None:
         "at": event.held_at,
         "place": (m.topic(), m.partition(), m.offset()),
         "stamp": m.timestamp(),
-        "content": (_text(m.key()), _text(m.value())),
+        "has_value": m.value() is not None,
         "headers": [(name, _text(value)) for name, value in m.headers() or []],
     }
-    store.write(_key(event), json.dumps(kept).encode())
+    # the value as it is: the changelog has to take what the topic has taken, and its limit is the same by default
+    store.write(_key(event), json.dumps(kept).encode() + _VALUE + (m.value() or b""))
 
 
 def release(store: KeyedStore, event: Held) -> None:
@@ -157,11 +161,12 @@ def _load(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[Held]:
     for key, value in entries:
         place = key.removeprefix(_HELD)
         try:
-            kept = json.loads(value)
+            fields, _, content = value.partition(_VALUE)
+            kept = json.loads(fields)
             record = HeldRecord(
                 tuple(kept["place"]),
                 tuple(kept["stamp"]),
-                (_bytes(kept["content"][0]), _bytes(kept["content"][1])),
+                (place[8:], content if kept["has_value"] else None),
                 tuple((name, _bytes(data)) for name, data in kept["headers"]),
             )
             prev = int.from_bytes(place[:8])

@@ -293,6 +293,10 @@ class Committer(ABC):
         if self._outputs:
             self._call(lambda producer: producer.write(self._outputs))
 
+    def _write_through(self, records: list[Output]) -> None:
+        self._call(lambda producer: producer.write(records))
+        self._call(lambda producer: producer.flush())
+
     @abstractmethod
     def _call(self, call: Callable[[Producer], object]) -> None:
         """Calls the producer; records the meaning of a ClientError before raising it."""

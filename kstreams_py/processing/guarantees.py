@@ -91,8 +91,19 @@ class ExactlyOnce(Committer):
 
     def write(self, plan: Plan) -> None:
         super().write(plan)
-        if self.session.state is State.OPEN or self._holds_much:
+        if plan.apart:
+            self._send_apart()
+        elif self.session.state is State.OPEN or self._holds_much:
             self._send()
+
+    def _send_apart(self) -> None:
+        self.session.open()
+        outputs, self._outputs = self._outputs, []
+        for output in outputs:
+            try:
+                self._write_through([output])
+            except Refused as error:
+                raise Refused(error.mistake, [output]) from None
 
     @property
     def _holds_much(self) -> bool:
@@ -184,10 +195,6 @@ class _WithoutTransactions(Committer):
             self._write_through(named)
             self.attempts.call(lambda: self._consumer.commit(starts))
         self._write_through(begun)
-
-    def _write_through(self, records: list[Output]) -> None:
-        self._call(lambda producer: producer.write(records))
-        self._call(lambda producer: producer.flush())
 
     def write(self, plan: Plan) -> None:
         super().write(plan)

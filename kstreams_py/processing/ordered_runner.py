@@ -11,26 +11,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, cast
 
-from kstreams_py.errors import DecodeError, EventFault, InputLost, RecordRefused
+from kstreams_py.errors import DecodeError, EventFault, InputLost, RecordRefused, Refused
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import EventCounts, LongestHeld
 from kstreams_py.ordering import held
-from kstreams_py.ordering.chain import EventChains, Fault, Held, Kind, Outcome, Reason
+from kstreams_py.ordering.chain import HELD_BYTES_MAX, EventChains, Fault, Held, Kind, Outcome, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_headers
 from kstreams_py.ordering.events import place_of
-from kstreams_py.processing.dead_letters import DeadLetters
-from kstreams_py.processing.plan import Plan, read_by
-from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.dead_letters import DeadLetters, Failure
+from kstreams_py.processing.plan import Intake, Plan, read_by
+from kstreams_py.processing.runner import Read, Runner
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing
-from kstreams_py.records import Message
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, Message
 from kstreams_py.state.keyed import KeyedStore
 
 logger = logging.getLogger(__name__)
+
+_ALL: Final = b""
+"""In place of a delivery hash: all events of a step, where no hash tells whose output is refused."""
 
 
 class _Chains(NamedTuple):
@@ -74,8 +78,12 @@ class OrderedRunner(Runner):
         self.events = self._counts = EventCounts()
         self._is_counted = True
         """The counts of what waits, and of what is stopped, are of the newest event."""
-        self._refusal: RecordRefused | None = None
-        """Why a topic has refused an output of the step that runs."""
+        self._refused_events: dict[Read, dict[bytes, RecordRefused]] = {}
+        """Of a step with an output that is refused: its events whose outputs are, by their delivery hashes."""
+        self._refusals: dict[bytes, RecordRefused] = {}
+        """Those of the step that runs."""
+        self._running: Message
+        """The record of the step that runs."""
 
     def assigned(self) -> None:
         """Loads what is held: also of an object whose events have ceased to come, an operator has to hear."""
@@ -105,15 +113,35 @@ class OrderedRunner(Runner):
         if not self._is_counted:
             self._count()
 
+    def refuse(self, intake: Intake, error: Refused) -> None:
+        """From now on an event of the only step of an intake comes to a dead letter: the one whose output is refused.
+
+        At first the step is run again, with each output by itself, because an event may have released others.
+        """
+        read = read_by(intake.steps[0])
+        if read not in self._refused:
+            return super().refuse(intake, error)
+        digest = dict(error.outputs[0][7] or ()).get(HASH_HEADER, _ALL) if error.outputs else _ALL
+        refused = self._refused_events.setdefault(read, {})
+        if digest in refused or _ALL in refused:
+            raise error.mistake
+        refused[digest] = error.mistake
+        return None
+
+    def committed(self) -> None:
+        super().committed()
+        self._refused_events = {read: each for read, each in self._refused_events.items() if read in self._refused}
+
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Runs steps of which a topic has refused an output: the rule goes past their events without the function."""
+        """Runs steps of which a topic has refused an output: the rule goes past its event without the function."""
         for step in steps:
-            self._refusal = self._refused[read_by(step)]
+            self._refusals = self._refused_events.get(read_by(step), {})
             self._run_events([step], plan)
-            self._refusal = None
+            plan.apart, self._refusals = True, {}
 
     def _run_event(self, m: Message, chains: _Chains, plan: Plan) -> bool:
         """Does with a record what the rule says; False if the worker stops instead."""
+        self._running = m
         try:
             number, prev = place_of(m.headers() or ())
             name = m.key()
@@ -149,6 +177,8 @@ class OrderedRunner(Runner):
 
     def _obey(self, m: Message, name: bytes, decision: Decision, chains: _Chains, plan: Plan) -> bool:
         brought = None if decision.prev is None else _brought(m, name, decision, decision.prev)
+        if brought is not None:
+            self._running = brought.record
         if decision.verb is Verb.OFFER and brought is not None:
             return self._offer(brought.record, name, (brought.id, brought.prev or None), chains, plan)
         try:
@@ -178,7 +208,7 @@ class OrderedRunner(Runner):
             held.hold(store, outcome.held)
             self._counts.held += 1
             self._is_counted = False
-            if chains.rule.held_events > self._ordered.held_max:
+            if chains.rule.held_events > self._ordered.held_max or chains.rule.held_bytes > HELD_BYTES_MAX:
                 plan.interrupt = self._full(chains.rule)
                 return False
         for event in outcome.released:
@@ -196,20 +226,32 @@ class OrderedRunner(Runner):
         inputs, mark = (m,), store.mark()
         tried, result = False, None
         try:
-            if self._refusal is not None:
-                self._add_dead_letter(inputs, self._refusal, plan)
-                return True
             digest = self._tasks.delivery_hash(inputs)
+            if self._refusals and (refusal := self._refusals.get(digest) or self._refusals.get(_ALL)) is not None:
+                self._add_dead_letter(inputs, refusal, plan)
+                return True
             values = self._arguments(inputs, digest, store if self._ordered.takes_state else None)
             tried = True
             result = self._processor.function(*values)
-            plan.outputs += self._outputs.of(result, inputs, digest)
+            outputs = self._outputs.of(result, inputs, digest)
+            if m is not self._running and self._processor.hash_header:
+                place = (PLACE_HEADER, self._place_of_step())
+                outputs = [(*each[:7], [*(each[7] or ()), place]) for each in outputs]
+            plan.outputs += outputs
             self._counts.applied += 1
         except Exception as error:
             self._abandon(result)
             store.undo(mark)
             return self._handle(inputs, error, plan, tried=tried)
         return True
+
+    def _failure(self, inputs: Inputs, error: Exception, attempts: int = 1) -> Failure:
+        failure = super()._failure(inputs, error, attempts)
+        return failure if inputs[0] is self._running else replace(failure, place=self._place_of_step())
+
+    def _place_of_step(self) -> bytes:
+        """Names the record that released an event: the group has passed the event's own offset long before."""
+        return self._tasks.delivery_hash((self._running,))
 
     def _refuse(self, m: Message, fault: Fault, plan: Plan) -> None:
         """Makes a dead letter of an event; the first one of its object says why that is stopped."""
@@ -231,10 +273,12 @@ class OrderedRunner(Runner):
 
     def _full(self, rule: EventChains) -> InputLost:
         oldest: Held = min(rule.held(), key=lambda event: event.position)
+        remedy = "raise held_max, and " if rule.held_events > self._ordered.held_max else ""
         return InputLost(
-            f"{self._processor.id}: {rule.held_events:,} events wait for those before them, the first one, at offset "
-            f"{oldest.position}, for event {oldest.prev} of {oldest.object.decode(errors='replace')!r}: raise "
-            "held_max, and if that event is lost, go on without it: `kstreams order accept`"
+            f"{self._processor.id}: {rule.held_events:,} events of {rule.held_bytes:,} bytes wait for those before "
+            f"them, the first one, at offset {oldest.position}, for event {oldest.prev} of "
+            f"{oldest.object.decode(errors='replace')!r}: {remedy}if that event is lost, go on without it: "
+            "`kstreams order accept`"
         )
 
     def _count(self) -> None:

@@ -93,6 +93,7 @@ class Plan:
     - `again`: what is to be run again after a wait, instead of an interrupt; it is not done.
     - `intake`: what was run.
     - `parts`: the same by task, in the order of the outputs, for a processor with a journal.
+    - `apart`: each output is written by itself, so that an error names the one that is refused.
     - `seconds`: that the calls of these steps took, where calls overlap; None otherwise.
     - `owners`: the inputs of each output's step, where outputs have no delivery hash and are traced; None once a dead
       letter was made of them.
@@ -108,6 +109,7 @@ class Plan:
     intake: Intake = field(default_factory=lambda: Intake([]), repr=False, compare=False)
     owners: list[Inputs | None] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    apart: bool = False
     seconds: float | None = None
 
     def add(self, later: Plan) -> None:
@@ -118,6 +120,7 @@ class Plan:
         self.failures += later.failures
         self.owners += later.owners
         self.parts += later.parts
+        self.apart |= later.apart
         self.interrupt, self.tried, self.again = later.interrupt, later.tried, later.again
 
 

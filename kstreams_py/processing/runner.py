@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final
 
-from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Refused, Stop
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
@@ -151,7 +151,8 @@ class Runner:
             else:
                 plan = Plan(intake=Intake([step]))
                 self._run_refused([step], plan)
-                self._ledger.advance(Intake([step]).positions())
+                if plan.steps:
+                    self._ledger.advance(Intake([step]).positions())
             whole.add(plan)
             if whole.interrupt is not None or whole.again is not None:
                 break
@@ -412,13 +413,12 @@ class Runner:
 
     # Outputs that a topic refuses.
 
-    def refuse(self, intake: Intake, mistake: RecordRefused) -> None:
+    def refuse(self, intake: Intake, error: Refused) -> None:
         """From now on the only step of an intake comes to a dead letter. Raises the mistake if it did so already."""
-        step: Any = intake.steps[0]
-        read = read_by(step)
+        read = read_by(intake.steps[0])
         if read in self._refused:
-            raise mistake
-        self._refused[read] = mistake
+            raise error.mistake
+        self._refused[read] = error.mistake
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Writes the dead letters of steps of which a topic has refused an output."""

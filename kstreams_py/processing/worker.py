@@ -236,7 +236,7 @@ class Worker:
         self._must_rewind |= rewinds
         if isinstance(error, Refused) and rewinds and self.search.failed(steps):
             assert self._last is not None
-            self.runner.refuse(self._last, error.mistake)
+            self.runner.refuse(self._last, error)
         elif self.committer.session.timed_out:
             self.search.failed(steps)
 

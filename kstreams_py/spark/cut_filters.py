@@ -30,10 +30,12 @@ def is_inside(cut: Cut, topic: str) -> Column:
         return sf.substring(place, 9, 8) < sf.try_element_at(known, sf.substring(place, 1, 8))
 
     # the hash first: a processor of an older release passes a place on that is of the step before its own
-    is_step_inside = sf.coalesce(
-        is_before(header_value(HASH_HEADER)), is_before(header_value(PLACE_HEADER)), sf.lit(True)
-    )
-    return is_settled | (is_below_end & is_step_inside)
+    own, place = header_value(HASH_HEADER), header_value(PLACE_HEADER)
+    is_step_inside = sf.coalesce(is_before(own), is_before(place), sf.lit(True))
+    # an event that was held: a later record of the same task has released it
+    is_same_task = sf.substring(own, 1, 8) == sf.substring(place, 1, 8)
+    is_released_later = sf.coalesce(is_same_task & ~is_before(place), sf.lit(False))
+    return is_settled | (is_below_end & is_step_inside & ~is_released_later)
 
 
 def header_value(name: str) -> Column:

@@ -12,7 +12,16 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeVar
 
-from kstreams_py.errors import BrokerUnavailable, ClientError, Fatal, InputLost, NotRestored, Retriable, TopicError
+from kstreams_py.errors import (
+    BrokerUnavailable,
+    ClientError,
+    Fatal,
+    InputLost,
+    KStreamsError,
+    NotRestored,
+    Retriable,
+    TopicError,
+)
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -85,6 +94,8 @@ class Stores:
         """The next offset of its changelog that a store needs, at most."""
         self._goals: dict[int, int] = {}
         """Of each store that is being restored: the end that its changelog had at the beginning of that."""
+        self._doubts: dict[int, str] = {}
+        """Why a store did not belong to the committed offsets when it was last restored."""
         self._trusted = set[int]()
         """Stores that no other worker can have changed since they were restored."""
         self._looked_at = clock()
@@ -274,9 +285,10 @@ class Stores:
                 )
             committed = group.get(topic)
             if committed is None:
-                raise self._mistaken(f"it is at {tp}@{at}, which has no committed offset")
+                raise self._mistaken(number, f"it is at {tp}@{at}, which has no committed offset")
             if committed != at:
-                raise self._mistaken(f"it is at {tp}@{at}, and the group is at {committed}")
+                raise self._mistaken(number, f"it is at {tp}@{at}, and the group is at {committed}")
+        self._doubts.pop(number, None)
         if not self._positions[number] and any(group.values()):
             logger.warning(
                 "%s begins empty at %s", self._name,
@@ -284,7 +296,11 @@ class Stores:
                 extra=repeated(f"tasks whose {self._name} begins empty", partition=number),
             )  # fmt: skip
 
-    def _mistaken(self, why: str) -> InputLost:
+    def _mistaken(self, number: int, why: str) -> KStreamsError:
+        """InputLost, once the group was heard and asked again: another worker may have committed meanwhile."""
+        if self._doubts.get(number) != why:
+            self._doubts[number] = why
+            return NotRestored(f"{self._name}: {why}: asking again")
         return InputLost(
             f"{self._name} does not belong to the committed offsets: {why}: stop all workers, then set the group to "
             f"where the state is (`kstreams recover reset`), or delete topic {self._changelog.topic!r}, so that the "
@@ -293,7 +309,7 @@ class Stores:
 
     def _drop(self, number: int) -> None:
         self.by_partition.pop(number).base.close()
-        for each in (self._positions, self._named, self._read_to, self._goals):
+        for each in (self._positions, self._named, self._read_to, self._goals, self._doubts):
             each.pop(number, None)
         self._trusted.discard(number)
 

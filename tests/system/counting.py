@@ -110,7 +110,8 @@ class Counting:
     def release(self, *slots: int) -> None:
         """Removes slots, whose processes have ended, from the groups."""
         released = self.command("slots", "release", f"{self.file}:graph", *slots)
-        assert released.status == 0, released
+        # or its session has ended by then
+        assert released.status == 0 or "has no member in any group" in released.err, released
 
     def reset(self, *options: str) -> None:
         """Moves the group of `count`, which slot 0 has left, with `kstreams recover reset`."""

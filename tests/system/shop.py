@@ -89,14 +89,21 @@ class Shop:
     """A graph with two topics and pipelines over them, and the model of their tables."""
 
     def __init__(
-        self, cluster: Cluster, spark: SparkSession | None, name: str, directory: Path, postgresql: Server
+        self,
+        cluster: Cluster,
+        spark: SparkSession | None,
+        name: str,
+        directory: Path,
+        postgresql: Server,
+        *,
+        more: str = "",
     ) -> None:
-        """`spark` is for `run`."""
+        """`spark` is for `run`; `more` is added to the graph."""
         self.cluster, self.spark, self.name, self.directory = cluster, spark, name, directory
         self.url = f"postgresql://postgres:secret@127.0.0.1:{postgresql.port}/postgres"
         self.table = f"t{name.replace('-', '_')}"
         self.file = directory / "shop.py"
-        self.file.write_text(GRAPH.format(name=name, directory=str(directory), url=self.url, table=self.table))
+        self.file.write_text((GRAPH + more).format(name=name, directory=str(directory), url=self.url, table=self.table))
         self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers)
         self.written: list[tuple[str, str, int]] = []
         """Topic, value and offset of each committed record."""

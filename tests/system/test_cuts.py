@@ -20,10 +20,13 @@ from kstreams_py.errors import InputLost, SettingsError, TopicError
 from kstreams_py.formats.serdes import String
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
+from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark import Cut, cut, read_cut, session, view
+from kstreams_py.spark.cut_filters import is_inside
 from kstreams_py.spark.cutting import Cutting
+from kstreams_py.testing import TestDriver
 from tests.clusters import open_cluster
 from tests.system.harness import metadata
 from tests.waiting import wait_until
@@ -175,6 +178,49 @@ def test_cut_shows_the_whole_transaction_whose_marker_is_late_where_stable_offse
     made = rig.cut(lambda: rig.commit(late))
     assert torn == {"a": ["0", "1"], "b": ["0"]}
     assert values(spark, rig, "a", "b", end=made) == {"a": ["0", "1"], "b": ["0", "1"]}
+
+
+class Releasing:
+    """A cluster on which a held event is released after the first look at the offsets of the group."""
+
+    def __init__(self, driver: TestDriver) -> None:
+        self._driver, self._is_released = driver, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver.cluster, name)
+
+    def ends(self, partitions: Any, *, committed: bool = True) -> Any:
+        if not committed and not self._is_released:
+            self._is_released = True
+            self._driver.run()
+        return self._driver.cluster.ends(partitions, committed=committed)
+
+
+def test_cut_between_the_hold_and_the_release_of_an_event_tears_no_transaction(spark: SparkSession) -> None:
+    graph = Graph("g", errors="g.errors")
+    events = graph.topic("g.events", key=String(), value=String(), partitions=1)
+    graph.ordered(events, to=graph.topic("g.states", value=String(), partitions=1), id="apply")(lambda value: value)
+    with TestDriver(graph) as driver:
+        for number, prev in ((1, None), (3, 2), (2, 1)):  # 3 waits for 2, and its offset is committed
+            headers: list[tuple[str, bytes | None]] = [(ID_HEADER, b"%d" % number)]
+            headers += [] if prev is None else [(PREV_HEADER, b"%d" % prev)]
+            if number == 2:
+                driver.run()
+            driver.send("g.events", f"{number}", key="a", headers=headers)
+        cluster: Any = Releasing(driver)
+        cutting = Cutting(graph, ["g.states"], cluster, SECONDS, clock=driver.clock, sleep=driver.clock.advance)
+        cuts = [cutting.make() for _ in range(2)]
+        rows = [
+            (m.value(), m.headers() or [], 0, m.offset()) for m in driver.cluster.read(TopicPartition("g.states", 0))
+        ]
+    df = spark.createDataFrame(
+        rows, "value binary, headers array<struct<key: string, value: binary>>, partition int, offset bigint"
+    )
+    found = [
+        [bytes(row["value"]) for row in df.where(is_inside(each, "g.states")).orderBy("offset").collect()]
+        for each in cuts
+    ]
+    assert found == [[b"1"], [b"1", b"2", b"3"]]
 
 
 def test_cut_waits_for_offsets_whose_marker_is_late(spark: SparkSession, rig: Rig) -> None:

@@ -58,6 +58,9 @@ def streamed(orders):
 """
 
 
+CHANGED: Final = r": the directory was changed by hand: restore it, or begin again with `kstreams pipeline reset`$"
+
+
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     with delta_session("test_delta") as made:
@@ -132,6 +135,22 @@ def test_run_without_rows_is_published_too(shop: Shop, pipeline_id: str) -> None
     assert run is not None
     assert (run.number, run.rows) == (2, 0)
     assert shop.run(pipeline_id) == [None]
+
+
+def test_directory_whose_name_looks_like_a_pattern_and_columns_with_spaces_are_those_of_a_table(shop: Shop) -> None:
+    graph = ks.Graph(shop.name)
+    orders = graph.topic(f"{shop.name}.orders", value=ks.String())
+    target = ks.Delta(shop.directory / "o[d]d {a,b}*")
+    graph.pipeline(orders, to=target, mode="append", id="odd")(lambda df: df.selectExpr("value AS `the item`"))
+    shop.graph = graph
+    for number in range(1, 4):
+        shop.write("pen")
+        assert [run and (run.number, run.rows) for run in shop.run("odd")] == [(number, 1)]
+    (file, *_) = Path(target.path).rglob("part-*.parquet")
+    file.unlink()
+    shop.write("pen")
+    with pytest.raises(SettingsError, match=rf": its file {file.name} is missing{CHANGED}"):
+        shop.run("odd")
 
 
 @pytest.mark.parametrize(
@@ -214,9 +233,6 @@ def test_table_that_others_have_changed_is_refused_until_it_is_reset_and_optimiz
     shop.reset("added")
     shop.run("added")
     assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
-
-
-CHANGED: Final = r": the directory was changed by hand: restore it, or begin again with `kstreams pipeline reset`$"
 
 
 def test_data_file_that_is_missing_or_was_replaced_stops_runs_and_queries_until_it_is_restored(shop: Shop) -> None:

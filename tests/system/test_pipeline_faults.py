@@ -24,9 +24,10 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.records import TopicPartition
-from kstreams_py.spark import Cut, cutting, runner, session
+from kstreams_py.spark import Cut, cutting, driver, runner, session
 from kstreams_py.spark.cuts import CutTopic, Span
 from kstreams_py.spark.cutting import Cutting
+from kstreams_py.spark.runs import Run
 from tests.clusters import open_cluster
 from tests.system.harness import WorkerProcess
 from tests.system.recorder import Record, Recorder
@@ -151,7 +152,7 @@ def test_mutation_that_cuts_by_last_stable_offsets_alone_publishes_half_of_a_tra
 
 # Workers that are killed while pipelines run.
 
-GRAPH: Final = """
+PROCESSORS: Final = """
 from pyspark.sql import functions as sf
 
 import kstreams_py as ks
@@ -170,6 +171,14 @@ def sides(left, right):
     return both[0].union(both[1])
 
 
+def find_last(left, right):
+    key, number = sf.split_part("value", sf.lit("-"), sf.lit(1)), sf.split_part("value", sf.lit("-"), sf.lit(2))
+    rows = sides(left, right).select("side", key.alias("key"), number.cast("int").alias("number"))
+    return rows.groupBy("side", "key").agg(sf.max("number").alias("number"))
+"""
+
+BATCHES: Final = """
+
 @graph.pipeline(left, right, to=ks.Parquet({directory!r} + "/counts"), key=["side"], every="1 second")
 def counts(left, right):
     rows = sides(left, right)
@@ -181,13 +190,29 @@ def each(left, right):
     return sides(left, right)
 
 
-@graph.pipeline(
-    left, right, to=ks.Parquet({directory!r} + "/last"), mode="upsert", key=["side", "key"], every="1 second"
-)
-def last(left, right):
-    key, number = sf.split_part("value", sf.lit("-"), sf.lit(1)), sf.split_part("value", sf.lit("-"), sf.lit(2))
-    rows = sides(left, right).select("side", key.alias("key"), number.cast("int").alias("number"))
-    return rows.groupBy("side", "key").agg(sf.max("number").alias("number"))
+graph.pipeline(
+    left, right, to=ks.Parquet({directory!r} + "/last"), id="last", mode="upsert", key=["side", "key"], every="1 second"
+)(find_last)
+"""
+
+STREAMS: Final = """
+
+options = {{"every": "1 second", "streaming": True}}
+
+
+@graph.pipeline(left, right, to=ks.Parquet({directory!r} + "/counts"), key=["side"], **options)
+def counts(left, right):
+    return sides(left, right).groupBy("side").agg(sf.count("*").alias("records"))
+
+
+@graph.pipeline(left, right, to=ks.Parquet({directory!r} + "/each"), mode="append", **options)
+def each(left, right):
+    return sides(left, right)
+
+
+graph.pipeline(
+    left, right, to=ks.Parquet({directory!r} + "/last"), id="last", mode="upsert", key=["side", "key"], **options
+)(find_last)
 """
 
 PARTITIONS: Final = 4
@@ -198,13 +223,14 @@ KEYS: Final = 20
 class Site:
     """A fork that writes each record to two topics, its worker processes, and pipelines over both topics."""
 
-    def __init__(self, directory: Path, name: str, settings: ks.Settings, cleanup: ExitStack) -> None:
+    def __init__(self, directory: Path, name: str, settings: ks.Settings, cleanup: ExitStack, pipelines: str) -> None:
+        """`pipelines`: BATCHES or STREAMS."""
         self.settings, self.recorder = settings, Recorder(settings.bootstrap_servers)
         self.topics = [f"{name}.{topic}" for topic in ("in", "left", "right")]
         self.recorder.cluster.create(*self.topics, partitions=PARTITIONS)
         self.recorder.cluster.create(f"{name}.errors")
         self.file = directory / "forked.py"
-        self.file.write_text(GRAPH.format(name=name, directory=str(directory)))
+        self.file.write_text((PROCESSORS + pipelines).format(name=name, directory=str(directory)))
         self.graph = load(f"{self.file}:graph")
         self.workers: dict[int, WorkerProcess] = {}
         self.published: Counter[str] = Counter()
@@ -247,6 +273,41 @@ class Site:
         left, right = self.sides(pipeline)
         assert left == right, (pipeline.id, made)
 
+    def kill_workers(self, follow: Callable[[Callable[[], bool]], None], kills: int, seed: int) -> list[str]:
+        """Kills workers at random, with a run published between two kills, while pipelines run; returns the values.
+
+        - `follow`: runs the pipelines until its argument returns True, and counts in `published`.
+        """
+        chance, stop = random.Random(seed), Event()
+        pool = self._cleanup.enter_context(ThreadPoolExecutor(1))
+        self._cleanup.callback(stop.set)  # before the pool waits for its thread
+        with self.recorder.reading(*self.topics[1:]) as reader:
+            with self.recorder.feeding(self.record, at_once=100, per_second=200) as feeder:
+                self.start(*SLOTS)
+                reader.await_more(10)
+                following = pool.submit(follow, stop.is_set)
+                for _ in range(kills):
+                    published, slot = self.published.total(), chance.choice(SLOTS)
+                    reader.await_more(chance.randrange(1, 300))
+                    wait_until(lambda: following.done() or self.published.total() > published, "a run is published")  # noqa: B023
+                    self.kill(slot)
+                    self.start(slot)
+            self.finish()
+            reader.finish()
+        stop.set()
+        following.result()
+        return [self.record(number)[1].decode() for number in range(feeder.written)]
+
+    def tables(self) -> dict[str, list[list[Any]]]:
+        """By pipeline, the rows of the left and of the right side."""
+        return {pipeline.id: self.sides(pipeline) for pipeline in self.graph.pipelines}
+
+
+def last_of_each_key(values: Sequence[str]) -> list[list[Any]]:
+    """The rows of `find_last`, of one side."""
+    last = {key: number for key, _, number in (value.partition("-") for value in values)}
+    return sorted([key, int(number)] for key, number in last.items())
+
 
 @pytest.mark.parametrize(
     ("kills", "seed"), [(6, 1), pytest.param(60, 2, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
@@ -254,34 +315,36 @@ class Site:
 def test_tables_tear_no_transaction_of_workers_that_are_killed_and_end_equal_to_the_model(
     tmp_path: Path, name: str, settings: Callable[..., ks.Settings], spark: SparkSession, kills: int, seed: int
 ) -> None:
-    chance, stop = random.Random(seed), Event()
     with ExitStack() as cleanup:
-        site = Site(tmp_path, name, settings(), cleanup)
-        pool = cleanup.enter_context(ThreadPoolExecutor(1))
-        cleanup.callback(stop.set)  # before the pool waits for its thread
-        with site.recorder.reading(*site.topics[1:]) as reader:
-            with site.recorder.feeding(site.record, at_once=100, per_second=200) as feeder:
-                site.start(*SLOTS)
-                reader.await_more(10)
-                run = partial(site.run, spark=spark)
-                following = pool.submit(runner.follow, site.graph.pipelines, run, stop.is_set)
-                for _ in range(kills):
-                    published, slot = site.published.total(), chance.choice(SLOTS)
-                    reader.await_more(chance.randrange(1, 300))
-                    wait_until(lambda: following.done() or site.published.total() > published, "a run is published")  # noqa: B023
-                    site.kill(slot)
-                    site.start(slot)
-            site.finish()
-            reader.finish()
-        stop.set()
-        following.result()
+        site = Site(tmp_path, name, settings(), cleanup, BATCHES)
+        run = partial(site.run, spark=spark)
+        values = site.kill_workers(partial(runner.follow, site.graph.pipelines, run), kills, seed)
         for pipeline in site.graph.pipelines:
             run(pipeline)
-    values = [site.record(number)[1].decode() for number in range(feeder.written)]
-    last = {key: number for key, _, number in (value.partition("-") for value in values)}
-    tables = {pipeline.id: site.sides(pipeline) for pipeline in site.graph.pipelines}
-    assert tables == {
+    assert site.tables() == {
         "counts": [[[len(values), len(values)]]] * 2,
         "each": [[[value] for value in sorted(values)]] * 2,
-        "last": [sorted([key, int(number)] for key, number in last.items())] * 2,
+        "last": [last_of_each_key(values)] * 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(4, 3), pytest.param(40, 4, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
+def test_tables_of_streams_end_equal_to_the_model_when_the_workers_before_them_are_killed(
+    tmp_path: Path, name: str, settings: Callable[..., ks.Settings], spark: SparkSession, kills: int, seed: int
+) -> None:
+    with ExitStack() as cleanup:
+        site = Site(tmp_path, name, settings(), cleanup, STREAMS)
+        arguments = site.graph.pipelines, site.graph, spark, site.settings
+
+        def show(pipeline: Pipeline, run: Run | None) -> None:
+            site.published[pipeline.id] += run is not None
+
+        values = site.kill_workers(partial(driver.follow_all, *arguments, show), kills, seed)
+        driver.run_all(*arguments, show, None)
+    assert site.tables() == {
+        "counts": [[[len(values)]]] * 2,
+        "each": [[[value] for value in sorted(values)]] * 2,
+        "last": [last_of_each_key(values)] * 2,
     }

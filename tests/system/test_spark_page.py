@@ -8,6 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +17,17 @@ import pyarrow.parquet
 import pytest
 
 from kstreams_py.embedded.java import find_java
+from kstreams_py.embedded.nodes import free_ports
+from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet
 from kstreams_py.spark import Cut, read_cut
 from tests.system.command import Finished, kstreams
 from tests.system.harness import Cluster
 from tests.waiting import WAIT
 
-TEXT: Final = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+ROOT: Final = Path(__file__).parents[2]
+TEXT: Final = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+BEGIN: Final = re.findall(r"<!-- begin -->\n```\n(.*)\n(.*)\n```", TEXT)
 COMMANDS: Final = [
     line.removeprefix("kstreams ")
     for block in re.findall(r"<!-- commands -->\n```\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -32,11 +38,12 @@ COMMANDS: Final = [
 class Page:
     """The files of the page in a directory, with topics of other names, and its commands."""
 
-    def __init__(self, cluster: Cluster, name: str, directory: Path) -> None:
+    def __init__(self, servers: str, name: str, directory: Path) -> None:
         self._name, self._directory = name, directory
         self._environment = {
-            "KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
-            "KSTREAMS_SCHEMA_DIRECTORY": str(directory / "schemas"),
+            "KSTREAMS_BOOTSTRAP_SERVERS": servers,
+            "XDG_DATA_HOME": str(directory / "data"),
+            "XDG_STATE_HOME": str(directory / "state"),
             "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
         }
         for file, block in re.findall(r"<!-- (\w+\.\w+) -->\n```\w+\n(.*?)```", TEXT, flags=re.DOTALL):
@@ -59,8 +66,35 @@ class Page:
         return done.stdout
 
 
-def test_commands_and_scripts_of_the_page_make_and_show_its_tables(cluster: Cluster, name: str, tmp_path: Path) -> None:
-    page = Page(cluster, name, tmp_path)
+@pytest.fixture
+def page(name: str, tmp_path: Path) -> Iterator[Page]:
+    """The page, with the broker that its second line has started, on a port that is free."""
+    [(_, start)] = BEGIN
+    (port,) = free_ports([None])
+    made = Page(f"127.0.0.1:{port}", name, tmp_path)
+    try:
+        started = made.command(start.removeprefix("kstreams ").replace("--port 9092", f"--port {port}"))
+        assert started.out == f"127.0.0.1:{port}\n"
+        yield made
+    finally:
+        made.command("broker stop")
+
+
+def test_first_lines_install_what_the_scripts_import_and_start_the_broker_that_commands_find_by_themselves() -> None:
+    [(install, start)] = BEGIN
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    _, _, ours, *others = shlex.split(install)
+    extras = re.findall(r"\w+", ours.partition("[")[2])
+    needed = [each for extra in extras for each in project["optional-dependencies"][extra]]
+    installed = {re.split(r"[\[<>=]", each)[0] for each in [*project["dependencies"], *needed, *others]}
+    blocks = re.findall(r"<!-- (?:\w+\.py|cells) -->\n```(?:python)?\n(.*?)```", TEXT, flags=re.DOTALL)
+    imported = set(re.findall(r"^(?:import|from) (\w+)", "\n".join(blocks), flags=re.MULTILINE))
+    assert imported == {"kstreams_py", "pandas", "pyspark", "shop"}
+    assert imported - {"kstreams_py", "shop"} <= installed
+    assert Settings.model_fields["bootstrap_servers"].default == f"127.0.0.1:{start.split()[-1]}"
+
+
+def test_commands_and_scripts_of_the_page_make_and_show_its_tables(page: Page, name: str, tmp_path: Path) -> None:
     assert len(COMMANDS) == 11
     outputs = [page.command(line).out.splitlines() for line in COMMANDS]
     created, *sent, listed, ran, status, written, rows, submitted, streamed = outputs
@@ -106,7 +140,7 @@ def test_commands_and_scripts_of_the_page_make_and_show_its_tables(cluster: Clus
 
 
 def test_run_at_the_cut_of_the_prose_makes_the_same_table(cluster: Cluster, name: str, tmp_path: Path) -> None:
-    page = Page(cluster, name, tmp_path)
+    page = Page(cluster.bootstrap_servers, name, tmp_path)
     order = """send shop.orders --graph shop.py --value '{"item": "pen", "quantity": 3}'"""
     for line in ("topics create shop.py", order, "pipeline run shop.py totals"):
         page.command(line)

@@ -463,3 +463,42 @@ def test_shorter_max_poll_interval_is_accepted_by_every_client() -> None:
     cluster.consumer("g", "g.0").close()
     assert cluster._reader.client is not None
     cluster.close()
+
+
+class Ending:
+    """A client that reads a partition of four records, whose new leader knows of one of them at first."""
+
+    def __init__(self) -> None:
+        end = SimpleNamespace(code=lambda: ck.KafkaError._PARTITION_EOF)
+        records = [self._message(at, None) for at in range(4)]
+        self._batches = [[records[0], self._message(1, end)], [*records[1:], self._message(4, end)]]
+
+    @staticmethod
+    def _message(offset: int, error: object) -> Any:
+        return SimpleNamespace(offset=lambda: offset, error=lambda: error)
+
+    def get_watermark_offsets(self, *_: object) -> tuple[int, int]:
+        return 0, 4
+
+    def consume(self, *_: object) -> list[Any]:
+        return self._batches.pop(0) if self._batches else []
+
+    def assign(self, *_: object) -> None:
+        """Fetches from there."""
+
+    def unassign(self) -> None:
+        """Fetches no more."""
+
+
+def test_partition_is_read_to_its_end_where_a_new_leader_reports_an_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader.Reader, "client", Ending())
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=1_000))
+    assert [m.offset() for m in cluster.read(TopicPartition("a", 0))] == [0, 1, 2, 3]
+
+
+def test_request_whose_client_another_thread_has_ended_is_no_reason_to_end_a_worker() -> None:
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    error = cluster._topics.explain(ck.KafkaError(ck.KafkaError._DESTROY))
+    assert isinstance(error, BrokerUnavailable)

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import GraphError, InputLost
+from kstreams_py.errors import GraphError, InputLost, Unavailable
 from kstreams_py.formats.serdes import Json, String
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
+from kstreams_py.processing import ordered_runner
+from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.testing import TestDriver
 
 Sent = tuple[str, int, int | None, Any]
@@ -135,6 +137,75 @@ def test_output_that_is_refused_is_a_dead_letter_and_the_next_event_follows() ->
         assert [error for error, _ in letters(driver)] == ["RecordTooLarge"]
 
 
+def refusing(**options: Any) -> ks.Graph:
+    """Its output topic refuses what comes of "big"."""
+    graph = ks.Graph("g", errors="g.errors", **options)
+    events = graph.topic("g.events", key=String(), value=Json(), partitions=1)
+    states = graph.topic("g.states", key=String(), value=Json(), partitions=1, config={"max.message.bytes": "500"})
+
+    @graph.ordered(events, to=states, state=ks.State("lists"))
+    def apply(value: Any, step: ks.Step, state: Any) -> Any:
+        state.put(step.key, [*state.get(step.key, []), value])
+        return "x" * 2_000 if value == "big" else value
+
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "count"),
+    [
+        ({}, [1, 2, 3, 5, 7, 8, 9], 2),
+        # no hash tells whose output is refused: all that one record has released
+        ({"hash_header": False}, [1, 8, 9], 6),
+    ],
+)
+def test_output_that_is_refused_makes_no_dead_letters_of_events_that_were_released_with_it(
+    options: dict[str, Any], expected: list[int], count: int
+) -> None:
+    with TestDriver(refusing(**options)) as driver:
+        send(driver, ("a", 1, None, 1), *(("a", n, n - 1, "big" if n in {4, 6} else n) for n in range(3, 8)))
+        driver.run()
+        send(driver, ("a", 2, 1, 2), ("a", 8, 7, 8), ("a", 9, 8, 9))
+        driver.run()
+        assert (applied(driver), driver.state("lists")) == ({"a": expected}, {"a": expected})
+        assert [error for error, _ in letters(driver)] == ["RecordTooLarge"] * count
+
+
+def test_event_whose_dead_letter_cannot_be_made_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise Unavailable("the registry is away")
+
+    with TestDriver(refusing()) as driver:
+        send(driver, ("a", 1, None, 0), ("a", 2, 1, "big"), ("a", 3, 2, 2))
+        with monkeypatch.context() as away:
+            away.setattr(DeadLetters, "of", fail)
+            with pytest.raises(Unavailable, match="the registry is away"):
+                driver.run()
+        driver.restart()
+        driver.run()
+        assert (applied(driver), driver.state("lists")) == ({"a": [0, 2]}, {"a": [0, 2]})
+        assert [error for error, _ in letters(driver)] == ["RecordTooLarge"]
+
+
+def test_event_that_is_as_large_as_its_topic_takes_is_held() -> None:
+    large = "x" * 990_000
+    with TestDriver(applying()) as driver:
+        send(driver, ("a", 2, 1, large))
+        driver.run()
+        driver.restart()
+        send(driver, ("a", 1, None, 0))
+        driver.run()
+        assert (driver.state("lists"), letters(driver)) == ({"a": [0, large]}, [])
+
+
+def test_held_events_of_too_many_bytes_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered_runner, "HELD_BYTES_MAX", 5)
+    with TestDriver(applying()) as driver:
+        send(driver, ("a", 3, 2, "xyz"))
+        with pytest.raises(InputLost, match=r"^apply: 1 events of 6 bytes wait .* of 'a': if that event is"):
+            driver.run()
+
+
 @pytest.mark.parametrize(
     ("events", "expected", "reasons"),
     [
@@ -201,7 +272,7 @@ def test_more_held_events_than_the_limit_end_the_worker_with_all_of_them_kept() 
     with TestDriver(applying(held_max=2)) as driver:
         send(driver, ("a", 3, 2, 2), ("a", 4, 3, 3), ("b", 1, None, 0), ("a", 6, 5, 5), ("a", 2, None, 1))
         with pytest.raises(
-            InputLost, match=r"^apply: 3 events wait for those before them, the first one, at offset 0, for"
+            InputLost, match=r"^apply: 3 events of 6 bytes wait for those before them, the first one, at offset 0, for"
         ):
             driver.run()
         assert applied(driver) == {"b": prefixes(0)}

@@ -19,6 +19,7 @@ from kstreams_py.errors import (
     GraphError,
     InputLost,
     MissingSoftware,
+    NotRestored,
     OutcomeUnknown,
     SettingsError,
     TopicError,
@@ -421,37 +422,63 @@ def test_mutation_that_checks_no_positions_takes_a_state_of_other_offsets(monkey
         test_deployment_without_the_state_is_noticed_by_the_next_one_with_it()
 
 
+class OneTask:
+    """The changelog of one task: a worker on one side, and what another one commits to it."""
+
+    words = TopicPartition("g.words", 0)
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._cluster, self.seconds = directory, MemoryCluster(), 0.0
+        self._cluster.create_topics([("g.changelog", 1, 1, {"cleanup.policy": "compact"})])
+        self._known = Changelog("g.changelog", self._cluster.topics(["g.changelog"])["g.changelog"].topic_id)
+
+    def open(self) -> Stores:
+        def open_store(number: int, changelog_id: str) -> KeyedStore:
+            return KeyedStore(RocksBase(self._directory / str(number), changelog_id), String(), Json())
+
+        inputs = {self.words.topic: "id"}
+        return Stores("p: state 's'", self._known, inputs, self._cluster, open_store, lambda: self.seconds, "find")
+
+    def other_commits(self, key: str, at: int) -> None:
+        position = positions_record(self._known, 0, {self.words.topic: Position("id", at)})
+        for record in [*change_records("g.changelog", 0, {key.encode(): b"1"}), position]:
+            self._cluster.append("g.changelog", record[1], record[2], partition=0)
+
+
+def test_commit_of_another_worker_between_the_offsets_and_the_changelog_does_not_end_this_one(tmp_path: Path) -> None:
+    """A worker that was frozen there has old offsets: it asks again, and has those of the state then, or is fenced."""
+    task = OneTask(tmp_path)
+    words, stores = task.words, task.open()
+    task.other_commits("a", 1)
+    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@1, and the group is at 0: asking again"):
+        stores.restore({words: 0}, [words])
+    task.other_commits("b", 2)
+    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@2, and the group is at 1: asking again"):
+        stores.restore({words: 1}, [words])
+    stores.restore({words: 2}, [words])
+    assert dict(stores.by_partition[0].range()) == {"a": 1, "b": 1}
+    with pytest.raises(NotRestored):
+        stores.restore({words: 1}, [words])
+    with pytest.raises(InputLost, match=r"it is at g\.words\[0\]@2, and the group is at 1: stop all workers"):
+        stores.restore({words: 1}, [words])
+    stores.close()
+
+
 def restart_after_a_look(directory: Path) -> int | None:
     """A worker looks for the end of its changelog, and its commit is refused: another one had the task meanwhile.
 
     Returns what the next process of its slot then has of a key that only the other one has changed.
     """
-    cluster, changelog, words = MemoryCluster(), "g.changelog", TopicPartition("g.words", 0)
-    cluster.create_topics([(changelog, 1, 1, {"cleanup.policy": "compact"})])
-    known, seconds = Changelog(changelog, cluster.topics([changelog])[changelog].topic_id), [0.0]
-
-    def open_stores() -> Stores:
-        def open_store(number: int, changelog_id: str) -> KeyedStore:
-            return KeyedStore(RocksBase(directory / str(number), changelog_id), String(), Json())
-
-        return Stores("p: state 's'", known, {words.topic: "id"}, cluster, open_store, lambda: seconds[0], "find")
-
-    def other_commits(key: str, at: int) -> None:
-        for record in [*change_records(changelog, 0, {key.encode(): b"1"}), positions_of(at)]:
-            cluster.append(changelog, record[1], record[2], partition=0)
-
-    def positions_of(at: int) -> Any:
-        return positions_record(known, 0, {words.topic: Position("id", at)})
-
-    first = open_stores()
+    task = OneTask(directory)
+    words, first = task.words, task.open()
     first.restore({words: 0}, [words])
-    other_commits("a", 1)
-    seconds[0] += 60
+    task.other_commits("a", 1)
+    task.seconds += 60
     first.look()
     first.roll_back()
     first.close()
-    other_commits("b", 2)
-    second = open_stores()
+    task.other_commits("b", 2)
+    second = task.open()
     second.restore({words: 2}, [words])
     found: int | None = second.by_partition[0].get("a")
     second.close()

@@ -340,6 +340,29 @@ def test_event_that_was_accepted_for_another_state_is_a_dead_letter_again() -> N
         assert applied(driver)["a"] == prefixes(0, 1, 2, 3)
 
 
+@pytest.mark.parametrize(("value", "error"), [("bad", "ValueError"), ("x" * 2_000, "RecordTooLarge")])
+def test_accepted_event_that_cannot_be_applied_is_a_dead_letter_and_the_next_one_follows(
+    value: str, error: str
+) -> None:
+    graph = ks.Graph("g", errors="g.errors")
+    events = graph.topic("g.events", key=ks.String(), value=ks.Json(), partitions=2)
+    states = graph.topic("g.states", key=ks.String(), value=ks.Json(), config={"max.message.bytes": "900"})
+
+    @graph.ordered(events, to=states)
+    def apply(value: Any) -> Any:
+        if value == "bad":
+            raise ValueError(value)
+        return value
+
+    with TestDriver(graph) as driver:
+        send(driver, ("a", 1, None, 0), ("a", 2, 1, 1), ("a", 3, 1, value), ("a", 4, 3, 2))
+        driver.run()
+        assert decide(graph, environment_of(driver, driver.run), Verb.ACCEPT) == 2
+        driver.run()
+        assert applied(driver) == {"a": [0, 1, 2]}
+        assert [error for error, _ in letters(driver)] == ["EventFault", "EventFault", error]
+
+
 @pytest.mark.parametrize("request_name", ["produce", "send_offsets", "commit_transaction"])
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_worker_that_dies_at_an_accepted_event_applies_it_once(request_name: str, is_applied: bool) -> None:
@@ -494,7 +517,7 @@ def test_commands_tell_what_has_become_of_the_object_where_the_decision_changed_
     invoke: tuple[Callable[..., tuple[int, str]], TestDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, driver = invoke
-    opened = order_objects.open_graph
+    opened = vars(order_objects)["open_graph"]
 
     @contextmanager
     def away(*arguments: Any) -> Iterator[tuple[ks.Graph, Environment]]:

@@ -109,6 +109,11 @@ class DeltaLakeTable:
     def close(self) -> None:
         """Nothing is open."""
 
+    @property
+    def _literally(self) -> str:
+        """The path where Hadoop expects a pattern."""
+        return re.sub(r"([][{}*?\\])", r"\\\1", self._path)
+
     def _files(self, spark: SparkSession, name: str) -> tuple[Any, Any]:
         """Hadoop's file system of the table, and a path in it."""
         return open_path(spark, f"{self._path}/{name}")
@@ -131,7 +136,7 @@ class DeltaLakeTable:
 
     def _any(self, spark: SparkSession, names: str) -> bool:
         """Whether there are files of such names."""
-        files, pattern = self._files(spark, names)
+        files, pattern = open_path(spark, f"{self._literally}/{names}")
         return len(files.globStatus(pattern) or ()) > 0
 
     def _check_files(self) -> None:
@@ -151,13 +156,13 @@ class DeltaLakeTable:
         (total,) = table.detail().select("sizeInBytes").head() or (0,)
         wanted = {_name(path) for path in table.toDF().inputFiles()}
         listing = spark.read.format("binaryFile").options(recursiveFileLookup="true", pathGlobFilter="*.parquet")
-        there = {_name(path): size for path, size in listing.load(self._path).select("path", "length").collect()}
+        there = {_name(path): size for path, size in listing.load(self._literally).select("path", "length").collect()}
         if missing := sorted(wanted - there.keys()):
             return f"its file {missing[0]} is missing"
         size = sum(there[name] for name in wanted)
         if size == total:
             return ""
-        adds = spark.read.schema("add STRUCT<path STRING, size BIGINT>").json(f"{self._path}/{_LOG}/*.json")
+        adds = spark.read.schema("add STRUCT<path STRING, size BIGINT>").json(f"{self._literally}/{_LOG}/*.json")
         logged = {_name(path): size for path, size in adds.where("add IS NOT NULL").select("add.*").collect()}
         changed = sorted(name for name in wanted & logged.keys() if there[name] != logged[name])
         what = f"its file {changed[0]} has" if changed else "its files have"
