@@ -12,7 +12,7 @@ from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed
 from kstreams_py.errors import UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.stopped_objects import ObjectState, Operator, find_objects, ordered_processors
+from kstreams_py.operations.stopped_objects import Decided, ObjectState, Operator, find_objects, ordered_processors
 from kstreams_py.ordering.decisions import Verb
 
 Object = Annotated[str, typer.Argument(metavar="OBJECT", help="The object, by its name.")]
@@ -74,7 +74,7 @@ def resume(
         print(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
         if not yes and not is_confirmed("Let it go on with the event that follows, and send these events again?"):
             raise typer.Exit(1)
-        _finish(operator.decide(Verb.RESUME, 0, seconds), name)
+        _finish(operator.decide(Verb.RESUME, 0, seconds), operator, name)
 
 
 def accept(
@@ -89,11 +89,17 @@ def accept(
     """Let an object go on without the event that it waits for, or with the one that contradicts its order.
 
     The oldest event that waits, or that was refused, is applied after the newest applied one: what was between them is
-    lost. The processor's workers have to run.
+    lost. The processor's workers have to run. It is refused while `kstreams order resume` has events to send again.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         operator = Operator(graph, _one(graph, processor), environment, name)
-        if operator.object.goes_on:
+        if not operator.catch_up(seconds):
+            print(
+                f"the processor's workers have not read all events of partition {operator.object.partition} after "
+                f"{seconds:,.0f} s: run the command again once they have: the object may go on with one of them"
+            )
+            raise typer.Exit(1)
+        if operator.object.goes_on and not operator.missed():
             raise UserMistake(f"object {name!r} goes on: `kstreams order stopped` shows those that do not")
         event = operator.choose()
         missed = operator.missed(event)
@@ -101,7 +107,7 @@ def accept(
         question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
         if not yes and not is_confirmed(question):
             raise typer.Exit(1)
-        _finish(operator.decide(Verb.ACCEPT, event, seconds), name)
+        _finish(operator.decide(Verb.ACCEPT, event, seconds), operator, name)
 
 
 def _one(graph: Graph, named: str | None) -> Processor:
@@ -112,14 +118,17 @@ def _one(graph: Graph, named: str | None) -> Processor:
     return found[0]
 
 
-def _finish(sent: int | None, name: str) -> None:
-    if sent is None:
+def _finish(decided: Decided | None, operator: Operator, name: str) -> None:
+    if decided is None:
         print(
-            f"the decision on {name!r} is written, and the processor's workers have not read it yet: run the command "
-            "again once they run: what the object has missed is sent again then"
+            f"the decision on {name!r} is written, and the processor's workers have not read it yet: once they run, "
+            "`kstreams order resume` sends again what the object has missed"
         )
         raise typer.Exit(1)
-    print(f"object {name!r} goes on; {sent:,} of its events were sent again")
+    if not decided.is_done:
+        print(f"{_describe(operator.object, time.time())}; it has changed meanwhile: decide again")
+        raise typer.Exit(1)
+    print(f"object {name!r} goes on; {decided.sent:,} of its events were sent again")
 
 
 def _describe(found: ObjectState, now: float) -> str:
@@ -133,7 +142,7 @@ def _describe(found: ObjectState, now: float) -> str:
             f"{shown} waits for event {first.prev}: {len(found.held):,} events are held, the first of them "
             f"{first.id}, for {max(0, now - first.held_at):,.0f} s"
         )
-    return f"{shown} waits for event {found.accepts}, which was accepted" if found.accepts else f"{shown} goes on"
+    return f"{shown} goes on"
 
 
 def _as_fields(found: ObjectState, now: float) -> dict[str, Any]:
@@ -143,7 +152,6 @@ def _as_fields(found: ObjectState, now: float) -> dict[str, Any]:
         "partition": found.partition,
         "newest": found.newest,
         "stopped": None if found.stop is None else found.stop.why,
-        "accepts": found.accepts or None,
         "waits_for": found.held[0].prev if found.held else None,
         "held": [each.id for each in found.held],
         "held_seconds": max((now - each.held_at for each in found.held), default=None),

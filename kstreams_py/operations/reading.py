@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
-from kstreams_py.errors import DecodeError, GraphError, TopicError, UserMistake
+from kstreams_py.errors import BrokerUnavailable, DecodeError, GraphError, TopicError, UserMistake
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
 from kstreams_py.operations.marks import marked_place
 from kstreams_py.operations.pages import open_pages
@@ -19,8 +21,43 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import ask_clusters, find_topics
 from kstreams_py.records import Message, TopicPartition
 
+logger = logging.getLogger(__name__)
+
 UNREADABLE_NAMED: Final = 20
 """Records that are no dead letters, and are named one by one."""
+
+LOOK_SECONDS: Final = 0.05
+
+TOLD_SECONDS: Final = 1.0
+"""After it a user hears what is waited for."""
+
+
+def await_letters(graph: Graph, environment: Environment) -> None:
+    """Waits until no open transaction hides dead letters that were written before.
+
+    Raises BrokerUnavailable if one is open for longer than it can be, and as LetterReader.
+    """
+    cluster, settings = environment.cluster, environment.settings
+    topics = LetterReader(graph, environment).topics
+    partitions = [TopicPartition(name, n) for name, info in topics.items() for n in range(info.partitions)]
+    highs = ask_clusters(graph, cluster, partitions, lambda each, its: each.ends(its, committed=False))
+    seconds = (settings.transaction_timeout_ms + settings.request_timeout_ms) / 1000
+    deadline, is_told = environment.clock() + seconds, False
+    while True:
+        stable = ask_clusters(graph, cluster, partitions, lambda each, its: each.ends(its))
+        if not (hidden := sorted(tp for tp in partitions if stable[tp] < highs[tp])):
+            return
+        if environment.clock() >= deadline:
+            find = find_command_at(settings.bootstrap_servers, sorted(topics))
+            raise BrokerUnavailable(
+                f"{hidden[0]}: an open transaction hides dead letters after offset {stable[hidden[0]]}: `{find}` "
+                "prints the command that ends it; then start again"
+            )
+        if not is_told and environment.clock() >= deadline - seconds + TOLD_SECONDS:
+            logger.warning("%s: an open transaction hides dead letters; waiting up to %.0f s for its end", hidden[0],
+                           seconds)  # fmt: skip
+            is_told = True
+        environment.sleep(LOOK_SECONDS)
 
 
 class LetterReader:

@@ -3,8 +3,8 @@
 An object is stopped after an event that contradicts its order, or waits for an event that has not come. A decision
 (ordering/decisions.py) is a record of the events' topic: the consumer's worker does it in the transaction of its
 position, while it runs. Once the group has read the decision, no more events of the object become dead letters; those
-that have, are sent to the topic again, each together with the mark that `dead-letters list` counts as replayed. Other
-groups drop them as copies.
+that have, are sent again, each in one transaction with the mark that `dead-letters list` counts as replayed. They are
+brought along by decisions, so other groups go past them. So is an accepted event that is a dead letter.
 
 After a crash, run it again: a decision that is done already is for another state of the object then, and changes
 nothing; a dead letter is marked, or it is not sent.
@@ -13,7 +13,7 @@ nothing; a dead letter is marked, or it is not sent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -23,9 +23,9 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.letters import Letter
-from kstreams_py.operations.reading import LetterReader
+from kstreams_py.operations.reading import LetterReader, await_letters
 from kstreams_py.operations.replay_transactions import Done, Transactions
-from kstreams_py.ordering.chain import ACCEPTS, Held, Reason
+from kstreams_py.ordering.chain import Held, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_record
 from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.held import Stop, read_task
@@ -50,7 +50,7 @@ class ObjectState:
     """What a consumer group has of an object.
 
     - `newest`: the id of the newest applied event; 0 for none.
-    - `stop`: why it is stopped; None if it is not. `accepts`: the event that it is to go on with; 0 for none.
+    - `stop`: why it is stopped; None if it is not.
     - `held`: the events that wait, by their predecessors.
     """
 
@@ -59,13 +59,23 @@ class ObjectState:
     name: bytes
     newest: int = 0
     stop: Stop | None = None
-    accepts: int = 0
     held: tuple[Held, ...] = ()
 
     @property
     def goes_on(self) -> bool:
         """It is not stopped, and none of its events waits."""
-        return self.stop is None and not self.held and not self.accepts
+        return self.stop is None and not self.held
+
+
+class Decided(NamedTuple):
+    """What has become of a decision that the group has read.
+
+    - `is_done`: the object goes on, or waits for another event. Otherwise nothing has changed, or another fault came.
+    - `sent`: how many of its events were sent again, with an accepted one.
+    """
+
+    is_done: bool
+    sent: int
 
 
 class Missed(NamedTuple):
@@ -117,9 +127,8 @@ def find_objects(graph: Graph, processor: Processor, environment: Environment) -
             waiting.setdefault(event.object, []).append(event)
         for name in sorted(task.states.keys() | waiting.keys()):
             newest, _, _, reason = task.states.get(name, (0, 0, b"", ""))
-            accepts = int(reason.removeprefix(ACCEPTS)) if reason.startswith(ACCEPTS) else 0
-            stop = task.stops.get(name, Stop(reason, -1, 0.0)) if reason and not accepts else None
-            yield ObjectState(processor.id, partition, name, newest, stop, accepts, tuple(waiting.get(name, ())))
+            stop = task.stops.get(name, Stop(reason, -1, 0.0)) if reason else None
+            yield ObjectState(processor.id, partition, name, newest, stop, tuple(waiting.get(name, ())))
 
 
 class Operator:
@@ -131,76 +140,117 @@ class Operator:
         self._processor = processor
         self._environment = environment
         self._group = f"{graph.name}.{processor.id}"
-        found = [each for each in find_objects(graph, processor, environment) if each.name == name.encode()]
-        if not found:
-            raise UserMistake(f"{processor.id}: no event of object {name!r} was read: correct the name")
-        self.object = found[0]
+        self._name = name
+        self.object = self._read()
         self._input = TopicPartition(processor.inputs[0].name, self.object.partition)
 
     def missed(self, accepted: int = 0) -> list[Missed]:
-        """The events that would be sent again, if this event is accepted, or none."""
-        refused = self._refused(LetterReader(self._graph, self._environment))
-        return following(refused, self.object.newest, accepted)
+        """The events that would be sent again, if this event is accepted, or none.
+
+        Raises BrokerUnavailable if a transaction hides dead letters.
+        """
+        return following(self._refused(), self.object.newest, accepted)
 
     def choose(self) -> int:
         """The id of the event to go on with: the oldest that waits, or else that was refused.
 
-        Raises UserMistake if there is none.
+        Raises UserMistake if there is none, and if events were refused that it can go on with: they would be lost.
         """
-        if self.object.accepts:
-            return self.object.accepts
+        if self.object.stop is None and (missed := self.missed()):
+            raise UserMistake(
+                f"{self._shown}: {len(missed):,} of its events are dead letters, from event {missed[0].id} on, and "
+                "were not sent again: `kstreams order resume` sends them"
+            )
         if self.object.held:
             return self.object.held[0].id
-        refused = self._refused(LetterReader(self._graph, self._environment))
-        if (first := min((each.id for each in refused), default=0)) == 0:
+        if (first := min((each.id for each in self._refused()), default=0)) == 0:
             raise UserMistake(
                 f"{self._shown}: no event waits or was refused that it could go on with: `kstreams order resume` lets "
                 "it go on with the event that follows"
             )
         return first
 
-    def decide(self, verb: Verb, event: int, seconds: float) -> int | None:
-        """Lets the object go on, once its group has read the decision; returns how many events were sent again.
+    def catch_up(self, seconds: float) -> bool:
+        """Waits until the group has read all that is in the partition now, then reads the object again.
+
+        False after `seconds`: its workers do not run, or a transaction hides what is there.
+        """
+        cluster, deadline = self._environment.cluster, self._environment.clock() + seconds
+        high = cluster.ends([self._input], committed=False)[self._input]
+        if not self._await(lambda: cluster.ends([self._input])[self._input] >= high, deadline):
+            return False
+        newest = cluster.newest(self._input)
+        goal = 0 if newest is None else newest.offset() + 1
+        reader = CommittedReader(self._graph, self._environment)
+        if not self._await(lambda: reader.read(self._processor, [self._input]).get(self._input, 0) >= goal, deadline):
+            return False
+        self.object = self._read()
+        return True
+
+    def decide(self, verb: Verb, event: int, seconds: float) -> Decided | None:
+        """Lets the object go on, once its group has read the decision, and sends again what it has missed.
 
         - `event`: the one that is accepted; 0 to resume.
         - `seconds`: the longest wait for the group; None is returned after it: decide again once its workers run.
 
-        Raises Replaced if a replay of dead letters, or another decision, begins meanwhile.
+        Raises Replaced if a replay of dead letters, or another decision, begins meanwhile; and as `missed`.
         """
         transactions = Transactions(self._graph, LetterReader(self._graph, self._environment), self._environment)
+        sent = 0
         try:
             transactions.start()
-            if not self._is_decided(verb):
-                decision = Decision(verb, self._group, self.object.newest, event)
-                transactions.write([decision_record(*self._input, self.object.name, decision)])
-                if not self._await_group(seconds):
+            if verb is Verb.ACCEPT or self.object.stop is not None:
+                sent = self._write(transactions, verb, event)
+                if not self.catch_up(seconds):
                     return None
-            missed = self.missed(event)
+            else:
+                self.object = self._read()
+            if self.object.stop is not None or self.object.newest < event:
+                return Decided(is_done=False, sent=0)
+            missed = self.missed()
             for first in range(0, len(missed), LETTERS_AT_ONCE):
                 part = missed[first : first + LETTERS_AT_ONCE]
-                transactions.commit([Done(each.letter, [each.letter.place], [self._again(each)]) for each in part])
+                transactions.commit([self._step(each, Verb.OFFER, 0, -1) for each in part])
         finally:
             transactions.end()
-        return len(missed)
+        return Decided(is_done=True, sent=sent + len(missed))
 
-    def _is_decided(self, verb: Verb) -> bool:
-        if verb is Verb.RESUME:
-            return self.object.stop is None and not self.object.accepts
-        return self.object.stop is None and not self.object.held
+    def _write(self, transactions: Transactions, verb: Verb, event: int) -> int:
+        """Writes a decision; returns how many events it brings along."""
+        newest, stop = self.object.newest, self.object.stop
+        offset = -1 if stop is None else stop.offset
+        if verb is Verb.ACCEPT and stop is not None:
+            brought = [each for each in self._refused() if each.id == event][:1]
+            transactions.commit([self._step(each, verb, newest, offset) for each in brought])
+            return len(brought)
+        decision = Decision(verb, self._group, newest, event, offset)
+        transactions.write([decision_record(*self._input, self.object.name, decision)])
+        return 0
 
-    def _await_group(self, seconds: float) -> bool:
-        """Waits until the group has read all that is in the partition now."""
-        newest = self._environment.cluster.newest(self._input)
-        goal = 0 if newest is None else newest.offset() + 1
-        reader, deadline = CommittedReader(self._graph, self._environment), self._environment.clock() + seconds
-        while reader.read(self._processor, [self._input]).get(self._input, 0) < goal:
+    def _step(self, missed: Missed, verb: Verb, newest: int, stop: int) -> Done:
+        """A dead letter whose event is sent again with a decision."""
+        decision = Decision(verb, self._group, newest, missed.id, stop, missed.prev)
+        output: Output = decision_record(*self._input, self.object.name, decision, missed.letter.inputs[0])
+        return Done(missed.letter, [missed.letter.place], [output])
+
+    def _await(self, is_reached: Callable[[], bool], deadline: float) -> bool:
+        while not is_reached():
             if self._environment.clock() >= deadline:
                 return False
             self._environment.sleep(LOOK_SECONDS)
         return True
 
-    def _refused(self, reader: LetterReader) -> Iterator[Missed]:
+    def _read(self) -> ObjectState:
+        objects = find_objects(self._graph, self._processor, self._environment)
+        found = [each for each in objects if each.name == self._name.encode()]
+        if not found:
+            raise UserMistake(f"{self._processor.id}: no event of object {self._name!r} was read: correct the name")
+        return found[0]
+
+    def _refused(self) -> Iterator[Missed]:
         """The events behind the newest one that were refused, as their order was contradicted or as it is stopped."""
+        await_letters(self._graph, self._environment)
+        reader = LetterReader(self._graph, self._environment)
         marks = reader.marks()
         for letter in reader.letters():
             if letter.processor != self._group or letter.error != _FAULT or letter.place in marks:
@@ -211,13 +261,9 @@ class Operator:
                 logger.warning("%s is cut to fit its topic, and is not sent again: %s", letter.place, letter.cut)
                 continue
             number, prev = place_of(letter.inputs[0].pairs)
-            if number > self.object.newest:
+            is_possible = prev is None or 1 <= prev < number  # another one would stop the object again
+            if number > self.object.newest and is_possible:
                 yield Missed(number, prev or 0, reason, letter)
-
-    def _again(self, missed: Missed) -> Output:
-        event = missed.letter.inputs[0]
-        return (*self._input[:1], event.value(), event.key(), self._input.partition, None, None,
-                max(0, event.milliseconds), list(event.pairs))  # fmt: skip
 
     @property
     def _shown(self) -> str:

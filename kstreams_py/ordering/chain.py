@@ -4,8 +4,8 @@ An event is applied if its predecessor is the newest applied event of its object
 that was applied, and held if its predecessor is yet to come. Anything else is a fault: the object is stopped, and each
 later event of it is a fault, too, until an operator resumes it. Other objects go on.
 
-An operator may also accept that events are lost: an event that is held, or that is sent again, is applied without its
-predecessor.
+An operator may also accept that events are lost: an event that is held, or that his decision brings along, is applied
+without its predecessor.
 
 What tells a copy from another event under the same id: the newest applied event of an object and the held ones are
 compared by predecessor and value. An older event is only known to have had an id up to the predecessor of the newest
@@ -32,11 +32,7 @@ HELD_EVENTS_MAX: Final = 10_000
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 
 State: TypeAlias = tuple[int, int, bytes, str]
-"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, ACCEPTS with
-the id of an event, or ""."""
-
-ACCEPTS: Final = "accepts "
-"""In place of a Reason: the event with this id is applied without its predecessor, once it comes."""
+"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, or ""."""
 
 _NOTHING: Final[State] = (0, 0, b"", "")
 _PLACE: Final = struct.Struct(">QQB")
@@ -229,27 +225,33 @@ class EventChains:
         for event in held:
             self._add(event)
 
-    def obey(self, name: bytes, decision: Decision) -> Outcome | None:
+    def obey(self, name: bytes, decision: Decision, brought: Held | None = None) -> Outcome | None:
         """Does what an operator has decided of an object; None if that is for another state of the object.
 
-        What was held and is applied now is released by the outcome.
+        - `brought`: the accepted event, if the decision brings it along: it was refused. Others are held.
+
+        What is applied now is released by the outcome.
         """
         newest, before, digest, stopped = self._states.get(name, _NOTHING)
         waiting = self._waiting.get(name)
-        if newest != decision.newest or not (stopped or (waiting and decision.verb is Verb.ACCEPT)):
+        if newest != decision.newest:
             return None
         if decision.verb is Verb.RESUME:
+            if not stopped:
+                return None
             self._states[name] = (newest, before, digest, "")
             return DUPLICATE
-        if waiting is None or decision.event not in waiting.ids:
-            self._states[name] = (newest, before, digest, f"{ACCEPTS}{decision.event}")
-            return DUPLICATE
-        if waiting.oldest.id != decision.event:
+        if brought is not None:
+            if not stopped:
+                return None
+            event = brought
+        elif waiting is None or waiting.oldest.id != decision.event:
             return None
-        oldest = self._pop(name)
-        self._states[name] = (oldest.id, oldest.prev, digest_of(oldest.value), "")
-        found = self._release(name, oldest.id)
-        return Outcome(Kind.DUPLICATE, None, (oldest, *found.released), found.refused)
+        else:
+            event = self._pop(name)
+        self._states[name] = (event.id, event.prev, digest_of(event.value), "")
+        found = self._release(name, event.id)
+        return Outcome(Kind.DUPLICATE, None, (event, *found.released), found.refused)
 
     # Bounds.
 
@@ -281,7 +283,7 @@ class EventChains:
         """`offer` of an event that does not simply follow the newest one."""
         state = self._states.get(name, _NOTHING)
         newest, before, digest, stopped = state
-        if stopped and not stopped.startswith(ACCEPTS):
+        if stopped:
             return Outcome(Kind.FAULT, _stopped(name, stopped))
         if number < 1 or (prev is not None and not 1 <= prev < number):
             return self._stop(name, Reason.MALFORMED, f"event {number} after {prev} is not possible: ids grow from 1")
@@ -292,7 +294,7 @@ class EventChains:
             return DUPLICATE
         if number == newest:
             return self._compare(name, number, (prev or 0, digest_of(value)), (before, digest))
-        accepts = prev == newest or stopped == f"{ACCEPTS}{number}" or (self._accepts_first and not newest)
+        accepts = prev == newest or (self._accepts_first and not newest)
         if prev is None or accepts:
             if newest and not accepts:
                 return self._stop(name, Reason.FORKED, f"event {number} begins the object again after {newest}")
@@ -370,7 +372,7 @@ class EventChains:
 
 
 def _is_known(reason: str) -> bool:
-    return not reason or reason in set(Reason) or (reason.startswith(ACCEPTS) and reason[len(ACCEPTS) :].isdecimal())
+    return not reason or reason in set(Reason)
 
 
 def _shown(name: bytes) -> str:

@@ -2,20 +2,27 @@
 
 It is read by the consumer between the object's events, and done in the transaction of its position, so it is done once.
 The header CONTROL_HEADER names the consumer group that it is for; all others go past it.
+
+An event that the group has refused is brought along: the record has its value, its timestamp and its headers but those
+of its place, which are in CONTROL_HEADER. So other groups do not see an event again that they have judged already.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from kstreams_py.errors import DecodeError
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.records import Headers
+from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
+from kstreams_py.records import Headers, Message
 
 CONTROL_HEADER: Final = "ks-event-control"
+
+_NUMBER_MAX: Final = 2**63 - 1
 
 
 class Verb(StrEnum):
@@ -25,6 +32,8 @@ class Verb(StrEnum):
     """The object is stopped no longer: the event that follows the newest one is applied."""
     ACCEPT = "accept"
     """An event is applied without its predecessor: those between the newest one and it are lost."""
+    OFFER = "offer"
+    """An event that was refused while the object was stopped is judged again, as if it came now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +42,36 @@ class Decision:
 
     - `group`: the consumer group that it is for.
     - `newest`: the id of the object's newest applied event, 0 for none; with another one, it is for another state.
-    - `event`: the id of the event that is accepted; 0 to resume.
+    - `event`: the id of the event that is accepted or offered; 0 to resume.
+    - `stop`: the offset of the record that has stopped the object, -1 for none; see `newest`.
+    - `prev`: the predecessor of the event that the record brings along, 0 for none; None if it brings none.
     """
 
     verb: Verb
     group: str
     newest: int
     event: int = 0
+    stop: int = -1
+    prev: int | None = None
 
 
-def decision_record(topic: str, partition: int, name: bytes, decision: Decision) -> Output:
-    """The record of a decision. `name`: the object's."""
-    value = {"verb": decision.verb, "group": decision.group, "newest": decision.newest, "event": decision.event}
-    return (topic, None, name, partition, None, None, 0, [(CONTROL_HEADER, json.dumps(value).encode())])
+def decision_record(
+    topic: str, partition: int, name: bytes, decision: Decision, brought: Message | None = None
+) -> Output:
+    """The record of a decision. `name`: the object's. `brought`: the record of the event that it brings along."""
+    value = {
+        "verb": decision.verb,
+        "group": decision.group,
+        "newest": decision.newest,
+        "event": decision.event,
+        "stop": decision.stop,
+        "prev": decision.prev,
+    }
+    headers: list[tuple[str, bytes | None]] = [(CONTROL_HEADER, json.dumps(value, separators=(",", ":")).encode())]
+    if brought is None:
+        return (topic, None, name, partition, None, None, 0, headers)
+    headers += [each for each in brought.headers() or () if each[0] not in (ID_HEADER, PREV_HEADER, CONTROL_HEADER)]
+    return (topic, brought.value(), name, partition, None, None, max(0, brought.timestamp()[1]), headers)
 
 
 def decision_of(headers: Headers) -> Decision | None:
@@ -54,7 +80,29 @@ def decision_of(headers: Headers) -> Decision | None:
     if found is None:
         return None
     try:
-        value = json.loads(found)
-        return Decision(Verb(value["verb"]), str(value["group"]), int(value["newest"]), int(value["event"]))
-    except (ValueError, KeyError, TypeError) as error:
+        return _decision(json.loads(found))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DecodeError(f"{found[:80]!r} is no decision of `kstreams order resume` or `accept`: {error}") from None
+
+
+def event_headers(headers: Headers, decision: Decision) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers of the event that a decision brings along."""
+    place = [(ID_HEADER, b"%d" % decision.event)] + ([(PREV_HEADER, b"%d" % decision.prev)] if decision.prev else [])
+    return (*place, *(each for each in headers if each[0] != CONTROL_HEADER))
+
+
+def _decision(value: Mapping[str, Any]) -> Decision:
+    """Raises KeyError, TypeError, and ValueError for what no state of an object can be."""
+    verb, newest, event, stop, prev = Verb(value["verb"]), value["newest"], value["event"], value["stop"], value["prev"]
+    numbers = (newest, event, stop, 0 if prev is None else prev)
+    if not isinstance(value["group"], str) or any(type(each) is not int for each in numbers):
+        raise TypeError("group has to be text, and newest, event, stop and prev numbers")
+    if not (0 <= newest <= _NUMBER_MAX and -1 <= stop <= _NUMBER_MAX and event <= _NUMBER_MAX):
+        raise ValueError("newest, event or stop is out of range")
+    if verb is Verb.RESUME and (event != 0 or prev is not None):
+        raise ValueError("resume has no event")
+    if verb is not Verb.RESUME and event <= newest:
+        raise ValueError("event has to be behind newest")
+    if (prev is None and verb is Verb.OFFER) or (prev is not None and not 0 <= prev < event):
+        raise ValueError("prev has to be before event")
+    return Decision(verb, value["group"], newest, event, stop, prev)

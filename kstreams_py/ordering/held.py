@@ -126,6 +126,15 @@ def remove_stop(store: KeyedStore, name: bytes) -> None:
     store.write(_STOP + name, None)
 
 
+def stop_offset(store: KeyedStore, name: bytes) -> int:
+    """The offset of the record that has stopped an object; -1 if it is not stopped. Raises DecodeError."""
+    found = store.read(_STOP + name)
+    try:
+        return -1 if found is None else Stop(*json.loads(found)).offset
+    except (ValueError, TypeError) as error:
+        raise DecodeError(f"the stop of object {name!r} cannot be read: {error}") from None
+
+
 def stopped(store: KeyedStore) -> set[bytes]:
     """The objects that are stopped."""
     return {key.removeprefix(_STOP) for key, _ in store.entries(_STOP, _STOP_END)}

@@ -21,7 +21,7 @@ from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import EventCounts, LongestHeld
 from kstreams_py.ordering import held
 from kstreams_py.ordering.chain import HELD_BYTES_MAX, EventChains, Fault, Held, Kind, Outcome, Reason
-from kstreams_py.ordering.decisions import Decision, decision_of
+from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_headers
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.dead_letters import DeadLetters, Failure
 from kstreams_py.processing.plan import Intake, Plan, read_by
@@ -149,7 +149,13 @@ class OrderedRunner(Runner):
                 raise DecodeError("a record without a key is no event of an object")
         except DecodeError as error:
             return self._run_other(m, error, chains, plan)
-        outcome = chains.rule.offer(name, number, prev, m.value(), m, m.offset())
+        return self._offer(m, name, (number, prev), chains, plan)
+
+    def _offer(self, m: Message, name: bytes, place: tuple[int, int | None], chains: _Chains, plan: Plan) -> bool:
+        try:
+            outcome = chains.rule.offer(name, *place, m.value(), m, m.offset())
+        except DecodeError as error:  # what is stored of its object cannot be read: others go on
+            return self._handle((m,), error, plan, tried=False)
         if outcome.kind is Kind.APPLY and not self._apply(m, chains.store, plan):
             return False
         if outcome.kind is Kind.DUPLICATE:
@@ -167,15 +173,26 @@ class OrderedRunner(Runner):
             error = mistake
         if decision is None or name is None:
             return self._handle((m,), error, plan, tried=False)
-        return decision.group != self._tasks.name or self._obey(name, decision, chains, plan)
+        return decision.group != self._tasks.name or self._obey(m, name, decision, chains, plan)
 
-    def _obey(self, name: bytes, decision: Decision, chains: _Chains, plan: Plan) -> bool:
-        outcome = chains.rule.obey(name, decision)
+    def _obey(self, m: Message, name: bytes, decision: Decision, chains: _Chains, plan: Plan) -> bool:
+        brought = None if decision.prev is None else _brought(m, name, decision, decision.prev)
+        if brought is not None:
+            self._running = brought.record
+        if decision.verb is Verb.OFFER and brought is not None:
+            return self._offer(brought.record, name, (brought.id, brought.prev or None), chains, plan)
+        try:
+            is_meant = decision.stop == held.stop_offset(chains.store, name)
+            outcome = chains.rule.obey(name, decision, brought) if is_meant else None
+        except DecodeError as error:
+            return self._handle((m,), error, plan, tried=False)
         what = f"{self._processor.id}: `kstreams order {decision.verb}` of {name.decode(errors='replace')!r}"
         extra = repeated(f"decisions on objects of {self._processor.id}")
         if outcome is None:
-            logger.warning("%s changes nothing: it was decided after event %d, and the object is not there", what,
+            logger.warning("%s changes nothing: it was decided of another state of the object, after event %d", what,
                            decision.newest, extra=extra)  # fmt: skip
+            if brought is not None:
+                self._return(brought, decision.newest, plan)
             return True
         logger.warning("%s, after event %d", what, decision.newest, extra=extra)
         if name in chains.stopped:
@@ -246,6 +263,14 @@ class OrderedRunner(Runner):
             held.note_stop(chains.store, name, held.Stop(str(fault), m.offset(), time.time()))
         self._add_dead_letter((m,), EventFault(str(fault)), plan)
 
+    def _return(self, brought: Held, newest: int, plan: Plan) -> None:
+        """Makes a dead letter again of an event that a decision brings along in vain: it is marked as replayed."""
+        self._counts.fault += 1
+        reason = Reason.FORKED if brought.prev < newest else Reason.STOPPED
+        name = brought.object.decode(errors="replace")
+        fault = f"{reason}: {name}: event {brought.id} was accepted in another state of the object, after {newest}"
+        self._add_dead_letter((brought.record,), EventFault(fault), plan)
+
     def _full(self, rule: EventChains) -> InputLost:
         oldest: Held = min(rule.held(), key=lambda event: event.position)
         remedy = "raise held_max, and " if rule.held_events > self._ordered.held_max else ""
@@ -278,3 +303,10 @@ class OrderedRunner(Runner):
             rule.load(held.load(store))
             chains = self._chains[partition] = _Chains(rule, store, store.rollbacks, held.stopped(store))
         return chains
+
+
+def _brought(m: Message, name: bytes, decision: Decision, prev: int) -> Held:
+    """The event that a decision brings along."""
+    place, headers = (m.topic(), m.partition(), m.offset()), event_headers(m.headers() or (), decision)
+    record = held.HeldRecord(place, m.timestamp(), (name, m.value()), headers)
+    return Held(name, decision.event, prev, m.value(), record, m.offset(), time.time())

@@ -41,7 +41,8 @@ class HeldEvents:
         self._warned[processor] = longest, 2 * seconds
         logger.warning(
             "%s: event %d of %r, at %s, has waited for %.0f s for event %d, which has not come (%d events wait): if "
-            "that is lost, `kstreams order accept GRAPH %s` goes on without it", processor, longest.id, longest.object,
+            "that is a dead letter, `kstreams order resume GRAPH %s` sends it; if it is lost, `kstreams order accept` "
+            "goes on without it", processor, longest.id, longest.object,
             longest.place, seconds, longest.prev, held, shlex.quote(longest.object),
             extra=repeated(f"events that wait in {processor}", longest.object),
         )  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
-from tests.system.command import kstreams
+from tests.system.command import command, kstreams
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.recorder import Recorder
 
@@ -186,3 +186,55 @@ def test_stopped_object_goes_on_with_all_that_it_missed_while_its_worker_is_kill
     assert worker.wait() == 0
     assert totals() == {"a": [1, 2, 3, 4, 5], "b": [1]}
     assert len(cluster.read(f"{name}.errors")) == 4, "the value 3 of b does not follow 1 for its function"
+
+
+def test_accepted_fork_is_applied_in_one_group_alone_while_a_transaction_hides_dead_letters(
+    start: Callable[[int], WorkerProcess],
+    cluster: Cluster,
+    name: str,
+    tmp_path: Path,
+    settings: Callable[..., Settings],
+) -> None:
+    file = tmp_path / "applying.py"
+    other = f"""
+others = graph.topic("{name}.others", key=ks.String(), value=ks.Json())
+graph.ordered(events, to=others, id="other")(lambda value: value)
+"""
+    file.write_text(file.read_text(encoding="utf-8") + other, encoding="utf-8")
+    cluster.create(f"{name}.in", f"{name}.errors", partitions=1)
+    environment = settings().as_environment()
+    hiding = ck.Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": f"{name}.hiding"})
+    hiding.init_transactions()
+
+    def order(*arguments: object) -> tuple[int, list[str]]:
+        done = kstreams("order", arguments[0], file, *arguments[1:], environment=environment)
+        return done.status, done.out.splitlines()
+
+    def values(topic: str) -> list[Any]:
+        return [json.loads(m.value()) for m in cluster.read(f"{name}.{topic}")]
+
+    worker = start(0)
+    write_chain(cluster, f"{name}.in", "a", (1, 0, 1), (2, 1, 2), (3, 1, 3), (4, 2, 4), (5, 3, 4))
+    wait_until(lambda: len(cluster.read(f"{name}.errors")) == 6, "a is stopped in both groups")
+    status, lines = order("resume", "a", "--yes", "--processor", "other")
+    assert (status, lines[-1]) == (0, "object 'a' goes on; 1 of its events were sent again")
+    wait_until(lambda: values("others") == [1, 2, 4], "the other group goes on with event 4")
+
+    hiding.begin_transaction()
+    hiding.produce(f"{name}.errors", b"hides")
+    hiding.flush()
+    write_chain(cluster, f"{name}.in", "a", (6, 5, 5))
+    arguments = ("order", "accept", file, "a", "--yes", "--processor", "apply")
+    with command(tmp_path, *arguments, environment=environment) as accepting:
+        accepting.await_text("an open transaction hides dead letters; waiting up to")
+        hiding.abort_transaction()
+        assert accepting.wait() == 0
+        assert accepting.text.splitlines()[-1] == "object 'a' goes on; 3 of its events were sent again"
+    wait_until(lambda: len(values("out")) == 5, "the fork is applied, and what follows it")
+    assert values("out") == [[n, n * (n + 1) // 2] for n in range(1, 6)]
+    status, lines = order("stopped")
+    waits = "other: 'a', after event 4, waits for event 5: 1 events are held, the first of them 6, for N s"
+    assert (status, [re.sub(r"\d+ s", "N s", line) for line in lines]) == (1, [waits]), "no fork stopped it again"
+    assert values("others") == [1, 2, 4]
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -12,7 +13,6 @@ import pytest
 from kstreams_py.errors import DecodeError
 from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.chain import (
-    ACCEPTS,
     APPLY,
     DUPLICATE,
     EventChains,
@@ -277,24 +277,19 @@ def test_operator_lets_an_object_go_on_without_an_event_that_is_lost() -> None:
     assert outcomes(chains, sent(A, 19, 11)) == [(Kind.APPLY, [20], [])]
 
 
-def test_accepted_event_that_comes_later_is_applied_and_others_wait_for_it() -> None:
+def test_accepted_event_that_a_decision_brings_along_is_applied_at_once() -> None:
     states: dict[bytes, State] = {}
     chains = new_chains(states)
     fork = sent(A, 3, 1)
-    outcomes(chains, sent(A, 1, None), sent(A, 2, 1), fork)
-    assert chains.obey(A, decided(Verb.ACCEPT, 2, 3)) == DUPLICATE
+    brought = Held(A, 3, 1, fork[3], None, 12, 100.0)
+    decision = replace(decided(Verb.ACCEPT, 2, 3), prev=1)
+    outcomes(chains, sent(A, 1, None), sent(A, 2, 1))
+    assert chains.obey(A, decision, brought) is None, "it is not stopped"
+    outcomes(chains, fork)
+    assert chains.obey(A, decision, brought) == Outcome(Kind.DUPLICATE, None, (brought,))
     chains = new_chains({A: decode_state(encode_state(states[A]))})
-    assert outcomes(chains, sent(A, 5, 4), sent(A, 2, 1), sent(A, 4, 3), fork) == [
-        HELD, DROPPED, HELD, (Kind.APPLY, [4, 5], []),
-    ]  # fmt: skip
-    assert outcomes(chains, fork, sent(A, 6, 5)) == [DROPPED, APPLIED]
-
-
-def test_event_that_follows_after_all_is_applied_in_place_of_the_accepted_one() -> None:
-    chains = new_chains()
-    outcomes(chains, sent(A, 1, None), sent(A, 2, 1), sent(A, 3, 1))
-    chains.obey(A, decided(Verb.ACCEPT, 2, 3))
-    assert outcomes(chains, sent(A, 4, 2), sent(A, 5, 4)) == [APPLIED, APPLIED]
+    assert outcomes(chains, sent(A, 5, 4), fork, sent(A, 4, 3)) == [HELD, DROPPED, (Kind.APPLY, [5], [])]
+    assert outcomes(chains, sent(A, 6, 2)) == [(Reason.FORKED, [], [])], "the other chain is refused"
 
 
 @pytest.mark.parametrize(
@@ -317,16 +312,44 @@ def test_decision_for_another_state_of_the_object_changes_nothing(decision: Deci
     assert (states, chains.held_events) == (before, 2)
 
 
-def test_decision_is_the_same_in_a_record() -> None:
-    decision = decided(Verb.ACCEPT, 2, 3)
+@pytest.mark.parametrize(
+    "decision",
+    [
+        decided(Verb.ACCEPT, 2, 3),
+        replace(decided(Verb.RESUME, 0), stop=7),
+        replace(decided(Verb.ACCEPT, 2, 3), stop=7, prev=0),
+        replace(decided(Verb.OFFER, 0, 3), prev=2),
+    ],
+)
+def test_decision_is_the_same_in_a_record(decision: Decision) -> None:
     topic, value, key, partition, *_, headers = decision_record("t", 1, A, decision)
     assert (topic, value, key, partition) == ("t", None, A, 1)
     assert headers is not None
     assert decision_of(headers) == decision
     assert decision_of([("ks-event-id", b"1")]) is None
-    for data in (b"", b"[]", b'{"verb": "stop", "group": "g", "newest": 1, "event": 0}', b'{"verb": "resume"}'):
-        with pytest.raises(DecodeError, match="is no decision of `kstreams order resume` or `accept`: "):
-            decision_of([(CONTROL_HEADER, data)])
+
+
+VALID: Final = {"verb": "accept", "group": "g", "newest": 2, "event": 3, "stop": 7, "prev": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"[]", b"{}", b'{"verb": "resume"}', b"[" * 100_000,
+        *(
+            json.dumps(VALID | change).encode()
+            for change in (
+                {"verb": "stop"}, {"group": 1}, {"newest": -1}, {"newest": 3}, {"newest": True}, {"newest": "2"},
+                {"newest": float("inf")}, {"event": -1}, {"event": 2}, {"event": 2**63}, {"event": 2.5}, {"stop": -2},
+                {"stop": None}, {"prev": -1}, {"prev": 3}, {"verb": "resume"}, {"verb": "offer", "prev": None},
+                {"verb": "resume", "prev": None}, {"verb": "resume", "event": 0},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_decision_that_no_object_can_have_is_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError, match="is no decision of `kstreams order resume` or `accept`: "):
+        decision_of([(CONTROL_HEADER, data)])
 
 
 # Bounds.
@@ -370,7 +393,6 @@ def test_load_replaces_what_is_held() -> None:
         (1, 0, digest_of(b""), ""),
         (2**63 - 1, 2**63 - 2, digest_of(b"value"), ""),
         (7, 5, digest_of(None), Reason.FORKED.value),
-        (7, 5, digest_of(b""), f"{ACCEPTS}12"),
     ],
 )
 def test_state_of_an_object_is_small_and_the_same_after_a_store(state: State) -> None:
@@ -379,7 +401,14 @@ def test_state_of_an_object_is_small_and_the_same_after_a_store(state: State) ->
 
 @pytest.mark.parametrize(
     "data",
-    [b"", bytes(16), bytes(16) + b"\x08" + bytes(7), bytes(17) + b"what", bytes(17) + b"accepts ", bytes(17) + b"\xff"],
+    [
+        b"",
+        bytes(16),
+        bytes(16) + b"\x08" + bytes(7),
+        bytes(17) + b"what",
+        bytes(17) + b"accepts ",
+        bytes(17) + b"\xff",
+    ],
 )
 def test_bytes_that_are_no_state_are_named(data: bytes) -> None:
     with pytest.raises(DecodeError, match="is no state of an object: "):

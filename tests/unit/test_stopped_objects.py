@@ -15,11 +15,13 @@ from typer.testing import CliRunner
 import kstreams_py as ks
 from kstreams_py.cli import order_objects
 from kstreams_py.cli.main import app
-from kstreams_py.errors import UserMistake
+from kstreams_py.errors import BrokerUnavailable, UserMistake
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Producer
 from kstreams_py.metrics import EventCounts
 from kstreams_py.operations.reading import LetterReader
-from kstreams_py.operations.stopped_objects import ObjectState, Operator, find_objects, ordered_processors
-from kstreams_py.ordering.decisions import CONTROL_HEADER, Verb
+from kstreams_py.operations.stopped_objects import Decided, ObjectState, Operator, find_objects, ordered_processors
+from kstreams_py.ordering import chain, held
+from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_record
 from kstreams_py.processing.environment import Environment
 from kstreams_py.testing import TestDriver
 from tests.unit.test_ordered import applied, applying, letters, prefixes, send
@@ -61,8 +63,11 @@ def states(graph: ks.Graph, environment: Environment) -> dict[str, ObjectState]:
 
 def decide(graph: ks.Graph, environment: Environment, verb: Verb, name: str = "a", seconds: float = 30.0) -> Any:
     operator = Operator(graph, graph.processors[0], environment, name)
+    if verb is Verb.ACCEPT:
+        operator.catch_up(seconds)
     event = operator.choose() if verb is Verb.ACCEPT else 0
-    return operator.decide(verb, event, seconds)
+    decided = operator.decide(verb, event, seconds)
+    return decided.sent if decided is not None and decided.is_done else decided
 
 
 def replayed(graph: ks.Graph, environment: Environment) -> list[str]:
@@ -158,10 +163,12 @@ def test_without_workers_the_decision_waits_and_the_next_command_sends_the_rest(
         assert applied(driver)["a"] == prefixes(0, 1, 2, 3, 4)
 
 
-def test_command_that_dies_at_any_request_is_run_again_and_nothing_is_applied_twice() -> None:
+@pytest.mark.parametrize("verb", [Verb.RESUME, Verb.ACCEPT])
+def test_command_that_dies_at_any_request_is_run_again_and_nothing_is_applied_twice(verb: Verb) -> None:
+    expected = prefixes(0, 1, 2, 3) if verb is Verb.RESUME else prefixes(0, 1, "fork")
     with stopped() as (graph, driver, environment):
         before = len(driver.cluster.faults.requests)
-        decide(graph, environment, Verb.RESUME)
+        decide(graph, environment, verb)
         requests = driver.cluster.faults.requests[before:]
     points = [(name, requests[: i + 1].count(name)) for i, name in enumerate(requests)]
     points = [point for point in points if point[0] in {"produce", "commit_transaction", "init_transactions"}]
@@ -170,16 +177,202 @@ def test_command_that_dies_at_any_request_is_run_again_and_nothing_is_applied_tw
         with stopped() as (graph, driver, environment):
             driver.cluster.faults.inject(name, nth=nth, error=Killed(), applied=is_applied)
             try:
-                decide(graph, environment, Verb.RESUME)
+                decide(graph, environment, verb)
             except Killed:
                 driver.crash()  # it was a worker's request, or the operator's
                 driver.restart()
             driver.advance(120)  # the broker ends the transaction of a process that has died
             driver.run()
-            decide(graph, environment, Verb.RESUME)
+            if verb is Verb.RESUME or not states(graph, environment)["a"].goes_on:
+                decide(graph, environment, verb)
             driver.run()
-            assert applied(driver)["a"] == prefixes(0, 1, 2, 3), (name, nth, is_applied)
+            assert applied(driver)["a"] == expected, (name, nth, is_applied)
             assert states(graph, environment)["a"].goes_on
+
+
+def write_hidden(driver: TestDriver, topic: str) -> Producer:
+    """A transaction that stays open in both partitions of a topic."""
+    other = driver.cluster.producer(TRANSACTIONAL, "other", None)
+    other.init_transactions()
+    other.begin_transaction()
+    other.write([(topic, b"x", b"k", partition, None, None, 0, None) for partition in range(2)])
+    other.flush()
+    return other
+
+
+def test_object_that_waits_for_its_dead_letters_is_resumed_and_accepts_nothing() -> None:
+    with stopped() as (graph, driver, environment):
+        assert decide(graph, environment_of(driver, lambda: None), Verb.RESUME, seconds=1.0) is None
+        driver.run()
+        send(driver, FOLLOWING)
+        driver.run()
+        assert [each.id for each in states(graph, environment)["a"].held] == [7]
+        text = (
+            "apply: object 'a': 2 of its events are dead letters, from event 4 on, and were not sent again: "
+            "`kstreams order resume` sends them"
+        )
+        with pytest.raises(UserMistake, match=f"^{re.escape(text)}$"):
+            decide(graph, environment, Verb.ACCEPT)
+        assert replayed(graph, environment) == []
+        assert decide(graph, environment, Verb.RESUME) == 2
+        driver.run()
+        assert applied(driver)["a"] == prefixes(0, 1, 2, 3, 4)
+
+
+def test_dead_letters_that_a_transaction_hides_are_awaited_and_sent(caplog: pytest.LogCaptureFixture) -> None:
+    graph = applying()
+    with TestDriver(graph) as driver:
+        other, waited = write_hidden(driver, "g.errors"), [0.0]
+
+        def go_on() -> None:
+            driver.run()
+            waited[0] += 1
+            if waited[0] == 30:
+                other.abort_transaction()
+
+        send(driver, *FORKED)
+        driver.run()
+        assert decide(graph, environment_of(driver, go_on), Verb.RESUME) == 2
+        driver.run()
+        assert applied(driver)["a"] == prefixes(0, 1, 2, 3)
+        assert sum("an open transaction hides dead letters; waiting" in text for text in caplog.messages) == 1
+
+
+def test_transaction_that_hides_dead_letters_for_too_long_is_named() -> None:
+    graph = applying()
+    with TestDriver(graph) as driver:
+        other = write_hidden(driver, "g.errors")
+        send(driver, *FORKED)
+        driver.run()
+        environment = replace(driver._environment, sleep=lambda _: None, clock=iter(range(0, 10_000, 5)).__next__)
+        operator = Operator(graph, graph.processors[0], environment, "a")
+        with pytest.raises(BrokerUnavailable, match="an open transaction hides dead letters after offset 0: `kstreams"):
+            operator.missed()
+        other.abort_transaction()
+        assert [each.id for each in operator.missed()] == [4, 6]
+
+
+def test_decision_that_a_transaction_hides_is_awaited_and_what_comes_of_it_is_told() -> None:
+    with stopped() as (graph, driver, environment):
+        other = write_hidden(driver, "g.events")
+        send(driver, FOLLOWING)
+        assert decide(graph, environment, Verb.RESUME, seconds=2.0) is None
+        assert replayed(graph, environment) == [], "it is stopped, and would refuse them again"
+        other.abort_transaction()
+        assert decide(graph, environment, Verb.RESUME) == 3
+        driver.run()
+        assert applied(driver)["a"] == prefixes(0, 1, 2, 3, 4)
+        assert len(letters(driver)) == 4
+
+
+def test_decision_is_for_the_stop_that_the_operator_saw() -> None:
+    graph = applying()
+    with TestDriver(graph) as driver:
+        send(driver, *FORKED[:3])
+        driver.run()
+        away = environment_of(driver, lambda: None)
+        assert decide(graph, away, Verb.RESUME, seconds=1.0) is None
+        send(driver, ("a", 2, 1, "altered"))
+        assert decide(graph, away, Verb.RESUME, seconds=1.0) is None
+        operator = Operator(graph, graph.processors[0], environment_of(driver, driver.run), "a")
+        assert operator.decide(Verb.RESUME, 0, 30.0) == Decided(is_done=False, sent=0)
+        stop = operator.object.stop
+        assert stop is not None
+        assert stop.why.startswith("altered: a: event 2 came again"), "nobody has decided of this one"
+
+
+def test_accepted_fork_is_applied_before_a_chain_that_is_faster() -> None:
+    graph = applying()
+    with TestDriver(graph) as driver:
+        send(driver, ("a", 1, None, 0), ("a", 6, 1, 1), ("a", 7, 1, "chosen"))
+        driver.run()
+        came: list[bool] = []
+
+        def go_on() -> None:
+            driver.run()
+            if not came:
+                came.append(True)
+                send(driver, ("a", 9, 6, "other"), ("a", 10, 9, "other"))
+                driver.run()
+
+        environment = environment_of(driver, go_on)
+        assert decide(graph, environment, Verb.ACCEPT) == Decided(is_done=False, sent=0)
+        assert applied(driver)["a"] == prefixes(0, 1, "chosen")
+        found = states(graph, environment)["a"]
+        assert (found.newest, found.stop is None, replayed(graph, environment)) == (7, False, ["forked"])
+
+
+def test_events_that_are_sent_again_are_for_one_group() -> None:
+    graph = applying()
+    other = graph.topic("g.others", key=ks.String(), value=ks.Json(), partitions=2)
+    graph.ordered("g.events", to=other, id="other")(lambda value: value)
+    processors = {each.id: each for each in graph.processors}
+    with TestDriver(graph) as driver:
+        send(driver, *FORKED)
+        driver.run()
+        environment = environment_of(driver, driver.run)
+        resumed = Operator(graph, processors["other"], environment, "a")
+        assert resumed.decide(Verb.RESUME, 0, 30.0) == Decided(is_done=True, sent=2)
+        accepting = Operator(graph, processors["apply"], environment, "a")
+        assert accepting.decide(Verb.ACCEPT, accepting.choose(), 30.0) == Decided(is_done=True, sent=1)
+        driver.run()
+        found = {
+            processor.id: [(each.newest, each.goes_on) for each in find_objects(graph, processor, environment)]
+            for processor in graph.processors
+        }
+        assert found == {"apply": [(3, True), (5, True)], "other": [(6, True), (5, True)]}
+        assert [record.value for record in driver.read("g.others") if record.key == "a"] == [0, 1, 2, 3]
+
+
+def test_event_that_was_accepted_for_another_state_is_a_dead_letter_again() -> None:
+    with stopped() as (graph, driver, environment):
+        away = environment_of(driver, lambda: None)
+        resuming = Operator(graph, graph.processors[0], away, "a")
+        accepting = Operator(graph, graph.processors[0], away, "a")
+        assert resuming.decide(Verb.RESUME, 0, 1.0) is None
+        assert accepting.decide(Verb.ACCEPT, accepting.choose(), 1.0) is None
+        driver.run()
+        assert "forked: a: event 3 was accepted in another state of the object, after 2" in {
+            message for _, message in letters(driver)
+        }
+        assert decide(graph, environment, Verb.RESUME) == 2
+        driver.run()
+        assert applied(driver)["a"] == prefixes(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(("value", "error"), [("bad", "ValueError"), ("x" * 2_000, "RecordTooLarge")])
+def test_accepted_event_that_cannot_be_applied_is_a_dead_letter_and_the_next_one_follows(
+    value: str, error: str
+) -> None:
+    graph = ks.Graph("g", errors="g.errors")
+    events = graph.topic("g.events", key=ks.String(), value=ks.Json(), partitions=2)
+    states = graph.topic("g.states", key=ks.String(), value=ks.Json(), config={"max.message.bytes": "900"})
+
+    @graph.ordered(events, to=states)
+    def apply(value: Any) -> Any:
+        if value == "bad":
+            raise ValueError(value)
+        return value
+
+    with TestDriver(graph) as driver:
+        send(driver, ("a", 1, None, 0), ("a", 2, 1, 1), ("a", 3, 1, value), ("a", 4, 3, 2))
+        driver.run()
+        assert decide(graph, environment_of(driver, driver.run), Verb.ACCEPT) == 2
+        driver.run()
+        assert applied(driver) == {"a": [0, 1, 2]}
+        assert [error for error, _ in letters(driver)] == ["EventFault", "EventFault", error]
+
+
+@pytest.mark.parametrize("request_name", ["produce", "send_offsets", "commit_transaction"])
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_worker_that_dies_at_an_accepted_event_applies_it_once(request_name: str, is_applied: bool) -> None:
+    with stopped() as (graph, driver, environment):
+        decide(graph, environment_of(driver, lambda: None), Verb.ACCEPT, seconds=0.0)
+        driver.crash(request_name, applied=is_applied)
+        driver.restart()
+        driver.run()
+        assert applied(driver)["a"] == prefixes(0, 1, "fork")
+        assert (states(graph, environment)["a"].newest, replayed(graph, environment)) == (3, ["forked"])
 
 
 @pytest.mark.parametrize("request_name", ["produce", "send_offsets", "commit_transaction"])
@@ -203,6 +396,36 @@ def test_record_with_a_decision_that_cannot_be_read_is_a_dead_letter() -> None:
         assert (error, message.split(":")[0]) == (
             "DecodeError", "b'{}' is no decision of `kstreams order resume` or `accept`",
         )  # fmt: skip
+
+
+def test_decision_with_an_impossible_number_is_a_dead_letter_and_poisons_no_object() -> None:
+    with stopped() as (graph, driver, environment):
+        for change in ({"event": -1}, {"newest": -1, "event": 1}):
+            value = {"verb": "accept", "group": "g.apply", "newest": 2, "event": 3, "stop": 2, "prev": 1} | change
+            driver.send("g.events", None, key="a", headers=[(CONTROL_HEADER, json.dumps(value).encode())])
+        driver.run()
+        assert [error for error, _ in letters(driver)].count("DecodeError") == 2
+        assert decide(graph, environment, Verb.RESUME) == 2
+        driver.run()
+        assert applied(driver)["a"] == prefixes(0, 1, 2, 3)
+
+
+def test_event_of_an_object_whose_state_cannot_be_read_is_a_dead_letter_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with stopped() as (_graph, driver, _environment):
+        encode = chain.encode_state
+        monkeypatch.setattr(held, "encode_state", lambda state: encode(state)[:-1] if state[0] == 7 else encode(state))
+        send(driver, ("b", 7, 5, 1))
+        driver.run()
+        driver.crash()
+        driver.restart()
+        decision = decision_record("g.events", 0, b"b", Decision(Verb.RESUME, "g.apply", 7))
+        send(driver, ("b", 8, 7, 2), ("c", 9, None, 0))
+        driver.send("g.events", None, key="b", headers=decision[-1])
+        driver.run()
+        assert [error for error, _ in letters(driver)].count("DecodeError") == 2
+        assert applied(driver) == {"a": prefixes(0, 1), "b": prefixes(0, 1), "c": prefixes(0)}
 
 
 def test_worker_counts_its_events_and_what_waits_also_after_a_restart() -> None:
@@ -266,7 +489,7 @@ def test_commands_show_a_stopped_object_and_let_it_go_on(
     assert (status, json.loads(text)) == (
         1,
         {
-            "processor": "apply", "object": "a", "partition": 0, "newest": 2, "stopped": fault, "accepts": None,
+            "processor": "apply", "object": "a", "partition": 0, "newest": 2, "stopped": fault,
             "waits_for": None, "held": [], "held_seconds": None,
         },
     )  # fmt: skip
@@ -288,6 +511,41 @@ def test_commands_show_a_stopped_object_and_let_it_go_on(
         run("resume", "g", "a")
     assert run("accept", "g", "a", "--yes")[0] == 0
     assert applied(driver)["a"] == prefixes(0, 1, 2, 3, 5)
+
+
+def test_commands_tell_what_has_become_of_the_object_where_the_decision_changed_nothing(
+    invoke: tuple[Callable[..., tuple[int, str]], TestDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, driver = invoke
+    opened = vars(order_objects)["open_graph"]
+
+    @contextmanager
+    def away(*arguments: Any) -> Iterator[tuple[ks.Graph, Environment]]:
+        with opened(*arguments) as (graph, _):
+            yield graph, environment_of(driver, lambda: None)
+
+    monkeypatch.setattr(order_objects, "open_graph", away)
+    status, text = run("resume", "g", "a", "--yes", "--wait", "1")
+    told = (
+        "the decision on 'a' is written, and the processor's workers have not read it yet: once they run, `kstreams "
+        "order resume` sends again what the object has missed"
+    )
+    assert (status, text.splitlines()[-1]) == (1, told)
+    told = (
+        "the processor's workers have not read all events of partition 0 after N s: run the command again once they "
+        "have: the object may go on with one of them\n"
+    )
+    assert run("accept", "g", "a", "--yes", "--wait", "1") == (1, told)
+    send(driver, ("a", 2, 1, "altered"))
+    monkeypatch.setattr(order_objects, "open_graph", opened)
+    status, text = run("resume", "g", "a", "--yes")
+    told = (
+        "apply: 'a', after event 2, is stopped, N s ago at offset 8: altered: a: event 2 came again with another "
+        "value; it has changed meanwhile: decide again"
+    )
+    assert (status, text.splitlines()[-1]) == (1, told)
+    with pytest.raises(UserMistake, match=r"^object 'b' goes on: "):
+        run("accept", "g", "b")
 
 
 def test_command_names_the_processors_that_there_are(
