@@ -9,6 +9,9 @@ from typing import Final
 HELD_MAX: Final = 10_000
 """Events of a task that wait for the events before them."""
 
+HELD_BYTES_MAX: Final = 64 << 20
+"""Bytes of their keys and values."""
+
 
 class Start(StrEnum):
     """What the first event may be that is seen of an object without a state."""
@@ -24,10 +27,11 @@ class Ordered:
     """How a processor applies events.
 
     - `start`: which event of an object may be the first.
-    - `held_max`: how many events of a task may wait for the events before them.
+    - `held_max`, `held_bytes_max`: how many events of a task may wait for the events before them, of how many bytes.
     - `takes_state`: the function takes a state of its own.
     """
 
     start: Start
     held_max: int
+    held_bytes_max: int
     takes_state: bool

@@ -53,7 +53,7 @@ from kstreams_py.graph.declarations import (
 )
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
-from kstreams_py.graph.ordered import HELD_MAX, Ordered, Start
+from kstreams_py.graph.ordered import HELD_BYTES_MAX, HELD_MAX, Ordered, Start
 from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Sink
@@ -210,6 +210,7 @@ class Graph:
         to: End | Many,
         start: Start | str = Start.FROM_START,
         held_max: int = HELD_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
         **options: Unpack[Options],
     ) -> Callable[[Function], Function]:
         """Declares a processor that applies the events of `kstreams order`: each once, in the order of its object.
@@ -219,16 +220,19 @@ class Graph:
         later events are dead letters, too, until `kstreams order resume` (docs/ordering.md).
 
         - `start`: "from_start" holds the events of an object until its first one came; "accept_first" begins with any.
-        - `held_max`: how many events of a partition may be held; one more ends the worker.
+        - `held_max`, `held_bytes_max`: how many events of a partition may be held, and bytes of their keys and values;
+          one more ends the worker.
 
         Raises GraphError.
         """
 
         def declare(function: Function) -> Function:
             what = f"processor {name_processor(function, options)!r}"
-            if held_max < 1:
-                raise GraphError(f"{what}: held_max is {held_max}: give a number from 1 on")
-            chosen = Ordered(choose(what, Start, "start", start), held_max, options.get("state") is not None)
+            for name, limit in (("held_max", held_max), ("held_bytes_max", held_bytes_max)):
+                if limit < 1:
+                    raise GraphError(f"{what}: {name} is {limit}: give a number from 1 on")
+            takes_state = options.get("state") is not None
+            chosen = Ordered(choose(what, Start, "start", start), held_max, held_bytes_max, takes_state)
             return self._declare((topic,), _listed(to), options, ordered=chosen)(function)
 
         return declare

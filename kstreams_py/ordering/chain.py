@@ -28,9 +28,6 @@ from kstreams_py.errors import DecodeError
 from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.decisions import Decision, Verb
 
-HELD_EVENTS_MAX: Final = 10_000
-HELD_BYTES_MAX: Final = 64 * 1024 * 1024
-
 State: TypeAlias = tuple[int, int, bytes, str]
 """Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, or ""."""
 
@@ -168,13 +165,11 @@ class _Waiting:
 class EventChains:
     """The objects of one task. Nothing is stored here but the held events, in memory.
 
-    The caller stores each event that is held now, removes each released or refused one, and calls `load`
-    after a start or an abort; or else it commits no position after `oldest_position`, and reads the rest again: what
-    was applied is dropped as a copy.
+    The caller stores each event that is held now, removes each released or refused one, and calls `load` after a start
+    or an abort.
 
     - `states`: by object; written with each applied event, and undone by the caller with its effects.
     - `clock`: seconds, the same after a restart.
-    - `events_max`, `bytes_max`: of held events, from which on `is_full`.
     """
 
     def __init__(
@@ -182,15 +177,10 @@ class EventChains:
         states: MutableMapping[bytes, State],
         clock: Callable[[], float],
         start: Start = Start.FROM_START,
-        *,
-        events_max: int = HELD_EVENTS_MAX,
-        bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
         self._states = states
         self._clock = clock
         self._accepts_first = start is Start.ACCEPT_FIRST
-        self._events_max = events_max
-        self._bytes_max = bytes_max
         self._waiting: dict[bytes, _Waiting] = {}
         self.held_events = 0
         self.held_bytes = 0
@@ -205,8 +195,6 @@ class EventChains:
         - `name`: the object's. `number`, `prev`: the event's id, and that of its predecessor; None for the first.
         - `value`: tells it from another event of the same id.
         - `record`, `position`: see Held.
-
-        It may be held beyond the limits: a caller that has found `is_full` offers what it has read, and reads no more.
         """
         states = self._states
         state = states.get(name)
@@ -253,22 +241,7 @@ class EventChains:
         found = self._release(name, event.id)
         return Outcome(Kind.DUPLICATE, None, (event, *found.released), found.refused)
 
-    # Bounds.
-
-    @property
-    def is_full(self) -> bool:
-        """More events are held than is good: pause the partition, and tell an operator."""
-        return self.held_events >= self._events_max or self.held_bytes >= self._bytes_max
-
-    @property
-    def oldest_age(self) -> float:
-        """Seconds since the oldest held event came; 0 if none is held."""
-        return self._clock() - min(each.held_at for each in self.held()) if self._waiting else 0.0
-
-    @property
-    def oldest_position(self) -> int | None:
-        """The first position of a held event; None if none is held."""
-        return min((each.position for each in self.held()), default=None)
+    # What is held.
 
     def held(self) -> Iterator[Held]:
         """The held events, those of each object together."""

@@ -20,7 +20,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import EventCounts, LongestHeld
 from kstreams_py.ordering import held
-from kstreams_py.ordering.chain import HELD_BYTES_MAX, EventChains, Fault, Held, Kind, Outcome, Reason
+from kstreams_py.ordering.chain import EventChains, Fault, Held, Kind, Outcome, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_headers
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.dead_letters import DeadLetters, Failure
@@ -208,8 +208,8 @@ class OrderedRunner(Runner):
             held.hold(store, outcome.held)
             self._counts.held += 1
             self._is_counted = False
-            if chains.rule.held_events > self._ordered.held_max or chains.rule.held_bytes > HELD_BYTES_MAX:
-                plan.interrupt = self._full(chains.rule)
+            if limit := self._limit(chains.rule):
+                plan.interrupt = self._full(chains.rule, limit)
                 return False
         for event in outcome.released:
             held.release(store, event)
@@ -271,14 +271,19 @@ class OrderedRunner(Runner):
         fault = f"{reason}: {name}: event {brought.id} was accepted in another state of the object, after {newest}"
         self._add_dead_letter((brought.record,), EventFault(fault), plan)
 
-    def _full(self, rule: EventChains) -> InputLost:
+    def _limit(self, rule: EventChains) -> str:
+        """The limit that events which are held are beyond; "" for none."""
+        if rule.held_events > self._ordered.held_max:
+            return "held_max"
+        return "held_bytes_max" if rule.held_bytes > self._ordered.held_bytes_max else ""
+
+    def _full(self, rule: EventChains, limit: str) -> InputLost:
         oldest: Held = min(rule.held(), key=lambda event: event.position)
-        remedy = "raise held_max, and " if rule.held_events > self._ordered.held_max else ""
         return InputLost(
             f"{self._processor.id}: {rule.held_events:,} events of {rule.held_bytes:,} bytes wait for those before "
             f"them, the first one, at offset {oldest.position}, for event {oldest.prev} of "
-            f"{oldest.object.decode(errors='replace')!r}: {remedy}if that event is lost, go on without it: "
-            "`kstreams order accept`"
+            f"{oldest.object.decode(errors='replace')!r}: raise {limit}, and if that event is lost, go on "
+            "without it: `kstreams order accept`"
         )
 
     def _count(self) -> None:

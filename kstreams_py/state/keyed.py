@@ -38,12 +38,10 @@ class Base(Protocol):
     """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
 
     - `noted`: the offset that was noted last, by this process or one before it; 0 for none.
-    - `noted_at`: when it was noted, or when this was made, in seconds since 1970.
     - `foreign`: the state of another changelog that it has until `clear`, and where that is, as text; "" for none.
     """
 
     noted: int
-    noted_at: float
     foreign: str
 
     def get(self, key: bytes) -> bytes | None:

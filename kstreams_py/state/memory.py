@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Iterator
 
@@ -12,10 +11,10 @@ from kstreams_py.state.keyed import Changes
 class MemoryBase:
     """A dict; its keys are sorted when a range is read, those that are new since then only."""
 
-    __slots__ = ("_new", "_sorted", "_values", "foreign", "noted", "noted_at")
+    __slots__ = ("_new", "_sorted", "_values", "foreign", "noted")
 
     def __init__(self) -> None:
-        self.noted, self.noted_at = 0, time.time()
+        self.noted = 0
         self.foreign = ""
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] = []
@@ -50,12 +49,12 @@ class MemoryBase:
             self._new = [key for key in dict.fromkeys(new) if key in values]
 
     def note(self, offset: int) -> None:
-        self.noted, self.noted_at = offset, time.time()
+        self.noted = offset
 
     def clear(self) -> None:
         self._values = {}
         self._sorted, self._new = [], []
-        self.noted, self.noted_at = 0, time.time()
+        self.noted = 0
 
     def close(self) -> None:
         self.clear()

@@ -68,14 +68,14 @@ class RocksBase:
         self._read: dict[bytes, bytes | None] = {}
         """A cache: what was written last, or read since."""
         self._unwritten_bytes = self._read_bytes = 0
-        self.noted, self.noted_at, self.foreign = 0, time.time(), ""
+        self.noted, self.foreign = 0, ""
         note = self._read_note()
         if note is None or time.time() - note["time"] > CHECKPOINT_SECONDS:
             self.clear()
         elif note["changelog"] != changelog_id:
             self.foreign = f"the state of the one with id {note['changelog']} in {self._directory}"
         else:
-            self.noted, self.noted_at = note["offset"], note["time"]
+            self.noted = note["offset"]
 
     def get(self, key: bytes) -> bytes | None:
         found = self._unwritten.get(key, _MISSING)
@@ -105,9 +105,9 @@ class RocksBase:
 
     def note(self, offset: int) -> None:
         # together with what it stands for: no end of the process or of the machine keeps the note alone
-        self.noted, self.noted_at = offset, time.time()
-        note = {"changelog": self._changelog_id, "offset": offset, "time": self.noted_at}
+        note = {"changelog": self._changelog_id, "offset": offset, "time": time.time()}
         self._write(json.dumps(note).encode())
+        self.noted = offset
 
     def _write(self, note: bytes | None = None) -> None:
         """Writes to the database what it has not, all or none, with a note."""
@@ -134,7 +134,7 @@ class RocksBase:
         except OSError as error:
             raise SettingsError(f"the state in {self._directory} cannot be removed ({error}): delete it") from None
         self._database = _open(self._directory)
-        self.noted, self.noted_at, self.foreign = 0, time.time(), ""
+        self.noted, self.foreign = 0, ""
         self._unwritten, self._unwritten_bytes, self._read, self._read_bytes = {}, 0, {}, 0
 
     def close(self) -> None:

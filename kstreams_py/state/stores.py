@@ -93,6 +93,8 @@ class Stores:
         """The id of the changelog that each store was written to."""
         self._read_to: dict[int, int] = {}
         """The next offset of its changelog that a store needs, at most."""
+        self._known_at: dict[int, float] = {}
+        """When a store was known to have all of its changelog, in seconds since 1970; or when it was opened."""
         self._goals: dict[int, int] = {}
         """Of each store that is being restored: the end that its changelog had at the beginning of that."""
         self._doubts: dict[int, str] = {}
@@ -137,6 +139,7 @@ class Stores:
             self._check(number, group[number])
             self._positions[number] = self._placed(group[number])
             self._named[number] = self._changelog.topic_id
+            self._known_at[number] = time.time()
             self.by_partition[number].base.note(self._read_to[number])
         self._trusted |= numbers
 
@@ -153,7 +156,7 @@ class Stores:
             is_of_another = base.foreign or end < self._read_to[number]
             if is_of_another and not end and any(groups[number].values()):
                 raise self._emptied(number, base.foreign or f"the state up to offset {self._read_to[number]}")
-            if is_of_another or time.time() - base.noted_at > CHECKPOINT_SECONDS:
+            if is_of_another or time.time() - self._known_at[number] > CHECKPOINT_SECONDS:
                 base.clear()
                 self._read_to[number], self._positions[number], self._named[number] = 0, {}, ""
             if (start := starts[TopicPartition(topic, number)]) > self._read_to[number]:
@@ -246,7 +249,7 @@ class Stores:
         """Opens a store, if it is not open, with what an earlier process has left of it."""
         if number not in self.by_partition:
             store = self.by_partition[number] = self._open_store(number, self._changelog.topic_id)
-            self._read_to[number] = store.base.noted
+            self._read_to[number], self._known_at[number] = store.base.noted, time.time()
             self._decode(number)
 
     def _apply(self, number: int, records: Collection[Message]) -> None:
@@ -311,7 +314,7 @@ class Stores:
 
     def _drop(self, number: int) -> None:
         self.by_partition.pop(number).base.close()
-        for each in (self._positions, self._named, self._read_to, self._goals, self._doubts):
+        for each in (self._positions, self._named, self._read_to, self._known_at, self._goals, self._doubts):
             each.pop(number, None)
         self._trusted.discard(number)
 
@@ -335,6 +338,7 @@ class Stores:
         """Keeps what `records` returned: it is committed."""
         for number in {tp.partition for tp in positions}:
             self._positions[number] = moved = self._moved(number, positions)
+            self._known_at[number] = time.time()
             self.by_partition[number].commit(write_positions(self._changelog.topic_id, moved))
         if self._ends:
             self._looked_at = self._clock()

@@ -41,8 +41,8 @@ def sent(name: bytes, number: int, prev: int | None, value: bytes | None = None)
     return name, number, prev, b"%d" % number if value is None else value
 
 
-def new_chains(states: dict[bytes, State] | None = None, start: Start = Start.FROM_START, **limits: int) -> EventChains:
-    return EventChains({} if states is None else states, lambda: 100.0, start, **limits)
+def new_chains(states: dict[bytes, State] | None = None, start: Start = Start.FROM_START) -> EventChains:
+    return EventChains({} if states is None else states, lambda: 100.0, start)
 
 
 def offer(chains: EventChains, event: Sent, position: int = 0) -> Outcome:
@@ -102,37 +102,30 @@ def check_any_order(make: MakeChains) -> None:
             assert (outcome.fault, outcome.refused) == (None, ()), seed
             found[event[0]] += applied(event, outcome)
         assert found == expected, seed
-        held = (chains.held_events, chains.held_bytes, list(chains.held()), chains.oldest_position)
-        assert held == (0, 0, [], None), seed
+        assert (chains.held_events, chains.held_bytes, list(chains.held())) == (0, 0, []), seed
 
 
 def test_any_order_of_arrival_with_late_copies_applies_each_event_once_in_order() -> None:
     check_any_order(new_chains)
 
 
-@pytest.mark.parametrize("keeps_held", [True, False], ids=["held events are stored", "held events are read again"])
-def test_restarts_at_any_event_apply_each_event_once_in_order(keeps_held: bool) -> None:
+def test_restarts_at_any_event_apply_each_event_once_in_order() -> None:
     for seed in range(200):
         chance = Random(seed)
         expected, topic = scatter(chance)
         found: dict[bytes, list[Sent]] = {name: [] for name in expected}
         states: dict[bytes, State] = {}
-        chains, stored, at = new_chains(states), dict[tuple[bytes, int], Held](), 0
-        while at < len(topic):
-            outcome = offer(chains, topic[at], at)
-            found[topic[at][0]] += applied(topic[at], outcome)
+        chains, stored = new_chains(states), dict[tuple[bytes, int], Held]()
+        for at, event in enumerate(topic):
+            outcome = offer(chains, event, at)
+            found[event[0]] += applied(event, outcome)
             for each in outcome.released:
                 stored.pop((each.object, each.prev), None)
             if outcome.held is not None:
                 stored[outcome.held.object, outcome.held.prev] = outcome.held
-            at += 1
             if chance.random() < 0.1:
-                before = chains
                 chains = new_chains(states)
-                if keeps_held:
-                    chains.load(stored.values())
-                elif before.oldest_position is not None:
-                    at = before.oldest_position
+                chains.load(stored.values())
         assert found == expected, seed
 
 
@@ -355,24 +348,16 @@ def test_decision_that_no_object_can_have_is_refused(data: bytes) -> None:
 # Bounds.
 
 
-def test_held_events_are_counted_against_both_limits_and_the_oldest_is_known() -> None:
-    times = iter([10.0, 20.0, 30.0, 45.0])
-    chains = EventChains({}, lambda: next(times), events_max=3, bytes_max=10)
-    assert (chains.is_full, chains.oldest_age, chains.oldest_position) == (False, 0.0, None)
+def test_held_events_and_their_bytes_are_counted_with_their_time() -> None:
+    times = iter([10.0, 20.0, 30.0])
+    chains = EventChains({}, lambda: next(times))
     for position, event in enumerate([sent(A, 5, 4, b"1234"), sent(B, 5, 4, b""), sent(A, 6, 5, b"1")]):
-        assert not chains.is_full
         name, number, prev, value = event
         held = Held(name, number, prev or 0, value, event, position + 100, 10.0 * (position + 1))
         assert offer(chains, event, position + 100) == Outcome(Kind.HOLD, held=held)
-    assert (chains.held_events, chains.held_bytes, chains.is_full) == (3, 8, True)
-    assert (chains.oldest_age, chains.oldest_position) == (35.0, 100)
+    assert (chains.held_events, chains.held_bytes) == (3, 8)
     assert outcomes(chains, sent(A, 4, None)) == [(Kind.APPLY, [5, 6], [])]
-    assert (chains.held_events, chains.held_bytes, chains.is_full, chains.oldest_position) == (1, 1, False, 101)
-
-
-def test_limit_of_bytes_alone_makes_it_full() -> None:
-    chains = new_chains(bytes_max=5)
-    assert (outcomes(chains, sent(A, 5, 4, b"1234")), chains.is_full) == ([HELD], True)
+    assert (chains.held_events, chains.held_bytes) == (1, 1)
 
 
 def test_load_replaces_what_is_held() -> None:

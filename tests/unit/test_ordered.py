@@ -15,7 +15,6 @@ import kstreams_py as ks
 from kstreams_py.errors import GraphError, InputLost, Unavailable
 from kstreams_py.formats.serdes import Json, String
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
-from kstreams_py.processing import ordered_runner
 from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.testing import TestDriver
 
@@ -23,13 +22,13 @@ Sent = tuple[str, int, int | None, Any]
 """Object, id, predecessor, value."""
 
 
-def applying(*, start: str = "from_start", held_max: int = 100, on_disk: bool = False) -> ks.Graph:
+def applying(*, on_disk: bool = False, **options: Any) -> ks.Graph:
     """Appends each event's value to those of its object; "bad" raises after it was appended."""
     graph = ks.Graph("g", errors="g.errors")
     events = graph.topic("g.events", key=String(), value=Json(), partitions=2)
     states = graph.topic("g.states", key=String(), value=Json(), partitions=2)
 
-    @graph.ordered(events, to=states, start=start, held_max=held_max, state=ks.State("lists", on_disk=on_disk))
+    @graph.ordered(events, to=states, state=ks.State("lists", on_disk=on_disk), **options)
     def apply(value: Any, step: ks.Step, state: Any) -> Any:
         values = [*state.get(step.key, []), value]
         state.put(step.key, values)
@@ -198,11 +197,10 @@ def test_event_that_is_as_large_as_its_topic_takes_is_held() -> None:
         assert (driver.state("lists"), letters(driver)) == ({"a": [0, large]}, [])
 
 
-def test_held_events_of_too_many_bytes_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordered_runner, "HELD_BYTES_MAX", 5)
-    with TestDriver(applying()) as driver:
+def test_held_events_of_too_many_bytes_end_the_worker() -> None:
+    with TestDriver(applying(held_bytes_max=5)) as driver:
         send(driver, ("a", 3, 2, "xyz"))
-        with pytest.raises(InputLost, match=r"^apply: 1 events of 6 bytes wait .* of 'a': if that event is"):
+        with pytest.raises(InputLost, match=r"^apply: 1 events of 6 bytes wait .* of 'a': raise held_bytes_max, and"):
             driver.run()
 
 

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.state import rocks, stores
 from kstreams_py.state.changelog import Changelog, Position, change_records, positions_record
-from kstreams_py.state.keyed import CHANGES_BYTES, POSITIONS_KEY, Base, KeyedStore
+from kstreams_py.state.keyed import CHANGES_BYTES, CHECKPOINT_SECONDS, POSITIONS_KEY, Base, KeyedStore
 from kstreams_py.state.memory import MemoryBase
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
@@ -461,6 +462,23 @@ def test_commit_of_another_worker_between_the_offsets_and_the_changelog_does_not
         stores.restore({words: 1}, [words])
     with pytest.raises(InputLost, match=r"it is at g\.words\[0\]@2, and the group is at 1: stop all workers"):
         stores.restore({words: 1}, [words])
+    stores.close()
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(-10, {"a": 1, "gone": 1}), (10, {"a": 1})])
+def test_store_of_a_worker_that_was_away_for_longer_than_tombstones_are_kept_is_read_again(
+    seconds: int, expected: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, now = OneTask(tmp_path), time.time()
+    words, stores = task.words, task.open()
+    task.other_commits("a", 1)
+    stores.restore({words: 1}, [words])
+    # another worker has deleted this one meanwhile, and compaction has removed the tombstone
+    stores.by_partition[0].base.apply({b"gone": b"1"})
+    stores.suspect()
+    monkeypatch.setattr(time, "time", lambda: now + CHECKPOINT_SECONDS + seconds)
+    stores.restore({words: 1}, [words])
+    assert dict(stores.by_partition[0].range()) == expected
     stores.close()
 
 
