@@ -66,6 +66,9 @@ def session(
         "spark.ui.retainedStages": "50",
         "spark.ui.retainedTasks": "1000",
         "spark.sql.ui.retainedExecutions": "20",
+        # Spark keeps the records that it has fetched for 5 minutes by default, those of each run apart from the others
+        "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
+        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.globalTempDatabase": "kstreams",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, has lost its time zone
