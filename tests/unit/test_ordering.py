@@ -358,6 +358,6 @@ def test_code_of_the_document_queues_a_change_and_its_headers_are_those_of_a_rec
     exec(code, names)
     with closing(open_storage("flights.db")) as storage, closing(names["ordering"]):
         assert storage.objects() == [ObjectStatus("N14228", 2, 0, 1, None)]
-        assert storage.data("N14228") == b'{"gate":"C12"}'
+        assert storage.data("N14228") == b'{"departed":"EWR","bags":81}'
     written = {name for name, _ in headers_of(Ordered(Event(UUID, b""), 2, 1))}
     assert set(re.findall(r"^\| `(ks-event-\w+)`", text, flags=re.MULTILINE)) == written
