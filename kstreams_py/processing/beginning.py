@@ -89,7 +89,7 @@ class Beginning:
 
     def _warn_of_another_name(self) -> None:
         """Warns where a processor that the graph does not declare has read what this one now begins to read."""
-        begun, ids = self._read(), {(topic, info.topic_id) for topic, info in self._inputs.items()}
+        begun, ids = self.read(), {(topic, info.topic_id) for topic, info in self._inputs.items()}
         if any(each.processor == self._processor for each in begun):
             return
         read = {each.processor: each.topic for each in begun if (each.topic, each.topic_id) in ids}
@@ -103,7 +103,7 @@ class Beginning:
 
     def plan(self, partitions: Collection[TopicPartition]) -> Positions:
         """The start offsets of partitions without a committed offset; records nothing. Raises InputLost as `start`."""
-        begun = self._read()
+        begun = self.read()
         if lost := [tp for tp in sorted(partitions) if self._named(tp) in begun]:
             minutes = self._cluster.offsets_retention_minutes()
             raise InputLost(
@@ -131,7 +131,7 @@ class Beginning:
         To be called before a step of them is run: else it would be run again once the offsets have expired.
         """
         if not self._recorded.issuperset(partitions):
-            begun = self._read()
+            begun = self.read()
             if new := [tp for tp in sorted(partitions) if self._named(tp) not in begun]:
                 self._record_starts({}, new, committer)
             self._recorded.update(partitions)
@@ -153,7 +153,11 @@ class Beginning:
         committer.commit_start(starts, named, begun)
         self._begun |= counts
 
-    def _read(self) -> dict[Begun, int]:
+    def read(self) -> dict[Begun, int]:
+        """Reads what is recorded, once in a process: before the committed offsets are, which are committed before it.
+
+        The other way round, a beginning of another worker in between looks like one whose offset has expired.
+        """
         if self._begun is None:
             self._begun, starts = read_begun(self._cluster, self._topic)
             # one of another policy: the user wants another start since

@@ -537,6 +537,7 @@ class Worker:
             return
         owed = self._owed or self._owing()
         self._growth.check(partitions)
+        self._beginning.read()
         positions = self.committer.resume(self._committed.read(partitions), partitions)
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():

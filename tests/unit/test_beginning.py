@@ -345,7 +345,7 @@ def test_start_whose_commit_failed_begins_in_the_same_process_where_it_would_hav
 def test_start_named_late_by_a_zombie_does_not_hide_that_the_partition_is_begun(guarantee: Guarantee) -> None:
     group = Group(guarantee)
     zombie, committer = group.process()
-    zombie._read()  # then it is frozen
+    zombie.read()  # then it is frozen
     group.begin({A0})
     group.cluster.faults.inject("commit", error=Crash("dies"), applied=False)
     with pytest.raises(Crash):

@@ -111,7 +111,7 @@ def test_idle_worker_does_nothing_but_wait_for_records() -> None:
     plant = Plant()
     plant.run(idle=10)
     assert [r for r in plant.cluster.faults.requests if r != "consume"] == [
-        "create_topics", "topics", "topics", "subscribe", "init_transactions", "hanging", "committed", "read",
+        "create_topics", "topics", "topics", "subscribe", "init_transactions", "hanging", "read", "committed",
     ]  # fmt: skip
     assert plant.timeouts == [IDLE_WAIT] * 10
 
