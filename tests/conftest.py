@@ -42,6 +42,9 @@ LONGEST_FIRST: Final = (
     "tests/system/test_wheel.py",
     "tests/system/test_transactions.py",
     "tests/system/test_diagnosis.py",
+    "tests/system/test_late_markers.py",
+    "tests/system/test_state_faults.py",
+    "tests/system/test_frozen_broker.py",
 )
 """The files that take longest, and the directory of those that share a worker: begun last, one of
 them would run alone at the end."""

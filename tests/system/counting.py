@@ -140,8 +140,10 @@ class Counting:
 
     def await_joined(self, *workers: WorkerProcess) -> None:
         """Waits until workers have assignments: one that is frozen before it joins would take the slot back later."""
-        joined = ("count: holds", "total: holds")
-        wait_until(lambda: all(each in worker.text for each in joined for worker in workers), "the workers have joined")
+        wait_until(lambda: all(self.has_joined(worker) for worker in workers), "the workers have joined")
+
+    def has_joined(self, worker: WorkerProcess) -> bool:
+        return all(each in worker.text for each in ("count: holds", "total: holds"))
 
     def await_done(self) -> None:
         self.recorder.await_done(f"{self.name}.count", self.topic("in"))

@@ -152,7 +152,7 @@ def test_empty_results_make_no_table_and_no_plot(tmp_path: Path) -> None:
 
 
 def test_plan_runs_each_row_that_its_targets_name() -> None:
-    entries = (*plan.ENTRIES, *plan.LATENCY_ENTRIES, plan.MEMORY_ENTRY, *plan.CHAOS_ENTRIES)
+    entries = (*plan.ENTRIES, *plan.LATENCY_ENTRIES, plan.MEMORY_ENTRY, plan.RESTORE_ENTRY, *plan.CHAOS_ENTRIES)
     rows = {entry.id for entry in entries}
     assert len(rows) == len(entries)
     assert {entry.workload for entry in entries} == set(plan.WORKLOADS)

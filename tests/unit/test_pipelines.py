@@ -273,7 +273,8 @@ def test_progress_bar_of_spark_is_shown_in_a_terminal_and_in_a_notebook_and_not_
 
     monkeypatch.setattr(sessions, "SparkSession", SimpleNamespace(builder=Builder()))
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: is_terminal))
-    monkeypatch.setattr(sys, "modules", {**sys.modules, **modules})
+    others = {name: module for name, module in sys.modules.items() if name != "ipykernel"}
+    monkeypatch.setattr(sys, "modules", others | modules)
     session(jars=[])
     assert chosen["spark.ui.showConsoleProgress"] == shown
     given: dict[str, Any] = {"spark.ui.showConsoleProgress": "true"}

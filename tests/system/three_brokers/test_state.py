@@ -45,18 +45,31 @@ class Counters:
         self.workers: list[WorkerProcess] = []
         self.frozen: list[WorkerProcess] = []
 
+    def start_again(self) -> None:
+        """Starts a worker again that found no broker at its start, as a supervisor does."""
+        for slot, worker in enumerate(self.workers):
+            if worker.process.poll() is not None:
+                assert (worker.wait(), "holds" in worker.text) == (3, False), worker.text
+                self.workers[slot] = self.counting.start(slot)
+
     def await_more(self) -> None:
-        """Waits for more totals; starts a worker again that found no broker at its start, as a supervisor does."""
+        """Waits for more totals."""
         least = len(self.counting.cluster.read(self.counting.topic("totals"))) + 50
 
         def goes_on() -> bool:
-            for slot, worker in enumerate(self.workers):
-                if worker.process.poll() is not None:
-                    assert (worker.wait(), "holds" in worker.text) == (3, False), worker.text
-                    self.workers[slot] = self.counting.start(slot)
+            self.start_again()
             return len(self.counting.cluster.read(self.counting.topic("totals"))) >= least
 
         wait_until(goes_on, f"{least} totals")
+
+    def await_joined(self) -> None:
+        """Waits until the workers hold partitions: a frozen one that is resumed before would have its slot back."""
+
+        def have_joined() -> bool:
+            self.start_again()
+            return all(self.counting.has_joined(worker) for worker in self.workers)
+
+        wait_until(have_joined, "the workers have joined")
 
     def restart_one(self, broker: int) -> None:
         stop(self.brokers, broker)
@@ -95,6 +108,7 @@ class Counters:
             for number, fault in enumerate(faults):
                 self.await_more()
                 getattr(self, fault)((first + number) % BROKERS)
+            self.await_joined()
         for worker in self.frozen:
             worker.send(signal.SIGCONT)
         counting.await_done()
