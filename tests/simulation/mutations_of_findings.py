@@ -116,7 +116,7 @@ def group_that_began_before_starts_over(patch: pytest.MonkeyPatch) -> None:
         self._begun = self._begun or {}
         return self._begun
 
-    patch.setattr(Beginning, "_read", nothing_begun)
+    patch.setattr(Beginning, "read", nothing_begun)
 
 
 # 5: partitions that grow.
