@@ -52,7 +52,7 @@ def decode_state(data: bytes) -> State:
     try:
         newest, prev, length = _PLACE.unpack_from(data)
         digest, reason = data[_PLACE.size : _PLACE.size + length], data[_PLACE.size + length :].decode()
-        if len(digest) != length or not _is_known(reason):
+        if len(digest) != length or (reason and reason not in set(Reason)):
             raise ValueError("cut off, or of another version")
     except (struct.error, ValueError) as error:
         raise DecodeError(f"{data[:40]!r} is no state of an object: {error}") from None
@@ -342,10 +342,6 @@ class EventChains:
         self.held_events -= 1
         self.held_bytes -= event.bytes
         return event
-
-
-def _is_known(reason: str) -> bool:
-    return not reason or reason in set(Reason)
 
 
 def _shown(name: bytes) -> str:

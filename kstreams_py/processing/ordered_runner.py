@@ -120,13 +120,13 @@ class OrderedRunner(Runner):
         """
         read = read_by(intake.steps[0])
         if read not in self._refused:
-            return super().refuse(intake, error)
+            super().refuse(intake, error)
+            return
         digest = dict(error.outputs[0][7] or ()).get(HASH_HEADER, _ALL) if error.outputs else _ALL
         refused = self._refused_events.setdefault(read, {})
         if digest in refused or _ALL in refused:
             raise error.mistake
         refused[digest] = error.mistake
-        return None
 
     def committed(self) -> None:
         super().committed()
