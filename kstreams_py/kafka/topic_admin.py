@@ -145,7 +145,8 @@ class TopicAdmin:
                 f"{self._cluster}the broker at {self._address} refuses the credentials ({cause.str()}): correct "
                 f"security.protocol, sasl.* or ssl.* under {self._options}"
             )
-        if error.code() in UNREACHABLE or error.code() == E._DESTROY:
+        # _DESTROY_BROKER: the broker that was asked is no longer in the metadata, so it is down
+        if error.code() in UNREACHABLE or error.code() in {E._DESTROY, E._DESTROY_BROKER}:
             if error.code() != E._DESTROY:  # else another thread has ended the client meanwhile
                 self._client.end()  # it asks a controller that is down for minutes, until it reads the metadata again
             newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""

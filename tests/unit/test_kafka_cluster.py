@@ -498,7 +498,14 @@ def test_partition_is_read_to_its_end_where_a_new_leader_reports_an_earlier_one(
     assert [m.offset() for m in cluster.read(TopicPartition("a", 0))] == [0, 1, 2, 3]
 
 
-def test_request_whose_client_another_thread_has_ended_is_no_reason_to_end_a_worker() -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(ck.KafkaError._DESTROY, id="another thread has ended the client"),
+        pytest.param(ck.KafkaError._DESTROY_BROKER, id="the broker has left the metadata"),
+    ],
+)
+def test_request_whose_client_or_broker_has_gone_counts_as_unanswered(code: int) -> None:
     cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
-    error = cluster._topics.explain(ck.KafkaError(ck.KafkaError._DESTROY))
+    error = cluster._topics.explain(ck.KafkaError(code))
     assert isinstance(error, BrokerUnavailable)
