@@ -224,7 +224,7 @@ class Worker:
             self.turn()
             if self._must_rewind:
                 # after consume: the group must be heard even where offsets can be neither read nor committed
-                self.rewind()
+                self.committer.attempts.ask(self.rewind)
         except ClientError as error:
             self._recover(error)
 
