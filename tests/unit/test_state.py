@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import kstreams_py as ks
+from kstreams_py.cli import state as cli_state
+from kstreams_py.cli.main import app
 from kstreams_py.errors import (
     Abortable,
     GraphError,
@@ -1237,6 +1242,31 @@ def test_end_of_the_changelog_is_noted_only_once_the_offsets_show_that_nobody_el
         stores = driver._workers[0][0].committer.stores
         assert stores is not None
         assert [stores.by_partition[n].base.noted for n in range(2)] == [ends[tp] for tp in changelogs]
+
+
+def test_command_shows_all_keys_or_one_and_names_what_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = counting()
+    with TestDriver(graph) as driver:
+        send(driver, ["b", "a", "é", "a"])
+        driver.run()
+
+        @contextmanager
+        def opened(*_: object) -> Iterator[tuple[ks.Graph, Any]]:
+            yield graph, driver._environment
+
+        def show(*arguments: str) -> list[Any]:
+            ran = CliRunner().invoke(app, ["state", "show", "g", *arguments], catch_exceptions=False)
+            assert ran.exit_code == 0
+            return [json.loads(line) for line in ran.output.splitlines()]
+
+        monkeypatch.setattr(cli_state, "open_graph", opened)
+        both = [{"key": "a", "value": 2}, {"key": "b", "value": 1}, {"key": "é", "value": 1}]
+        assert show("counts") == both
+        assert [show("counts", each["key"]) for each in both] == [[each] for each in both]
+        with pytest.raises(SettingsError, match=r"^state 'counts' has no key 'c': leave it out to see all$"):
+            show("counts", "c")
+        with pytest.raises(GraphError, match=r"^graph 'g' has no state 'count': did you mean counts\?"):
+            show("count")
 
 
 def test_code_of_the_document_counts() -> None:
