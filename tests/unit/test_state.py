@@ -1260,7 +1260,7 @@ def test_command_shows_all_keys_or_one_and_names_what_there_is_not(monkeypatch: 
             return [json.loads(line) for line in ran.output.splitlines()]
 
         monkeypatch.setattr(cli_state, "open_graph", opened)
-        both = [{"key": "a", "value": 2}, {"key": "b", "value": 1}, {"key": "é", "value": 1}]
+        both: list[dict[str, Any]] = [{"key": "a", "value": 2}, {"key": "b", "value": 1}, {"key": "é", "value": 1}]
         assert show("counts") == both
         assert [show("counts", each["key"]) for each in both] == [[each] for each in both]
         with pytest.raises(SettingsError, match=r"^state 'counts' has no key 'c': leave it out to see all$"):
