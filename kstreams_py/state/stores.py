@@ -306,8 +306,8 @@ class Stores:
             if committed != at:
                 raise self._mistaken(number, f"it is at {tp}@{at}, and the group is at {committed}")
         self._doubts.pop(number, None)
-        self._unplaced -= {number}
-        self._unplaced |= set() if self._positions[number] else {number}
+        has_record = self.by_partition[number].base.get(POSITIONS_KEY) is not None
+        (self._unplaced.discard if has_record else self._unplaced.add)(number)
 
     def _mistaken(self, number: int, why: str) -> KStreamsError:
         """InputLost, once the group was heard and asked again: another worker may have committed meanwhile."""
@@ -384,6 +384,7 @@ class Stores:
         for number in {tp.partition for tp in positions}:
             self._positions[number] = moved = self._moved(number, positions)
             self._known_at[number] = time.time()
+            self._unplaced.discard(number)
             self.by_partition[number].commit(write_positions(self._changelog.topic_id, moved))
         if self._ends:
             self._looked_at = self._clock()

@@ -474,6 +474,33 @@ def test_commit_of_another_worker_between_the_offsets_and_the_changelog_does_not
     stores.close()
 
 
+def test_state_that_is_restored_again_before_its_first_record_is_committed_has_none_yet(tmp_path: Path) -> None:
+    task = OneTask(tmp_path)
+    words, stores = task.words, task.open()
+    first = [positions_record(task._known, 0, {words.topic: Position("id", 2)})]
+    for _ in range(2):  # its commit fails, and the membership is lost
+        stores.restore({words: 2}, [words])
+        assert stores.first_records({}) == first
+        stores.suspect()
+    stores.restore({words: 2}, [words])
+    with pytest.raises(InputLost, match="with id other: it was deleted"):
+        stores.check_begun({0: "other"})
+    stores.placed()
+    stores.check_begun({0: "other"})
+    stores.close()
+
+
+def test_state_that_has_begun_at_the_start_is_not_taken_for_lost_later(tmp_path: Path) -> None:
+    task = OneTask(tmp_path)
+    words, stores = task.words, task.open()
+    stores.restore({words: 0}, [words])
+    stores.check_begun({0: "other"})
+    stores.committed({words: 3})
+    stores.check_begun({0: "other"})
+    assert stores.first_records({}) == []
+    stores.close()
+
+
 @pytest.mark.parametrize(("seconds", "expected"), [(-10, {"a": 1, "gone": 1}), (10, {"a": 1})])
 def test_store_of_a_worker_that_was_away_for_longer_than_tombstones_are_kept_is_read_again(
     seconds: int, expected: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
