@@ -116,6 +116,7 @@ def takeover(
     prefix: Prefix = "",
     yes: Yes = False,
     accept_partitions: AcceptPartitions = False,
+    accept_topic: AcceptTopic = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -136,7 +137,13 @@ def takeover(
         if not yes and not is_confirmed("End it if it is alive, send what it has taken, and give its objects back?"):
             raise typer.Exit(1)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
-            check_topic(storage, events, sender.topic.partitions, accepts_partitions=accept_partitions)
+            check_topic(
+                storage,
+                events,
+                sender.topic.partitions,
+                accepts_topic=accept_topic,
+                accepts_partitions=accept_partitions,
+            )
             worker = OrderingWorker(storage, sender, name, lanes=1, batch=BATCH)
             worker.stop()  # it takes nothing new
             worker.run()

@@ -29,7 +29,8 @@ def stopped(
 ) -> None:
     """Show the objects that do not go on in the processors that apply events; exit status 1 if there is one.
 
-    An object is stopped after an event that contradicts its order, or waits for an event that has not come.
+    An object is stopped after an event that contradicts its order, or waits for an event that has not come. Needs READ
+    on the changelog.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         found = [

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import confluent_kafka as ck
 
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import Abortable, SettingsError
 from kstreams_py.kafka.errors import ClientLog
 
 logger = logging.getLogger(__name__)
@@ -109,14 +109,24 @@ class LazyClient(Generic[C]):
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
         self._made: list[C] = []
+        self._is_closed = False
 
     def get(self) -> C:
-        """The client; the first call makes it, and the first after `end`."""
+        """The client; the first call makes it, and the first after `end`. Raises Abortable after `close`."""
         client = next(iter(self._made), None)  # another thread may end it meanwhile
-        if client is None:
+        if client is None and not self._is_closed:
             client = self._make()
             self._made.append(client)
+        if client is None or self._is_closed:
+            client = None
+            self.end()
+            raise Abortable("this client was closed")
         return client
+
+    def close(self) -> None:
+        """Ends the client for good: a thread that asks yet, as one for lags, would make one that nobody ends."""
+        self._is_closed = True
+        self.end()
 
     def end(self) -> None:
         """Ends the client, if there is one."""

@@ -39,8 +39,8 @@ class Reader:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Ends the client."""
-        self._client.end()
+        """Ends the client for good."""
+        self._client.close()
 
     def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
         if since is None:

@@ -43,8 +43,8 @@ class TopicAdmin:
         self._client = LazyClient(self._make_client)
 
     def close(self) -> None:
-        """Ends the client."""
-        self._client.end()
+        """Ends the client for good."""
+        self._client.close()
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         if not names:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, OutcomeUnknown, UserMistake
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer, TopicInfo
@@ -34,7 +34,7 @@ from kstreams_py.operations.positions import (
 )
 from kstreams_py.operations.sending import IDEMPOTENT
 from kstreams_py.processing.attempts import Attempts
-from kstreams_py.processing.beginning import Begun, begun_record, read_begun
+from kstreams_py.processing.beginning import Begun, begun_record, forgotten_state, read_begun, states_begun
 from kstreams_py.processing.choices import Choices, Start
 from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.environment import Environment
@@ -189,7 +189,7 @@ class GraphPositions:
     def _records_of(
         self, processor: Processor, topics: Mapping[str, TopicInfo], old: Positions, new: Positions
     ) -> list[Output]:
-        """What belongs to the positions of a processor: the records of its beginnings and of its journal."""
+        """What belongs to the positions of a processor: the records of its beginnings, its state and its journal."""
         numbers = {tp.partition for tp in new}
         begun, _ = read_begun(self._cluster, self._graph.beginnings)
         found = [
@@ -197,6 +197,9 @@ class GraphPositions:
             for tp in new
             if (named := Begun(processor.id, tp.topic, topics[tp.topic].topic_id, tp.partition)) not in begun
         ]
+        if (changelog := changelog_of(self._graph.name, processor)) is not None:  # an empty state may begin there
+            states = states_begun(begun, processor.id, changelog)
+            found += [forgotten_state(self._graph.beginnings, each) for each in states if each.partition in numbers]
         journal = self._graph.journal(processor)
         if journal is None:
             return found

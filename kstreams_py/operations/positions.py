@@ -27,12 +27,14 @@ class Move:
 
     - `old`: the committed offset; None if there is none.
     - `new`: the offset that is read next.
+    - `with_state`: the processor keeps a state, of which an empty one may begin there.
     """
 
     processor: str
     partition: TopicPartition
     old: int | None
     new: int
+    with_state: bool = False
 
     @property
     def again(self) -> int:
@@ -109,11 +111,12 @@ def check_no_members(groups: Mapping[str, GroupInfo], target: str) -> None:
 
 
 def moves_of(processor: Processor, old: Positions, new: Positions) -> list[Move]:
-    """What changes, sorted by partition: of a processor with a journal all, as its journal is to begin there."""
+    """What changes, sorted by partition: of a processor with a journal or a state all, as that is to begin there."""
+    with_state = processor.state is not None
     return [
-        Move(processor.id, tp, old.get(tp), at)
+        Move(processor.id, tp, old.get(tp), at, with_state)
         for tp, at in sorted(new.items())
-        if old.get(tp) != at or processor.journal is not None
+        if old.get(tp) != at or processor.journal is not None or with_state
     ]
 
 
@@ -129,7 +132,7 @@ def describe(moves: Collection[Move]) -> Iterator[str]:
         old = "no position" if move.old is None else str(move.old)
         change = ", begins there"
         if move.old == move.new:
-            change = ", its journal begins there"
+            change = ", an empty state may begin there" if move.with_state else ", its journal begins there"
         elif move.old is not None:
             change = f", at most {move.again:,} records again"
             if move.skipped:

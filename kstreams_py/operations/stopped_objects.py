@@ -126,7 +126,7 @@ def find_objects(graph: Graph, processor: Processor, environment: Environment) -
         for event in sorted(task.held, key=lambda event: event.prev):
             waiting.setdefault(event.object, []).append(event)
         for name in sorted(task.states.keys() | waiting.keys()):
-            newest, _, _, reason = task.states.get(name, (0, 0, b"", ""))
+            newest, _, _, reason, _ = task.states.get(name, (0, 0, b"", "", 0))
             stop = task.stops.get(name, Stop(reason, -1, 0.0)) if reason else None
             yield ObjectState(processor.id, partition, name, newest, stop, tuple(waiting.get(name, ())))
 

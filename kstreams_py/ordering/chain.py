@@ -5,7 +5,7 @@ that was applied, and held if its predecessor is yet to come. Anything else is a
 later event of it is a fault, too, until an operator resumes it. Other objects go on.
 
 An operator may also accept that events are lost: an event that is held, or that his decision brings along, is applied
-without its predecessor.
+without its predecessor. Late copies of the events that it replaces are dropped like others.
 
 What tells a copy from another event under the same id: the newest applied event of an object and the held ones are
 compared by predecessor and value. An older event is only known to have had an id up to the predecessor of the newest
@@ -28,11 +28,18 @@ from kstreams_py.errors import DecodeError
 from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.decisions import Decision, Verb
 
-State: TypeAlias = tuple[int, int, bytes, str]
-"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, or ""."""
+State: TypeAlias = tuple[int, int, bytes, str, int]
+"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, or "".
 
-_NOTHING: Final[State] = (0, 0, b"", "")
+The last one is the id of the newest event that the newest applied one has replaced, by an operator's decision; or 0.
+"""
+
+_NOTHING: Final[State] = (0, 0, b"", "", 0)
 _PLACE: Final = struct.Struct(">QQB")
+_REPLACED: Final = struct.Struct(">Q")
+_HAS_REPLACED: Final = 0x80
+"""In the length of the digest: the id of a replaced event follows."""
+
 _DIGEST_BYTES: Final = 8
 
 
@@ -43,7 +50,10 @@ def digest_of(value: bytes | None) -> bytes:
 
 def encode_state(state: State) -> bytes:
     """The state of an object in one value of a store."""
-    newest, prev, digest, reason = state
+    newest, prev, digest, reason, replaced = state
+    if replaced:
+        place = _PLACE.pack(newest, prev, len(digest) | _HAS_REPLACED) + _REPLACED.pack(replaced)
+        return place + digest + reason.encode()
     return _PLACE.pack(newest, prev, len(digest)) + digest + reason.encode()
 
 
@@ -51,12 +61,16 @@ def decode_state(data: bytes) -> State:
     """The state of `encode_state`. Raises DecodeError for other bytes."""
     try:
         newest, prev, length = _PLACE.unpack_from(data)
-        digest, reason = data[_PLACE.size : _PLACE.size + length], data[_PLACE.size + length :].decode()
+        at, replaced = _PLACE.size, 0
+        if length & _HAS_REPLACED:
+            (replaced,) = _REPLACED.unpack_from(data, at)
+            at, length = at + _REPLACED.size, length - _HAS_REPLACED
+        digest, reason = data[at : at + length], data[at + length :].decode()
         if len(digest) != length or (reason and reason not in set(Reason)):
             raise ValueError("cut off, or of another version")
     except (struct.error, ValueError) as error:
         raise DecodeError(f"{data[:40]!r} is no state of an object: {error}") from None
-    return newest, prev, digest, reason
+    return newest, prev, digest, reason, replaced
 
 
 class Reason(StrEnum):
@@ -200,7 +214,7 @@ class EventChains:
         state = states.get(name)
         if state is not None and state[0] == prev and number > prev and not state[3]:
             digest = b"" if value is None else blake2b(value, digest_size=_DIGEST_BYTES).digest()
-            states[name] = (number, prev, digest, "")
+            states[name] = (number, prev, digest, "", 0)
             if self._waiting and name in self._waiting:
                 return self._release(name, number)
             return APPLY
@@ -220,14 +234,14 @@ class EventChains:
 
         What is applied now is released by the outcome.
         """
-        newest, before, digest, stopped = self._states.get(name, _NOTHING)
+        newest, before, digest, stopped, replaced = self._states.get(name, _NOTHING)
         waiting = self._waiting.get(name)
         if newest != decision.newest:
             return None
         if decision.verb is Verb.RESUME:
             if not stopped:
                 return None
-            self._states[name] = (newest, before, digest, "")
+            self._states[name] = (newest, before, digest, "", replaced)
             return DUPLICATE
         if brought is not None:
             if not stopped:
@@ -237,7 +251,8 @@ class EventChains:
             return None
         else:
             event = self._pop(name)
-        self._states[name] = (event.id, event.prev, digest_of(event.value), "")
+        replaced = newest if newest > event.prev else 0
+        self._states[name] = (event.id, event.prev, digest_of(event.value), "", replaced)
         found = self._release(name, event.id)
         return Outcome(Kind.DUPLICATE, None, (event, *found.released), found.refused)
 
@@ -255,13 +270,13 @@ class EventChains:
     ) -> Outcome:
         """`offer` of an event that does not simply follow the newest one."""
         state = self._states.get(name, _NOTHING)
-        newest, before, digest, stopped = state
+        newest, before, digest, stopped, replaced = state
         if stopped:
             return Outcome(Kind.FAULT, _stopped(name, stopped))
         if number < 1 or (prev is not None and not 1 <= prev < number):
             return self._stop(name, Reason.MALFORMED, f"event {number} after {prev} is not possible: ids grow from 1")
         if number < newest:
-            if number > before:
+            if number > before and number > replaced:
                 return self._stop(name, Reason.BACKWARDS, f"event {number} came after {newest}, and was not applied")
             self.duplicates += 1
             return DUPLICATE
@@ -271,7 +286,7 @@ class EventChains:
         if prev is None or accepts:
             if newest and not accepts:
                 return self._stop(name, Reason.FORKED, f"event {number} begins the object again after {newest}")
-            self._states[name] = (number, prev or 0, digest_of(value), "")
+            self._states[name] = (number, prev or 0, digest_of(value), "", 0)
             return self._release(name, number)
         if prev < newest:
             return self._stop(name, Reason.FORKED, f"event {number} follows {prev}, as another one did: {newest} came")
@@ -310,7 +325,7 @@ class EventChains:
             released.append(event := self._pop(name))
             newest = event.id
         if released:
-            self._states[name] = (newest, event.prev, digest_of(event.value), "")
+            self._states[name] = (newest, event.prev, digest_of(event.value), "", 0)
         if not waiting.prevs or waiting.prevs[0] > newest:
             return Outcome(Kind.APPLY, None, tuple(released)) if released else APPLY
         fork = self._pop(name)
@@ -321,8 +336,8 @@ class EventChains:
 
     def _stop(self, name: bytes, reason: Reason, text: str) -> Outcome:
         """The outcome of a fault: the object is stopped, and its held events are refused."""
-        newest, before, digest, _ = self._states.get(name, _NOTHING)
-        self._states[name] = (newest, before, digest, reason.value)
+        newest, before, digest, _, replaced = self._states.get(name, _NOTHING)
+        self._states[name] = (newest, before, digest, reason.value, replaced)
         refused = []
         while name in self._waiting:
             refused.append((self._pop(name), _stopped(name, reason.value)))

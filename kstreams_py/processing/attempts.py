@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kstreams_py.errors import Abortable, ClientError, Fatal, Refused, Retriable, SinkAway
+from kstreams_py.errors import Abortable, BrokerUnavailable, ClientError, Fatal, Refused, Retriable, SinkAway
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import WorkerState
 
@@ -77,6 +77,13 @@ class Attempts:
                     self.answered()
                 return
         call()
+
+    def ask(self, requests: Callable[[], object]) -> None:
+        """Makes requests of a worker that runs: a broker that does not answer is waited for. Raises Retriable then."""
+        try:
+            requests()
+        except BrokerUnavailable as error:
+            raise Retriable(str(error)) from None
 
     def failed(self, error: ClientError, then: str) -> None:
         """Logs a failure and the reaction to it (`then`), and waits if there were several in a row.

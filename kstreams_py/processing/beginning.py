@@ -7,6 +7,9 @@ together with the offset at which it began. A partition that has a record and no
 Without transactions the offset and the record cannot be committed together. So the offset is written to a record of its
 own first, then it is committed, then the partition is recorded as begun, and only then are its steps run: a start that
 dies in between, and whose offsets expire, begins at that offset again, unless `auto_offset_reset` is another one then.
+
+A processor with a state records that, too, with the id of the changelog: a state that was begun, and is not there, is
+lost, and does not begin again in silence.
 """
 
 from __future__ import annotations
@@ -38,6 +41,12 @@ _NAMES_START: Final = " start"
 """Follows the processor in the key of such a record: it takes no place of what is begun, and no processor's id has it.
 
 Such a record has the form of the others: releases that know no other take it for a processor that they do not run.
+"""
+
+_HAS_STATE: Final = " state"
+"""Follows the processor in the key of a record that its state is begun, which has the changelog in place of an input.
+
+It is committed with the first record of positions in the changelog. `kstreams recover reset` deletes it.
 """
 
 
@@ -84,8 +93,21 @@ class Beginning:
         shown = (f"{tp}@{at}{_AS_NAMED if tp in named else ''}" for tp, at in sorted(starts.items()))
         logger.info("%s: begins at %s", self._processor, ", ".join(shown))
         self._warn_of_another_name()
-        self._record_starts(starts, starts, committer)
+        self._record_starts(starts, [*map(self._named, starts), *self._states(starts, committer)], committer)
         return starts
+
+    def check_state(self, committer: Committer) -> None:
+        """Raises InputLost if the state of a partition that was begun is lost; to be called once it is restored."""
+        if (stores := committer.stores) is not None:
+            begun = states_begun(self.read(), self._processor, stores.changelog)
+            stores.check_begun({each.partition: each.topic_id for each in begun})
+
+    def _states(self, partitions: Collection[TopicPartition], committer: Committer) -> list[Begun]:
+        """What the records name that the state of these partitions is begun."""
+        if (stores := committer.stores) is None:
+            return []
+        name, numbers = self._processor + _HAS_STATE, sorted({tp.partition for tp in partitions})
+        return [Begun(name, stores.changelog, stores.changelog_id, number) for number in numbers]
 
     def _warn_of_another_name(self) -> None:
         """Warns where a processor that the graph does not declare has read what this one now begins to read."""
@@ -132,13 +154,15 @@ class Beginning:
         """
         if not self._recorded.issuperset(partitions):
             begun = self.read()
-            if new := [tp for tp in sorted(partitions) if self._named(tp) not in begun]:
+            all_begun = [*map(self._named, sorted(partitions)), *self._states(partitions, committer)]
+            if new := [each for each in all_begun if each not in begun]:
                 self._record_starts({}, new, committer)
             self._recorded.update(partitions)
 
-    def _record_starts(self, starts: Positions, partitions: Collection[TopicPartition], committer: Committer) -> None:
+    def _record_starts(self, starts: Positions, new: Collection[Begun], committer: Committer) -> None:
         assert self._begun is not None
-        counts = {self._named(tp): self._inputs[tp.topic].partitions for tp in partitions}
+        most = max(each.partitions for each in self._inputs.values())
+        counts = {each: self._inputs[each.topic].partitions if each.topic in self._inputs else most for each in new}
         named = [
             _record(
                 self._topic,
@@ -180,6 +204,16 @@ def begun_record(topic: str, begun: Begun, partitions: int) -> Output:
     return _record(topic, begun, {"partitions": partitions})
 
 
+def states_begun(begun: Collection[Begun], processor: str, changelog: str) -> list[Begun]:
+    """What is recorded of the state of a processor, by partition; of some it may be in several changelogs."""
+    return [each for each in begun if each[:2] == (processor + _HAS_STATE, changelog)]
+
+
+def forgotten_state(topic: str, begun: Begun) -> Output:
+    """The tombstone of such a record."""
+    return (topic, None, json.dumps(begun).encode(), 0, None, None, 0, None)
+
+
 def read_begun(cluster: Cluster, topic: str) -> tuple[dict[Begun, int], dict[Begun, tuple[int, str]]]:
     """What a topic of beginnings records.
 
@@ -194,6 +228,8 @@ def read_begun(cluster: Cluster, topic: str) -> tuple[dict[Begun, int], dict[Beg
                 key = Begun(name.removesuffix(_NAMES_START), of, topic_id, number)
             case _:
                 continue  # of another release, as are the values that no case below takes
+        if m.value() is None:
+            begun.pop(key, None)
         match _parse(m.value()):
             case {"start": int(at), "policy": str(policy)} if name.endswith(_NAMES_START):
                 starts[key] = (at, policy)

@@ -78,7 +78,11 @@ class ExactlyOnce(Committer):
             self._journal.saved(intake.choices)
 
     def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:  # noqa: ARG002
-        self._transact(starts, begun)
+        if (stores := self.stores) is None:
+            self._transact(starts, begun)
+            return
+        self._transact(starts, [*begun, *stores.first_records(starts)])
+        stores.placed()
 
     def _restore(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
         assert self.stores is not None

@@ -224,7 +224,7 @@ class Worker:
             self.turn()
             if self._must_rewind:
                 # after consume: the group must be heard even where offsets can be neither read nor committed
-                self.rewind()
+                self.committer.attempts.ask(self.rewind)
         except ClientError as error:
             self._recover(error)
 
@@ -539,6 +539,7 @@ class Worker:
         self._growth.check(partitions)
         self._beginning.read()
         positions = self.committer.resume(self._committed.read(partitions), partitions)
+        self._beginning.check_state(self.committer)
         self._taken = self._still_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)

@@ -27,12 +27,17 @@ class HeldEvents:
         """By processor, the event that was warned of last, and the age at which it is warned of again."""
 
     def look(self, processor: str, counts: EventCounts) -> Mapping[str, float]:
-        """What a report has of them: `held`, `stopped` and `held_seconds`. Warns of the one that waits for longest."""
+        """What a report has of them (Report.events). Warns of the one that waits for longest."""
         longest, now = counts.longest_held, self._wall()
         seconds = 0.0 if longest is None else max(0.0, now - longest.since)
         if longest is not None:
             self._warn(processor, longest, seconds, counts.held_now)
-        return {"held": counts.held_now, "stopped": counts.stopped_now, "held_seconds": round(seconds, 1)}
+        return {
+            "held": counts.held_now,
+            "stopped": counts.stopped_now,
+            "held_seconds": round(seconds, 1),
+            "held_limit": self._seconds,
+        }
 
     def _warn(self, processor: str, longest: LongestHeld, seconds: float, held: int) -> None:
         known, due = self._warned.get(processor, (None, 0.0))

@@ -94,9 +94,6 @@ OPEN_SECONDS: Final = 10.0
 HIDDEN_SECONDS: Final = 60.0
 """Seconds for which records may be hidden by others' transactions: Kafka's default time-out of a transaction."""
 
-HELD_SECONDS: Final = 60.0
-"""Seconds for which an event may wait for the one before it."""
-
 FAILED_SECONDS: Final = 300.0
 """Seconds after the last step that failed, from which on the failures are no more than a note."""
 
@@ -229,7 +226,7 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Finding]:
     if events is None or slot.taken or not slot.has_reported:
         return
     number, name = slot.number, report.processor
-    if events["held_seconds"] > HELD_SECONDS:
+    if events["held_seconds"] > events["held_limit"]:
         held = _count(int(events["held"]), "event")
         what = f"slot {number}: {held} of {name} held, the first for {_time(events['held_seconds'])}"
         yield Finding("warning", "held", number, name, what)

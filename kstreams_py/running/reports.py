@@ -28,7 +28,8 @@ class Report:
     - `hidden`: which inputs, and whose transactions; "" for none.
     - `hidden_partitions`: of how many of its partitions.
     - `events`: of a processor that applies events, how many are `held` now, how many objects are `stopped`, and
-      `held_seconds`, the age of the event that waits for longest; None of others.
+      `held_seconds`, the age of the event that waits for longest, and `held_limit`, the age that is reported; None of
+      others.
     """
 
     processor: str

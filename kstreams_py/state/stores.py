@@ -101,6 +101,8 @@ class Stores:
         """Why a store did not belong to the committed offsets when it was last restored."""
         self._trusted = set[int]()
         """Stores that no other worker can have changed since they were restored."""
+        self._unplaced = set[int]()
+        """Stores whose changelog has no record of positions."""
         self._looked_at = clock()
         self._ends: Positions = {}
         """What `look` has found: the next commit shows that no other worker had the tasks by then."""
@@ -109,6 +111,16 @@ class Stores:
     def size(self) -> int:
         """Bytes that are not committed."""
         return sum(store.size for store in self.by_partition.values())
+
+    @property
+    def changelog(self) -> str:
+        """The name of the topic."""
+        return self._changelog.topic
+
+    @property
+    def changelog_id(self) -> str:
+        """The broker's id of it; "" while it is not known."""
+        return self._changelog.topic_id
 
     # Between two assignments.
 
@@ -197,8 +209,8 @@ class Stores:
         tp, topic_id = self._changelog_of(number), self._changelog.topic_id
         return InputLost(
             f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: what the "
-            f"changelog had is lost: {_MAKE_AGAIN}; or delete what this worker has, so that the state begins empty "
-            "where the group is"
+            f"changelog had is lost: {_MAKE_AGAIN}; or delete what this worker has, and set the group to where it is, "
+            "so that the state begins empty there"
         )
 
     def _ask(self, request: Callable[[], T]) -> T:
@@ -294,12 +306,8 @@ class Stores:
             if committed != at:
                 raise self._mistaken(number, f"it is at {tp}@{at}, and the group is at {committed}")
         self._doubts.pop(number, None)
-        if not self._positions[number] and any(group.values()):
-            logger.warning(
-                "%s begins empty at %s", self._name,
-                ", ".join(f"{topic}[{number}]@{at}" for topic, at in sorted(group.items())),
-                extra=repeated(f"tasks whose {self._name} begins empty", partition=number),
-            )  # fmt: skip
+        self._unplaced -= {number}
+        self._unplaced |= set() if self._positions[number] else {number}
 
     def _mistaken(self, number: int, why: str) -> KStreamsError:
         """InputLost, once the group was heard and asked again: another worker may have committed meanwhile."""
@@ -308,15 +316,52 @@ class Stores:
             return NotRestored(f"{self._name}: {why}: asking again")
         return InputLost(
             f"{self._name} does not belong to the committed offsets: {why}: stop all workers, then set the group to "
-            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog.topic!r}, so that the "
-            "state begins empty where the group is"
+            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog.topic!r} and set the "
+            "group to where it is, so that the state begins empty there"
         )
+
+    # The first record of positions.
+
+    def check_begun(self, begun: Mapping[int, str]) -> None:
+        """Warns of stores that begin empty where the group has read records; to be called after `restore`.
+
+        - `begun`: by partition number, the id of the changelog that the state was begun in, where it was.
+
+        Raises InputLost if it was: the changelog that had it is lost.
+        """
+        for number in sorted(self._unplaced):
+            if not any(place.next for place in self._positions[number].values()):
+                continue
+            offsets = {TopicPartition(topic, number): at.next for topic, at in sorted(self._positions[number].items())}
+            if (before := begun.get(number)) is not None:
+                raise self._deleted(number, before, offsets)
+            logger.warning(
+                "%s begins empty at %s", self._name, ", ".join(f"{tp}@{at}" for tp, at in offsets.items()),
+                extra=repeated(f"tasks whose {self._name} begins empty", partition=number),
+            )  # fmt: skip
+
+    def _deleted(self, number: int, before: str, offsets: Positions) -> InputLost:
+        here = " ".join(f"--to-offset {tp.topic}:{tp.partition}:{at}" for tp, at in offsets.items())
+        return InputLost(
+            f"{self._name}: its changelog {self._changelog_of(number)}, with id {self.changelog_id}, is empty, and the "
+            f"state was in the one with id {before}: it was deleted, and what it had is lost: {_MAKE_AGAIN}; or set it "
+            f"to where it is (`kstreams recover reset` with {here}), so that the state begins empty there"
+        )
+
+    def first_records(self, starts: Positions) -> list[Output]:
+        """The first record of positions of each store without one; `starts` are committed with it."""
+        return [positions_record(self._changelog, each, self._moved(each, starts)) for each in sorted(self._unplaced)]
+
+    def placed(self) -> None:
+        """What `first_records` returned is committed."""
+        self._unplaced.clear()
 
     def _drop(self, number: int) -> None:
         self.by_partition.pop(number).base.close()
         for each in (self._positions, self._named, self._read_to, self._known_at, self._goals, self._doubts):
             each.pop(number, None)
         self._trusted.discard(number)
+        self._unplaced.discard(number)
 
     # In an assignment.
 

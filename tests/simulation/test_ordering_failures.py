@@ -117,6 +117,7 @@ MATRIX: Final = {
     "EF14 at each step of a start, with a token": Fault([owned, found, owned, resumed], left=owns, alone=True),
     "EF15 frozen and replaced, with events": Fault([popped], how="is frozen"),
     "EF15 frozen and replaced, with a token": Fault([took], how="is frozen", alone=True),
+    "EF15 frozen and replaced, having lost an object": Fault([lost_to_another], how="is frozen", alone=True),
     "EF15 frozen and replaced, completed": Fault([completed_with_more], how="is frozen"),
     "EF16 no answer, with a token": Fault([took], how="answer is lost", alone=True),
     "EF16 no answer, with events": Fault([popped], how="answer is lost"),

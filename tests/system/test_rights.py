@@ -23,7 +23,11 @@ from kstreams_py import Settings, errors
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.operations.letters import Selection
 from kstreams_py.operations.replay import replay
+from kstreams_py.operations.stopped_objects import Decided, Operator
+from kstreams_py.ordering.decisions import Verb
+from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.environment import Environment
+from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 from tests.clusters import open_cluster
 from tests.system.command import kstreams
 from tests.system.hanging import Work, leave_hanging
@@ -306,6 +310,78 @@ def test_replay_that_lacks_a_right_names_it_and_writes_nothing(
     finally:
         cluster.close()
     assert app.cluster.values(app.target) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("operation", ["DESCRIBE", "WRITE", "READ"])
+def test_worker_with_a_state_names_the_right_to_its_changelog_that_it_lacks(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, operation: str
+) -> None:
+    app, changelog = MapApp(broker_with_rights, name, settings, "exactly_once"), f"__ks.{name}.counts.changelog"
+
+    def count(value: bytes, state: ks.KeyedStore) -> bytes:
+        state.put("records", state.get("records", 0) + 1)
+        return value
+
+    app.graph = ks.Graph(name)
+    app.graph.map(app.graph.topic(app.source), to=app.graph.topic(app.target), id="step", state=ks.State("counts"))(
+        count
+    )
+    if operation == "READ":  # there is nothing to read at the first start
+        app.check_works()
+    else:
+        app.cluster.create(changelog, config=CHANGELOG_SETTINGS)
+    written = app.cluster.values(app.target)
+    with broker_with_rights.denied(TOPIC, changelog, AclOperation[operation]):
+        app.check_is_refused(*expected_words(TOPIC, changelog, AclOperation[operation]))
+        assert app.cluster.values(app.target) == written
+    app.check_works()
+
+
+def test_decision_of_an_operator_that_lacks_a_right_names_it_and_changes_nothing(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str
+) -> None:
+    app, dead, changelog = (
+        MapApp(broker_with_rights, f"{name}.map", settings, "exactly_once"),
+        f"{name}.dead",
+        f"__ks.{name}.apply-order.changelog",
+    )
+    graph, source = ks.Graph(name, errors=dead), f"{name}.events"
+    graph.ordered(graph.topic(source), to=graph.topic(f"{name}.applied"), id="apply")(lambda value: value)
+    (processor,) = graph.processors
+    app.cluster.create(source, dead, f"{name}.applied")
+    for number, prev in ((1, 0), (2, 1), (3, 1), (4, 2)):  # 3 contradicts 2
+        headers = [(ID_HEADER, b"%d" % number), *([(PREV_HEADER, b"%d" % prev)] if prev else [])]
+        app.cluster.write(source, [b"%d" % number], keys=[b"a"], headers=headers)
+    cluster = open_cluster(app.settings)
+    environment = Environment(cluster, FileRegistry(app.settings.schema_directory), app.settings)
+
+    def decide() -> Decided | None:
+        """What `kstreams order resume` does."""
+        operator = Operator(graph, processor, environment, "a")
+        operator.missed()
+        return operator.decide(Verb.RESUME, 0, 30.0)
+
+    with running(graph, app.settings):
+        app.cluster.await_committed(f"{name}.apply", source, {0: 4})
+    end = len(app.cluster.read(source))
+    for kind, of, operation in (
+        (TOPIC, changelog, AclOperation.DESCRIBE),
+        (TOPIC, changelog, AclOperation.READ),
+        (TOPIC, dead, AclOperation.DESCRIBE),
+        (TOPIC, dead, AclOperation.READ),
+        (TOPIC, source, AclOperation.WRITE),
+        (TRANSACTIONAL_ID, f"{name}.dead-letters", AclOperation.WRITE),
+        (TOPIC, f"__ks.{name}.replayed", AclOperation.WRITE),
+        (TOPIC, f"__ks.{name}.replayed", AclOperation.READ),
+    ):
+        with broker_with_rights.denied(kind, of, operation), pytest.raises(errors.NotAuthorized) as refused:
+            decide()
+        wanted = (*expected_words(kind, of, operation), "kafka-acls")
+        assert [word for word in wanted if word not in str(refused.value)] == [], refused.value
+        assert len(app.cluster.read(source)) == end, f"{operation} on {of}: the decision is written"
+    with running(graph, app.settings):
+        assert decide() == Decided(is_done=True, sent=1)
+        wait_until(lambda: app.cluster.values(f"{name}.applied") == [b"1", b"2", b"4"], "what it has missed is applied")
 
 
 def test_hanging_transaction_is_not_ended_without_the_rights_and_each_is_named(

@@ -149,6 +149,24 @@ def test_changelog_created_again_under_a_live_worker_is_refused_and_the_state_ca
     assert (found, made.changelog_values("counts")) == (made.expected_states()["counts"], found)
 
 
+@each_kind
+def test_changelog_deleted_while_workers_are_stopped_is_refused_and_the_state_can_be_made_again(
+    counting: Callable[[bool], Counting], on_disk: bool
+) -> None:
+    made = counting(on_disk)
+    stop_after(made, WRITTEN)
+    changelog = made.changelog("counts")
+    made.cluster.delete(changelog)
+    status, (line,) = ended(made.start(0))
+    assert (status, f"its changelog {changelog}[" in line, " had is lost: " in line) == (INPUT_LOST, True, True), line
+    made.reset("--to-beginning")
+    worker = made.start(0)
+    made.await_done()
+    made.stop(worker)
+    found = made.states()["counts"]
+    assert (found, made.changelog_values("counts")) == (made.expected_states()["counts"], found)
+
+
 def test_input_that_has_grown_ends_the_worker_and_leaves_the_state(counting: Callable[[bool], Counting]) -> None:
     made = counting(True)
     worker = made.start(0)

@@ -285,6 +285,40 @@ def test_accepted_event_that_a_decision_brings_along_is_applied_at_once() -> Non
     assert outcomes(chains, sent(A, 6, 2)) == [(Reason.FORKED, [], [])], "the other chain is refused"
 
 
+@pytest.mark.parametrize("value", [b"3", None])
+def test_copy_of_an_event_that_an_accepted_one_has_replaced_is_dropped(value: bytes | None) -> None:
+    """EO-52: a copy may come at any time, also of an event that the order does not have any more."""
+    states: dict[bytes, State] = {}
+    chains = new_chains(states)
+    chain = [sent(A, 1, None), sent(A, 4, 1), sent(A, 6, 4)]
+    outcomes(chains, *chain, sent(A, 9, 1))
+    brought = Held(A, 9, 1, value, None, 12, 100.0)
+    assert chains.obey(A, replace(decided(Verb.ACCEPT, 6, 9), prev=1), brought) == Outcome(
+        Kind.DUPLICATE, None, (brought,)
+    )
+
+    def restarted() -> EventChains:
+        return new_chains({A: decode_state(encode_state(states[A]))})
+
+    assert outcomes(restarted(), *chain) == [DROPPED] * 3
+    copy = replace_value(sent(A, 9, 1), value)
+    assert outcomes(restarted(), copy, *chain, sent(A, 10, 9), *chain, copy) == [
+        *[DROPPED] * 4,
+        APPLIED,
+        *[DROPPED] * 4,
+    ]
+    assert outcomes(restarted(), sent(A, 7, 6)) == [(Reason.BACKWARDS, [], [])], "it was never applied"
+    assert outcomes(restarted(), replace_value(copy, b"x")) == [(Reason.ALTERED, [], [])]
+    chains = restarted()
+    assert outcomes(chains, sent(A, 10, 4)) == [(Reason.FORKED, [], [])]
+    assert chains.obey(A, decided(Verb.RESUME, 9)) == DUPLICATE
+    assert outcomes(chains, *chain, sent(A, 10, 9)) == [*[DROPPED] * 3, APPLIED]
+
+
+def replace_value(event: Sent, value: Any) -> Sent:
+    return (*event[:3], value)
+
+
 @pytest.mark.parametrize(
     "decision",
     [
@@ -375,9 +409,11 @@ def test_load_replaces_what_is_held() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        (1, 0, digest_of(b""), ""),
-        (2**63 - 1, 2**63 - 2, digest_of(b"value"), ""),
-        (7, 5, digest_of(None), Reason.FORKED.value),
+        (1, 0, digest_of(b""), "", 0),
+        (2**63 - 1, 2**63 - 2, digest_of(b"value"), "", 0),
+        (7, 5, digest_of(None), Reason.FORKED.value, 0),
+        (7, 1, digest_of(None), Reason.FORKED.value, 6),
+        (2**63 - 1, 1, digest_of(b"value"), "", 2**63 - 2),
     ],
 )
 def test_state_of_an_object_is_small_and_the_same_after_a_store(state: State) -> None:
@@ -393,6 +429,7 @@ def test_state_of_an_object_is_small_and_the_same_after_a_store(state: State) ->
         bytes(17) + b"what",
         bytes(17) + b"accepts ",
         bytes(17) + b"\xff",
+        bytes(16) + b"\x80" + bytes(7),
     ],
 )
 def test_bytes_that_are_no_state_are_named(data: bytes) -> None:

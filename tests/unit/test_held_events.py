@@ -24,7 +24,7 @@ def test_event_that_waits_too_long_is_warned_of_and_again_after_twice_as_long(ca
     warned = []
     for now in (100.0, 159.0, 161.0, 200.0, 221.0, 223.0, 300.0):
         found = held.look("apply", counts)
-        assert found == {"held": 3, "stopped": 2, "held_seconds": now - 100}
+        assert found == {"held": 3, "stopped": 2, "held_seconds": now - 100, "held_limit": 60.0}
         if caplog.messages:
             warned.append((now, *caplog.messages))
             caplog.clear()
@@ -38,7 +38,7 @@ def test_event_that_waits_too_long_is_warned_of_and_again_after_twice_as_long(ca
     held.look("other", counts)
     held.look("other", counts)
     assert [message[:22] for message in caplog.messages] == ["apply: event 7 of 'b',", "other: event 7 of 'an "]
-    assert held.look("apply", EventCounts()) == {"held": 0, "stopped": 0, "held_seconds": 0.0}
+    assert held.look("apply", EventCounts()) == {"held": 0, "stopped": 0, "held_seconds": 0.0, "held_limit": 60.0}
 
 
 def test_series_of_events_are_of_processors_that_apply_such() -> None:
@@ -48,7 +48,7 @@ def test_series_of_events_are_of_processors_that_apply_such() -> None:
         {},
         0,
         measures={"events:applied": 9, "events:fault": 1},
-        events={"held": 3, "stopped": 2, "held_seconds": 61.0},
+        events={"held": 3, "stopped": 2, "held_seconds": 61.0, "held_limit": 60.0},
     )
     status = RunStatus((SlotStatus(0, 1, (of_events, Report("price", 0, {}, 0))),), 0.0)
     names = ("events", "held_events", "held_seconds", "stopped_objects")

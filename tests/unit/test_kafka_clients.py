@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from kstreams_py.errors import Abortable
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka import clients, consumer, group_description, producer, reader, topic_admin
 from kstreams_py.kafka.clients import LazyClient
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 from tests.waiting import wait_until
 
@@ -95,6 +97,24 @@ def test_dropped_client_ends_or_is_left_behind_with_a_warning(
     finally:
         may_end.set()
         STILL_HELD.clear()
+
+
+def test_cluster_that_is_closed_makes_no_client_for_a_thread_that_asks_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that asks for lags: its request is under way while the run ends."""
+    may_end = threading.Event()
+    may_end.set()
+    for module in (topic_admin, reader):
+        monkeypatch.setattr(module, "new_client", lambda *_: Client([], may_end))
+    cluster = KafkaCluster(CONNECTION)
+    asks: list[Callable[[], object]] = [
+        lambda: cluster.topics(["t"]),
+        lambda: cluster.ends([TopicPartition("t", 0)]),
+        lambda: cluster.ends([TopicPartition("t", 0)], committed=False),
+    ]
+    cluster.close()
+    for ask in asks:
+        with pytest.raises(Abortable, match=r"^this client was closed$"):
+            ask()
 
 
 def test_client_that_was_not_closed_ends_in_another_thread_with_a_warning() -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from kstreams_py.cli import order
 from kstreams_py.cli.main import app
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import SettingsError, TopicError
+from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.ordering import Ordering
+from kstreams_py.ordering.events import Ordered
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.status import SILENT_SECONDS, Standing
-from kstreams_py.ordering.steps import Own, Take
+from kstreams_py.ordering.steps import Own, Pop, Take
 from kstreams_py.ordering.storage import ObjectStatus, WorkerStatus
+from kstreams_py.ordering.worker import OrderingWorker
 
 
 def invoke(*arguments: str) -> str:
@@ -92,6 +97,61 @@ def test_order_refuses_what_it_cannot_do(
     with pytest.raises(SettingsError, match=message):
         invoke(*(store if each == "STORE" else each for each in arguments))
     assert [each.name for each in tmp_path.iterdir() if not each.name.startswith(Path(store).name)] == []
+
+
+class SentTo:
+    """A sender to a topic of this many partitions, which keeps the values that it is given."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self.topic = TopicInfo(topic, "id", partitions, 1, {})
+        self.values: list[bytes] = []
+
+    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+        self.values += [each.event.value for _, each in events]
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("command", [["takeover", "w", "--yes"], ["--name", "w"]], ids=["takeover", "worker"])
+@pytest.mark.parametrize(
+    ("topic", "partitions", "options"),
+    [
+        ("other", 3, ["--accept-topic"]),
+        ("events", 6, ["--accept-partitions"]),
+        ("other", 6, ["--accept-topic"]),
+    ],
+)
+def test_another_topic_is_refused_until_the_command_accepts_it(
+    command: list[str],
+    topic: str,
+    partitions: int,
+    options: list[str],
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sender = SentTo(topic, partitions)
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[SentTo]:
+        yield sender
+
+    def run_stopped(worker: OrderingWorker) -> None:
+        worker.stop()
+        run(worker)
+
+    run = OrderingWorker.run
+    monkeypatch.setattr(order, "_open_sender", opened)
+    monkeypatch.setattr(OrderingWorker, "run", run_stopped)
+    with closing(open_storage(store)) as storage:
+        storage.run(storage.register("w", 1, "p"), [Pop("w#0", "b", 1)])
+        storage.note_topic("events", 3, change=False)
+        arguments = [*command, "--topic", topic, "--store", store]
+        with pytest.raises(TopicError, match=rf"or stop all|then start with {options[0]}"):
+            invoke(*arguments)
+        assert (storage.note_topic("events", 3, change=False), sender.values) == (("events", 3), [])
+        invoke(*arguments, *options)
+        assert storage.note_topic("events", 3, change=False) == (topic, partitions)
+        assert (sender.values, storage.workers()[0].objects) == ([b"1"], {})
 
 
 def test_takeover_that_is_not_confirmed_changes_nothing(store: str) -> None:

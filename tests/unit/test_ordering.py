@@ -211,6 +211,36 @@ def test_worker_that_is_stopped_completes_what_it_has_taken_and_gives_the_rest_b
         assert (sender.calls, storage.objects()) == ([[("a", b"0", 1, None)]], [ObjectStatus("a", 2, 0, 3, None)])
 
 
+class Refuses(Recorder):
+    """A sender that keeps what it is given, and gives up."""
+
+    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+        super().send(events)
+        raise BrokerUnavailable("not acknowledged")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_worker_whose_events_are_not_acknowledged_keeps_them_with_their_ids(path: Path, batch: int) -> None:
+    """EO-26: the store changes only once they are sent."""
+    refused, sender = Refuses(), Recorder()
+    with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
+        for number in range(3):
+            ordering.enqueue("a", None, number)
+        for start in range(1, 3):
+            worker = OrderingWorker(storage, refused, "w", lanes=1, batch=batch)
+            with pytest.raises(BrokerUnavailable, match=r"^not acknowledged$"):
+                worker.run()
+            assert storage.objects() == [ObjectStatus("a", 3 - batch, batch, 2, "w#0")]
+            (status,) = storage.workers()
+            assert (status.number, dict(status.objects)) == (start, {"w#0": "a"})
+        worker = OrderingWorker(storage, sender, "w", lanes=1, batch=batch)
+        worker.start()
+        run_until_idle(worker, storage)
+    first = [("a", b"%d" % number, number + 1, number or None) for number in range(3)]
+    assert refused.calls == [first[:batch]] * 2
+    assert [each for call in sender.calls for each in call] == first
+
+
 def test_topic_with_another_number_of_partitions_is_refused_until_it_is_accepted(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,6 +70,16 @@ def test_moves_of_a_processor_with_a_journal_are_all_that_are_named() -> None:
     ]
 
 
+def test_moves_of_a_processor_with_a_state_are_all_that_are_named() -> None:
+    found = ks.Graph("g")
+    found.map(found.topic("a"), to=found.topic("b"), id="p", state=ks.State("s"))(lambda value, state: None)
+    moves = moves_of(found.processors[0], {A0: 7, A1: 7}, {A0: 7, A1: 9})
+    assert list(describe(moves)) == [
+        "p: a[0]: 7 -> 7, an empty state may begin there",
+        "p: a[1]: 7 -> 9, at most 2 records are skipped",
+    ]
+
+
 def test_targets_are_named_by_topic_partition_and_offset() -> None:
     assert parse_targets(["a:0:5", "a:1:0", "a:0:5"]) == {A0: 5, A1: 0}
     for wrong in ("a", "a:0", "a:0:-1", ":0:1", "a:x:1", "a:0:1:2"):

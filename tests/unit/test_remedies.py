@@ -60,7 +60,7 @@ def findings(
 
 def test_run_whose_workers_run_and_keep_up_has_no_findings() -> None:
     assert findings(slot(report(lags={0: 999, 1: 0})), slot(number=1)) == []
-    assert findings(slot(report(events={"held": 3, "stopped": 0, "held_seconds": 60.0}))) == []
+    assert findings(slot(report(events={"held": 3, "stopped": 0, "held_seconds": 5.0, "held_limit": 5.0}))) == []
 
 
 def test_spare_workers_are_a_note_of_their_processor() -> None:
@@ -152,11 +152,11 @@ STATES = {
         ),
     ),
     "an event that waits for long": (
-        slot(report(events={"held": 3, "stopped": 0, "held_seconds": 61.0})),
-        Finding("warning", "held", 0, "price", "slot 0: 3 events of price held, the first for 61 s"),
+        slot(report(events={"held": 3, "stopped": 0, "held_seconds": 6.0, "held_limit": 5.0})),
+        Finding("warning", "held", 0, "price", "slot 0: 3 events of price held, the first for 6 s"),
     ),
     "an object that is stopped": (
-        slot(report(events={"held": 0, "stopped": 1, "held_seconds": 0.0})),
+        slot(report(events={"held": 0, "stopped": 1, "held_seconds": 0.0, "held_limit": 5.0})),
         Finding("warning", "stopped", 0, "price", "slot 0: 1 object of price stopped by a fault of the order"),
     ),
     "a worker without its place": (

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import kstreams_py as ks
+from kstreams_py.cli import state as cli_state
+from kstreams_py.cli.main import app
 from kstreams_py.errors import (
     Abortable,
     GraphError,
@@ -27,7 +33,10 @@ from kstreams_py.errors import (
 )
 from kstreams_py.formats.serdes import Bytes, Json, String
 from kstreams_py.kafka.contracts import ProducerMode
+from kstreams_py.operations.moving import GraphPositions, Target
+from kstreams_py.operations.positions import describe
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
+from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.state import rocks, stores
@@ -595,24 +604,132 @@ def test_deployment_without_the_state_is_noticed_by_the_next_one_with_it() -> No
             driver.run()
 
 
-def test_deleted_changelog_begins_an_empty_state_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    with TestDriver(counting()) as driver:
+def begins_empty(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if "begins empty" in message]
+
+
+def test_state_that_a_processor_is_given_later_begins_empty_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with TestDriver(without_state()) as driver:
         send(driver, ["a", "a"])
         driver.run()
         driver.crash()
-        driver.cluster.faults.delete_topic("__ks.g.counts.changelog")
+        deploy(driver, counting())
         check_topics(driver._graph, driver.cluster)
-        driver.restart()
-        send(driver, ["a"])
         driver.run()
-        assert driver.state("counts") == {"a": 1}
-        assert [m for m in caplog.messages if "begins empty" in m] == [
-            "count: state 'counts' begins empty at g.words[0]@2"
-        ]
+        for _ in range(2):  # it is not begun again after a death
+            driver.crash()
+            driver.restart()
+            send(driver, ["a"])
+            driver.run()
+        assert driver.state("counts") == {"a": 2}
+        assert begins_empty(caplog) == ["count: state 'counts' begins empty at g.words[0]@2"]
 
 
 CHANGELOG = "__ks.g.counts.changelog"
+
+
+def delete_changelog_while_workers_are_stopped(driver: TestDriver) -> None:
+    """Counts, and deletes the changelog; `kstreams run` creates it again, before the workers start."""
+    send(driver, ["a", "a"])
+    driver.run()
+    driver.crash()
+    driver.cluster.faults.delete_topic(CHANGELOG)
+    check_topics(driver._graph, driver.cluster)
+    driver.restart()
+    send(driver, ["a"])
+
+
+def set_group(driver: TestDriver, at: int) -> list[str]:
+    """What `kstreams recover reset` does for the task that has read; returns what it prints."""
+    for slot in list(driver._workers):
+        driver._kill(slot)
+    driver.advance(60)
+    nobody: Any = SimpleNamespace(describe=lambda _: {})
+    moving = GraphPositions(driver._graph, "graph.py", driver._environment, nobody)
+    partition = driver.read("g.words")[0].partition
+    moves = moving.plan_reset("count", Target({TopicPartition("g.words", partition): at}))
+    moving.move(moves)
+    driver.restart()
+    driver.run()
+    return list(describe(moves))
+
+
+def test_changelog_deleted_while_workers_were_stopped_is_refused_until_the_group_is_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TestDriver(counting()) as driver:
+        old = driver.cluster.topics([CHANGELOG])[CHANGELOG].topic_id
+        delete_changelog_while_workers_are_stopped(driver)
+        new = driver.cluster.topics([CHANGELOG])[CHANGELOG].topic_id
+        for _ in range(2):  # not at a later start either
+            with pytest.raises(InputLost) as raised:
+                driver.run()
+            assert str(raised.value) == (
+                f"count: state 'counts': its changelog {CHANGELOG}[0], with id {new}, is empty, and the state was in "
+                f"the one with id {old}: it was deleted, and what it had is lost: set the group to the start "
+                "(`kstreams recover reset`), so that the state is made again; or set it to where it is (`kstreams "
+                "recover reset` with --to-offset g.words:0:2), so that the state begins empty there"
+            )
+            driver.restart()
+        assert ([r.value for r in driver.read("g.counts")], begins_empty(caplog)) == ([1, 2], [])
+        assert set_group(driver, at=2) == ["count: g.words[0]: 2 -> 2, an empty state may begin there"]
+        assert driver.state("counts") == {"a": 1}
+        assert begins_empty(caplog) == ["count: state 'counts' begins empty at g.words[0]@2"]
+
+
+def test_state_whose_changelog_was_deleted_is_made_again_from_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    with TestDriver(counting()) as driver:
+        delete_changelog_while_workers_are_stopped(driver)
+        set_group(driver, at=0)
+        assert (driver.state("counts"), begins_empty(caplog)) == ({"a": 3}, [])
+
+
+def send_and_delete(driver: TestDriver) -> None:
+    """So that the first offset of each input is not 0."""
+    send(driver, ["a", "b", "c", "d"])
+    for tp, end in driver.cluster.ends([TopicPartition("g.words", number) for number in range(2)]).items():
+        assert end
+        driver.cluster.truncate(tp, end)
+
+
+OF_TRANSACTIONS = {"init_transactions", "add_partition", "produce", "add_offsets", "send_offsets", "commit_transaction"}
+
+
+def die_at_each_request_of_the_first_start() -> None:
+    with TestDriver(counting()) as driver:
+        send_and_delete(driver)
+        driver.run()
+        points = [point for point in driver.crash_points() if point.request in OF_TRANSACTIONS]
+    assert {point.request for point in points} == OF_TRANSACTIONS
+    for point in points:
+        with TestDriver(counting()) as driver:
+            send_and_delete(driver)
+            driver.crash(point)
+            driver.restart()
+            send(driver, ["a"])
+            driver.run()
+            assert driver.state("counts") == {"a": 1}, point
+
+
+def test_worker_that_dies_at_any_request_of_its_first_start_has_a_state_that_is_not_lost() -> None:
+    """The record that a state is begun is committed with the first one of its changelog."""
+    die_at_each_request_of_the_first_start()
+
+
+def test_mutation_that_records_a_state_as_begun_without_a_record_in_its_changelog_takes_it_for_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stores, "first_records", lambda *_: [])
+    with pytest.raises(InputLost):
+        die_at_each_request_of_the_first_start()
+
+
+def test_mutation_that_records_no_state_as_begun_begins_again_in_silence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Beginning, "_states", lambda *_: [])
+    with pytest.raises(pytest.fail.Exception):
+        test_changelog_deleted_while_workers_were_stopped_is_refused_until_the_group_is_set(caplog)
 
 
 def create_changelog_again(driver: TestDriver) -> tuple[str, str]:
@@ -729,7 +846,7 @@ def test_directory_whose_changelog_was_created_again_and_is_empty_is_refused(tmp
                 f"count: state 'counts': its changelog {CHANGELOG}[{partition}], with id {new}, is empty, and this "
                 f"worker has the state of the one with id {old} in {directory}: what the changelog had is lost: set "
                 "the group to the start (`kstreams recover reset`), so that the state is made again; or delete what "
-                "this worker has, so that the state begins empty where the group is"
+                "this worker has, and set the group to where it is, so that the state begins empty there"
             )
         stop_and_start_over(driver)
         assert driver.state("counts") == {"a": 3}
@@ -879,7 +996,7 @@ def counted_over_a_stop(directory: Path, between: Callable[[TestDriver], None]) 
 
 def test_restart_on_the_same_machine_reads_only_what_is_new(tmp_path: Path) -> None:
     begun, counts = counted_over_a_stop(tmp_path, lambda driver: None)
-    assert (begun, counts) == ([4], {"a": 5, "b": 2})
+    assert (begun, counts) == ([6], {"a": 5, "b": 2})
 
 
 @pytest.mark.parametrize("change", ["age", "changelog", "no note"])
@@ -895,7 +1012,7 @@ def test_directory_that_is_too_old_or_of_another_changelog_is_read_again(
             monkeypatch.setattr(RocksBase, "_read_note", lambda _: None)
 
     begun, counts = counted_over_a_stop(tmp_path, spoil)
-    assert (begun, counts) == ([0], {"a": 5, "b": 2})
+    assert (begun, counts) == ([0, 0], {"a": 5, "b": 2})
 
 
 def found_after_kills(path: Path, seed: int) -> list[tuple[dict[bytes, bytes], dict[bytes, bytes]]]:
@@ -1125,6 +1242,31 @@ def test_end_of_the_changelog_is_noted_only_once_the_offsets_show_that_nobody_el
         stores = driver._workers[0][0].committer.stores
         assert stores is not None
         assert [stores.by_partition[n].base.noted for n in range(2)] == [ends[tp] for tp in changelogs]
+
+
+def test_command_shows_all_keys_or_one_and_names_what_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = counting()
+    with TestDriver(graph) as driver:
+        send(driver, ["b", "a", "é", "a"])
+        driver.run()
+
+        @contextmanager
+        def opened(*_: object) -> Iterator[tuple[ks.Graph, Any]]:
+            yield graph, driver._environment
+
+        def show(*arguments: str) -> list[Any]:
+            ran = CliRunner().invoke(app, ["state", "show", "g", *arguments], catch_exceptions=False)
+            assert ran.exit_code == 0
+            return [json.loads(line) for line in ran.output.splitlines()]
+
+        monkeypatch.setattr(cli_state, "open_graph", opened)
+        both: list[dict[str, Any]] = [{"key": "a", "value": 2}, {"key": "b", "value": 1}, {"key": "é", "value": 1}]
+        assert show("counts") == both
+        assert [show("counts", each["key"]) for each in both] == [[each] for each in both]
+        with pytest.raises(SettingsError, match=r"^state 'counts' has no key 'c': leave it out to see all$"):
+            show("counts", "c")
+        with pytest.raises(GraphError, match=r"^graph 'g' has no state 'count': did you mean counts\?"):
+            show("count")
 
 
 def test_code_of_the_document_counts() -> None:

@@ -116,6 +116,18 @@ def test_accepted_fork_is_applied_and_the_chain_that_it_contradicts_is_refused()
         assert (found.newest, found.goes_on) == (9, True)
 
 
+def test_late_copy_of_a_replaced_event_stops_nothing() -> None:
+    with stopped() as (graph, driver, environment):
+        assert decide(graph, environment, Verb.ACCEPT) == 1
+        driver.crash()
+        driver.restart()
+        send(driver, FORKED[1], FORKED[2], FORKED[0], FORKED[1], ("a", 7, 3, "next"), FORKED[1])
+        driver.run()
+        assert applied(driver)["a"] == prefixes(0, 1, "fork", "next")
+        assert all(each.goes_on for each in states(graph, environment).values())
+        assert [message.split(":")[0] for _, message in letters(driver)] == ["forked", "stopped", "stopped"]
+
+
 def test_object_goes_on_without_an_event_that_is_lost() -> None:
     graph = applying()
     with TestDriver(graph) as driver:

@@ -30,6 +30,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.graph.retry import Retry
 from kstreams_py.kafka.contracts import Output
+from kstreams_py.metrics import WorkerState
 from kstreams_py.processing import outputs, task, tasks
 from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.choices import Choices, Start
@@ -1166,6 +1167,29 @@ def test_alts_with_inputs_that_grew_while_running_grows_its_journal() -> None:
     worker._on_assigned({A0, A1, B0, B1, a2, b2})
     worker.run_turn()
     assert plant.cluster.faults.requests.count("topics") == asked  # the growth is known
+
+
+@pytest.mark.parametrize("request_name", ["topics", "starts"])
+@pytest.mark.parametrize("kind", ["alts", "join"])
+def test_running_worker_waits_for_brokers_that_do_not_answer_when_its_inputs_have_grown(
+    kind: str, request_name: str
+) -> None:
+    plant = Plant(kind)
+    worker = plant.started()
+    worker.run_turn()
+    for topic in "ab":
+        plant.cluster.grow(topic, 3)
+        plant.feed(topic, "1", partition=2)
+    for nth in range(1, 4):
+        error = BrokerUnavailable("no Kafka broker answers")
+        plant.cluster.faults.inject(request_name, nth=nth, error=error, applied=False)
+    worker._on_assigned({A0, A1, B0, B1, TopicPartition("a", 2), TopicPartition("b", 2)})
+    states = []
+    for _ in range(12):
+        worker.run_turn()
+        states.append(worker.state)
+    assert (states[0], states[-1]) == (WorkerState.BROKER_AWAY, WorkerState.RUNNING)
+    assert plant.out() == (["1", "1"] if kind == "alts" else ["11"])
 
 
 def test_alts_with_inputs_that_grew_before_its_worker_opened_grows_its_journal() -> None:
