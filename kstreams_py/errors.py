@@ -21,7 +21,7 @@
     ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
     │   └── RecoveryUndecidable      a journal contradicts what was committed: decide, then reset
     ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
-    │   ├── Retriable                call again
+    │   ├── Retriable                call again; where a start gives up, start again later   (exit status 3)
     │   │   ├── SinkAway             a sink's target is away: keep the rows, and write them again
     │   │   └── NotRestored          a part of a state is restored: go on with the next, once the group was heard
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
@@ -166,7 +166,9 @@ class ClientError(KStreamsError):
 
 
 class Retriable(ClientError):
-    """Call again: nothing is lost."""
+    """Call again: nothing is lost. One that ends a process has outlasted its limit: start again later."""
+
+    exit_status = Unavailable.exit_status
 
 
 class NotRestored(Retriable):

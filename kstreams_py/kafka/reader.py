@@ -12,8 +12,8 @@ import confluent_kafka as ck
 
 from kstreams_py.errors import NotAuthorized, Retriable
 from kstreams_py.kafka.clients import LazyClient, new_client
-from kstreams_py.kafka.errors import ClientLog, E, classify, name_object
-from kstreams_py.kafka.topics import describe_topic, is_missing
+from kstreams_py.kafka.errors import UNREACHABLE, ClientLog, E, classify, name_object
+from kstreams_py.kafka.topics import is_missing
 from kstreams_py.records import Message, Positions, TopicPartition
 
 ENDS_SECONDS: Final = 5.0
@@ -92,7 +92,8 @@ class Reader:
         # the admin client would connect to a leader that is down thousands of times a second (measured: a whole core),
         # and does not look for its successor (test_ends_of_partitions_whose_leader_died_are_read_from_the_new_leader)
         asked = [ck.TopicPartition(*tp, which) for tp in partitions]
-        deadline = time.monotonic() + min(self._limit, ENDS_SECONDS)
+        topics = {tp.topic for tp in partitions}
+        deadline, is_known = time.monotonic() + min(self._limit, ENDS_SECONDS), False
         while True:
             try:
                 found = self.client.offsets_for_times(asked, ENDS_SECONDS / 3)
@@ -100,28 +101,28 @@ class Reader:
                     return {TopicPartition(p.topic, p.partition): p.offset for p in found}
             except ck.KafkaException as error:
                 failure = error.args[0]
-            # while no broker answers, the client calls each partition unknown
-            failure = self._look_for_leaders({tp.topic for tp in partitions}) or failure
+            why, exist = self._look_for_leaders(topics)
+            is_known |= exist
             if time.monotonic() > deadline:
-                topics = {tp.topic for tp in partitions}
-                if failure.code() == E._UNKNOWN_PARTITION and self._are_known(topics):
+                # a client may ask the frozen broker for the leaders, too: one answer of another tells that they are up
+                if is_known and failure.code() in UNREACHABLE | {E._UNKNOWN_PARTITION}:
                     raise Retriable(f"a partition of {', '.join(map(repr, sorted(topics)))} has no leader that answers")
-                raise self._explain(failure, topics=topics)
+                # while no broker answers, the client calls each partition unknown
+                raise self._explain(why or failure, topics=topics)
             time.sleep(0.05)
 
-    def _are_known(self, topics: Collection[str]) -> bool:
-        """Whether the brokers know these topics: the client calls a partition unknown while its leader is frozen."""
-        found = [describe_topic(self.client, topic, ENDS_SECONDS / 3) for topic in topics]
-        return all(each is not None and not is_missing(each) for each in found)
+    def _look_for_leaders(self, topics: Collection[str]) -> tuple[Any, bool]:
+        """Asks for the leaders, or the client keeps to those that it knows.
 
-    def _look_for_leaders(self, topics: Collection[str]) -> Any:
-        """Asks for the leaders, or the client keeps to those that it knows; the error if none answers, or None."""
+        Returns the error if no broker answers, or None, and whether one knows all of the topics.
+        """
+        exist = True
         for topic in topics:
             try:
-                self.client.list_topics(topic, ENDS_SECONDS / 3)
+                exist &= not is_missing(self.client.list_topics(topic, ENDS_SECONDS / 3).topics[topic])
             except ck.KafkaException as error:
-                return error.args[0]
-        return None
+                return error.args[0], False
+        return None, exist
 
     def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         """The first and the last stable offset; asks again for a partition that was just added."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final
 
 import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
@@ -17,6 +17,9 @@ from kstreams_py.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, Client
 from kstreams_py.records import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+FIRST_SECONDS: Final = 5.0
+"""Seconds that the first of several brokers has to describe topics: a frozen one keeps its connections open."""
 
 
 class TopicAdmin:
@@ -46,13 +49,11 @@ class TopicAdmin:
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         if not names:
             return {}
-        described = self.client.describe_topics(ck.TopicCollection(sorted(names)), request_timeout=self._limit)
-        existing = self._known(described)
+        collection = ck.TopicCollection(sorted(names))
+        existing = self._ask(lambda limit: self.client.describe_topics(collection, request_timeout=limit))
         if not existing:
             return {}
-        resources = [ck_admin.ConfigResource(ck_admin.ResourceType.TOPIC, name) for name in existing]
-        configs = self.client.describe_configs(resources, request_timeout=self._limit)
-        settings = self._known({resource.name: future for resource, future in configs.items()})
+        settings = self._ask(lambda limit: self._describe_configs(existing, limit))
         return {
             name: TopicInfo(
                 name=name,
@@ -63,6 +64,21 @@ class TopicAdmin:
             )
             for name, entries in settings.items()
         }
+
+    def _describe_configs(self, names: Iterable[str], limit: float) -> dict[str, Any]:
+        resources = [ck_admin.ConfigResource(ck_admin.ResourceType.TOPIC, name) for name in names]
+        configs = self.client.describe_configs(resources, request_timeout=limit)
+        return {resource.name: future for resource, future in configs.items()}
+
+    def _ask(self, request: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
+        """What _known() returns of a request, which gets its limit; asks a second broker where the first is frozen."""
+        if self._limit > FIRST_SECONDS:
+            try:
+                return self._known(request(FIRST_SECONDS))
+            except BrokerUnavailable as error:
+                logger.info("another broker is asked: %s", error)
+                return self._known(request(self._limit - FIRST_SECONDS))
+        return self._known(request(self._limit))
 
     def _known(self, futures: Mapping[str, Any]) -> dict[str, Any]:
         """The results, without topics that this broker does not know (yet): brokers learn of one after the other."""

@@ -86,6 +86,10 @@ class Cut:
             raise SettingsError(f"topic {name!r} is not in the cut of graph {self.graph!r}: {hint}")
         return self.topics[name]
 
+    def is_settled(self, name: str) -> bool:
+        """Whether no transaction was open on the topic: its offsets alone tell what is inside."""
+        return all(each.settled == each.end for each in self.topic(name).partitions)
+
     def limits(self, name: str) -> dict[bytes, bytes]:
         """By the first 8 bytes of a step's place: the last 8 bytes of the first place that is not inside."""
         return {

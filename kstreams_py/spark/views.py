@@ -137,8 +137,10 @@ def _load_cut(
     spans = end.spans(name, start)
     starts, ends = ({n: getattr(each, bound) for n, each in enumerate(spans)} for bound in ("start", "end"))
     df = _load(lambda: spark.read, assigned(options(name, settings, start=starts, end=ends), name, starts))
-    df = df.where(is_inside(end, name))
-    if start is not None:
+    # measured: two filters that leave nothing out take a twentieth of the time of a small run
+    if not end.is_settled(name):
+        df = df.where(is_inside(end, name))
+    if start is not None and not start.is_settled(name):
         df = df.where(~is_inside(start, name))
     _check_topic(name, settings, end.topic(name).topic_id, starts)
     return df

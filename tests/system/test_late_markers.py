@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.errors import UserMistake
+from kstreams_py.errors import BrokerUnavailable, UserMistake
 from kstreams_py.records import TopicPartition
 from kstreams_py.spark import cut, cutting, runner, session
 from kstreams_py.spark.cutting import Cutting
@@ -177,3 +177,29 @@ def test_mutation_that_cuts_by_last_stable_offsets_publishes_half_while_a_marker
     rule.lift()
     late.rig.settle(b=4)
     assert (torn, halves.run()) == ([("a", "0"), ("a", "1"), ("b", "0")], WHOLE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("late", [("b",)], indirect=True, ids="-".join)
+def test_runs_read_from_the_new_leader_while_the_one_before_is_frozen(
+    spark: SparkSession, late: Late, replicated: tuple[EmbeddedKafka, Proxy], tmp_path: Path
+) -> None:
+    kafka, _ = replicated
+    halves = Halves(late.rig, spark, "append", tmp_path)
+    late.rig.deliver(0)
+    assert halves.run() == FIRST
+    late.rig.deliver(1)
+    kafka.pause(HELD)
+
+    def is_whole() -> bool:
+        try:
+            return halves.run() == WHOLE
+        except BrokerUnavailable:  # Spark's clients know the frozen broker, too, and choose one by chance
+            assert read(halves.target) == FIRST
+            return False
+
+    try:
+        wait_until(is_whole, "a run has read from the new leader", 240)
+    finally:
+        kafka.resume(HELD)

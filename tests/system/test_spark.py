@@ -555,6 +555,16 @@ def test_decoding_view_of_text_and_bytes_has_strings_and_binaries(
 
 NARROW = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "int"}]}
 
+LATE = {"type": "record", "name": "Flight", "fields": [{"name": "delay", "type": ["null", "long"], "default": None}]}
+"""Each field may be null, and so tells nothing of a record that does not decode."""
+
+FLIGHT: dict[str, Any] = {"carrier": "UA", "delay": None, "stops": []}
+
+
+def cut_short(schema: Any, registry: FileRegistry, topic: str) -> bytes:
+    """FLIGHT in this schema, without its last byte."""
+    return encode(schema, registry, topic, {each["name"]: FLIGHT[each["name"]] for each in schema["fields"]})[:-1]
+
 
 MALFORMED = [
     pytest.param(Avro(FIRST), b"\0\0\0\0\x09\4UA", "has schema id 9, which is not under {}-value", id="unknown-id"),
@@ -562,6 +572,8 @@ MALFORMED = [
     pytest.param(Avro(FIRST), b"\1\0\0\0\1\4UA", "is not in the Avro wire format", id="no-zero-byte"),
     pytest.param(Avro(FIRST), b"", "is not in the Avro wire format", id="empty"),
     pytest.param(Avro(NOW), FIRST, "does not decode as Avro(Flight)", id="cut-short"),
+    pytest.param(Avro(NOW), NOW, "does not decode as Avro(Flight)", id="last-field-cut-short"),
+    pytest.param(Avro(LATE), LATE, "does not decode as Avro(Flight)", id="all-may-be-null-cut-short"),
     pytest.param(Avro(NARROW), FIRST, "which Avro(Flight) cannot read: Flight.carrier was string", id="unreadable"),
     pytest.param(String(), b"\xff", "is not text in UTF-8", id="not-text"),
     pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text"),
@@ -580,7 +592,7 @@ def test_decoding_record_that_does_not_decode_fails_the_query_and_is_named(
     message: str,
 ) -> None:
     if isinstance(raw, dict):
-        raw = encode(raw, registry, topic_name, {"carrier": "UA"})[:-1]
+        raw = cut_short(raw, registry, topic_name)
     topic = create(broker, topic_name, value=value)
     writer = Writer(broker, topic_name)
     writer.begin({0: None, 1: raw})
@@ -607,7 +619,7 @@ def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of
     good = b"7"
     if isinstance(value, Avro):
         schema = json.loads(value.schema)
-        flight: dict[str, Any] = {"carrier": 7 if schema == NARROW else "UA", "delay": None, "stops": []}
+        flight = FLIGHT | ({"carrier": 7} if schema == NARROW else {})
         good = encode(
             schema,
             FileRegistry(tmp_path / "others"),
@@ -615,7 +627,7 @@ def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of
             {each["name"]: flight[each["name"]] for each in schema["fields"]},
         )
     if isinstance(raw, dict):
-        raw = encode(raw, registry, topic_name, {"carrier": "UA"})[:-1]
+        raw = cut_short(raw, registry, topic_name)
     topic = create(broker, topic_name, value=value)
     writer = Writer(broker, topic_name)
     writer.begin({0: None, 1: raw, 2: good}, key=b"k")

@@ -32,6 +32,7 @@ from kstreams_py.kafka.errors import (
     TESTED_CLIENTS,
     TOO_LARGE,
     ClientLog,
+    E,
     not_authorized,
     record_refused,
     warn_if_untested,
@@ -123,6 +124,26 @@ def test_topic_that_one_broker_does_not_know_yet_is_missing(monkeypatch: pytest.
     assert found == {"old": TopicInfo("old", "id", 3, 2, {"cleanup.policy": "delete"})}
 
 
+def test_topics_that_a_frozen_broker_does_not_describe_are_asked_of_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[float] = []
+
+    class FirstIsFrozen(Admin):
+        def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+            limits.append(request_timeout)
+            if len(limits) == 1:
+                return {"old": Answer(ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT)))}
+            return super().describe_topics(topics, request_timeout)
+
+        def poll(self, timeout: float) -> None:
+            """Reports nothing."""
+
+    monkeypatch.setattr(TopicAdmin, "client", FirstIsFrozen())
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=15_000))
+    assert (set(cluster.topics(["old"])), limits) == ({"old"}, [5.0, 10.0])
+
+
 def test_newest_record_that_cannot_be_read_in_time_raises_retriable(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reader:
         def get_watermark_offsets(self, partition: ck.TopicPartition, timeout: float) -> tuple[int, int]:
@@ -134,25 +155,39 @@ def test_newest_record_that_cannot_be_read_in_time_raises_retriable(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "message"),
+    ("answer", "described", "error", "message"),
     [
-        (None, Retriable, "a partition of 'a' has no leader that answers"),
-        (ck.KafkaError.UNKNOWN_TOPIC_OR_PART, KStreamsError, "asking the broker at 127.0.0.1:1: "),
+        (E._UNKNOWN_PARTITION, [None], Retriable, "a partition of 'a' has no leader that answers"),
+        (E._TIMED_OUT, [None], Retriable, "a partition of 'a' has no leader that answers"),
+        (E._TIMED_OUT, [None, E._TIMED_OUT], Retriable, "a partition of 'a' has no leader that answers"),
+        (E._TIMED_OUT, [E._TIMED_OUT], BrokerUnavailable, "no Kafka broker answers at 127.0.0.1:1: "),
+        (E._UNKNOWN_PARTITION, [E.UNKNOWN_TOPIC_OR_PART], KStreamsError, "asking the broker at 127.0.0.1:1: "),
     ],
-    ids=["its leader is frozen", "it was deleted"],
+    ids=[
+        "its leader was frozen before",
+        "its leader is frozen",
+        "the frozen one is asked for the leaders",
+        "no broker answers",
+        "it was deleted",
+    ],
 )
-def test_ends_of_a_partition_that_the_client_does_not_know(
-    monkeypatch: pytest.MonkeyPatch, code: int | None, error: type[Exception], message: str
+def test_ends_of_a_partition_that_nobody_tells(
+    monkeypatch: pytest.MonkeyPatch, answer: int, described: list[int | None], error: type[Exception], message: str
 ) -> None:
+    answers = iter(described)
+
     class Reader:
         def offsets_for_times(self, partitions: list[ck.TopicPartition], timeout: float) -> list[ck.TopicPartition]:
-            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._UNKNOWN_PARTITION))
+            raise ck.KafkaException(ck.KafkaError(answer))
 
         def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+            code = next(answers, described[-1])
+            if code == E._TIMED_OUT:
+                raise ck.KafkaException(ck.KafkaError(code))
             return SimpleNamespace(topics={topic: SimpleNamespace(error=None if code is None else ck.KafkaError(code))})
 
     monkeypatch.setattr(reader.Reader, "client", Reader())
-    monkeypatch.setattr(reader, "ENDS_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "ENDS_SECONDS", 0.04 * (len(described) - 1))
     with pytest.raises(error, match=f"^{message}"):
         open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).ends([TopicPartition("a", 0)])
 
