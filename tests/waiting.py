@@ -17,8 +17,15 @@ def accept_interrupts() -> None:
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT, *, pause: float = 0.02) -> None:
-    """Returns once the condition is true, and fails after `seconds`. `pause` is 0 for a condition that itself waits."""
+    """Returns once the condition is true, and fails after `seconds`. `pause` is 0 for a condition that itself waits.
+
+    Waits twice as long as the condition took, up to half a second: it may be a whole topic that is read.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}"
-        time.sleep(pause)
+    while True:
+        asked = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < deadline, f"after {seconds:g} s still not: {what}"
+        time.sleep(max(pause, min(2 * (now - asked), 0.5)) if pause else 0.0)

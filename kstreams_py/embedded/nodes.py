@@ -152,6 +152,8 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         # a killed broker cannot register again before its old session has ended
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "500",
+        # by default an idle controller writes a record every 500 ms: a third of what an idle broker computes
+        "metadata.max.idle.interval.ms": "5000",
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",

@@ -85,8 +85,9 @@ class Network:
 
     def _carry(self, name: str, action: Callable[[], T], client: Client, fault: Fault | None) -> T:
         self.requests.append(name)
-        fault = self._due(name) or fault
-        if fault is None and (outage := self.outage(name)) is not None:
+        if self._faults:
+            fault = self._due(name) or fault
+        if fault is None and self._outages and (outage := self.outage(name)) is not None:
             fault = Fault(Retriable(f"{name}: no answer"), applied=outage.applied())
         if fault is None:
             return action()
@@ -112,16 +113,15 @@ class Network:
             for action in arriving:
                 with suppress(KStreamsError):
                     action()
-        for producer in list(self.lingering):
-            producer.send_if_due()
-        if self.outage("heartbeat") is not None:
+        if self.lingering:
+            for producer in list(self.lingering):
+                producer.send_if_due()
+        if self._outages and self.outage("heartbeat") is not None:
             for group in self.broker.groups.values():  # no heartbeat arrives while a coordinator is unavailable
                 group.keep(now)
         self.broker.pass_time(now)
 
     def _due(self, name: str) -> Fault | None:
-        if not self._faults:
-            return None
         due, left = None, []
         for request, nth, fault in self._faults:
             if request not in ("", name):

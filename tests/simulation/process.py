@@ -32,7 +32,7 @@ class Process:
         self.failed: WatchedWorker | None = None
         """The worker that has raised the exception which ends the process."""
         self.is_starting = True
-        self.ordinal = next(world.ordinals)
+        self.name = f"{slot}.{next(world.ordinals)}"
         self.number = 0
         """Of several processes in one slot, the one with the highest number joined last."""
         self.workers = [WatchedWorker(world, stage, slot) for stage in world.stages]
@@ -40,7 +40,7 @@ class Process:
         self._stopping = Event()
 
     def __str__(self) -> str:
-        return f"{self.slot}.{self.ordinal}"
+        return self.name
 
     def start(self) -> None:
         world = self._world
@@ -130,7 +130,10 @@ class Process:
 
     def sends_as(self, client: object) -> bool:
         """Whether this client belongs to the process, and is not a producer that it has dropped."""
-        return not isinstance(client, MemoryProducer) or any(client in watched.producers for watched in self.workers)
+        if not isinstance(client, MemoryProducer):
+            return True
+        first, *others = self.workers  # mostly there is no other: this is asked at each point of a run
+        return first.sends_as(client) or any(watched.sends_as(client) for watched in others)
 
     def is_transactional(self, client: object) -> bool:
         """Whether this client is a transactional producer."""

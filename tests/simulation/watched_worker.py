@@ -129,7 +129,11 @@ class WatchedWorker:
             producer.drop()
 
     def has(self, client: object) -> bool:
-        return client is self._consumer or client in self.producers
+        return client is self._consumer or self.sends_as(client)
+
+    def sends_as(self, client: object) -> bool:
+        """Whether this is a producer of the worker, and not one that it has dropped."""
+        return client is self.producer or client is self.recorder
 
     @property
     def producers(self) -> list[MemoryProducer]:

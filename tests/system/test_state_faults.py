@@ -85,7 +85,7 @@ def suffer(counting: Counting, turns: int, seed: int) -> None:
 def test_slots_that_are_killed_frozen_and_leave_count_each_record_once(
     counting: Callable[[bool], Counting], on_disk: bool
 ) -> None:
-    suffer(counting(on_disk), turns=6, seed=1)
+    suffer(counting(on_disk), turns=4, seed=1)
 
 
 @pytest.mark.long
