@@ -45,6 +45,7 @@ LONGEST_FIRST: Final = (
     "tests/system/test_late_markers.py",
     "tests/system/test_state_faults.py",
     "tests/system/test_frozen_broker.py",
+    "tests/system/test_ordering_points.py",
 )
 """The files that take longest, and the directory of those that share a worker: begun last, one of
 them would run alone at the end."""
