@@ -116,7 +116,14 @@ class Unavailable(KStreamsError):
 
 
 class BrokerUnavailable(Unavailable):
-    """No broker answers at the address, or it refuses the credentials."""
+    """No broker answers at the address, or it refuses the credentials.
+
+    `may_return`: another attempt may succeed without anybody's help; not if the credentials are refused.
+    """
+
+    def __init__(self, message: str, *, may_return: bool = True) -> None:
+        super().__init__(message)
+        self.may_return = may_return
 
 
 class NotAuthorized(Unavailable):

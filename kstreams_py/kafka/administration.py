@@ -147,7 +147,8 @@ class Requests:
 
         if isinstance(error, errors.AuthorizationError):
             return BrokerUnavailable(
-                f"{doing}: the broker at {self._address} does not allow it ({error}): grant this user {needs}"
+                f"{doing}: the broker at {self._address} does not allow it ({error}): grant this user {needs}",
+                may_return=False,
             )
         return self._unanswered(f"{doing} ({error})") if error.retriable else Fatal(f"{doing}: {error}")
 

@@ -242,7 +242,7 @@ class KafkaConsumer:
 
     def _raise_if_serious(self, error: ck.KafkaError, doing: str) -> None:
         if error.code() in UNAUTHENTICATED:
-            raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}")
+            raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}", may_return=False)
         if error.code() == E.GROUP_AUTHORIZATION_FAILED:
             doing = f"joining the group {self.group!r}"
         failure = classify(error, doing)

@@ -72,20 +72,21 @@ class TopicAdmin:
 
     def _ask(self, request: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
         """What _known() returns of a request, which gets its limit; asks a second broker where the first is frozen."""
-        if self._limit > FIRST_SECONDS:
-            try:
-                return self._known(request(FIRST_SECONDS))
-            except BrokerUnavailable as error:
-                logger.info("another broker is asked: %s", error)
-                return self._known(request(self._limit - FIRST_SECONDS))
-        return self._known(request(self._limit))
+        first = min(FIRST_SECONDS, self._limit / 2)
+        try:
+            return self._known(request(first), first)
+        except (BrokerUnavailable, Retriable) as error:
+            if isinstance(error, BrokerUnavailable) and not error.may_return:
+                raise
+            logger.info("another broker is asked: %s", error)
+            return self._known(request(self._limit - first), self._limit - first)
 
-    def _known(self, futures: Mapping[str, Any]) -> dict[str, Any]:
+    def _known(self, futures: Mapping[str, Any], limit: float) -> dict[str, Any]:
         """The results, without topics that this broker does not know (yet): brokers learn of one after the other."""
         results = {}
         for name, future in futures.items():
             try:
-                results[name] = future.result()
+                results[name] = self._wait(future, limit)
             except ck.KafkaException as error:
                 if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
                     raise self.explain(error.args[0], topics=[name]) from None
@@ -100,7 +101,7 @@ class TopicAdmin:
             return
         for name, future in self.client.create_topics(wanted, request_timeout=self._limit).items():
             try:
-                future.result()
+                self._wait(future, self._limit)
             except ck.KafkaException as error:
                 code = error.args[0].code()
                 failure = self.explain(error.args[0], topics=[name])
@@ -143,11 +144,17 @@ class TopicAdmin:
 
     def _result(self, future: Any, *, topics: Collection[str] = ()) -> Any:
         try:
-            return future.result(self._limit + 1)  # the request's own limit is shorter, and gives a reason
+            return self._wait(future, self._limit)
         except ck.KafkaException as error:
             raise self.explain(error.args[0], topics=topics) from None
+
+    def _wait(self, future: Any, limit: float) -> Any:
+        """The result of a request with this limit. Raises Retriable without one, KafkaException."""
+        try:
+            return future.result(limit + 1)  # the request's own limit is shorter, and gives a reason
         except TimeoutError:
-            raise Retriable(f"no answer from {self._address} within {self._limit:g} s") from None
+            # nobody answers the requests of a client that another thread has ended meanwhile (measured)
+            raise Retriable(f"no answer from {self._address} within {limit:g} s") from None
 
     def explain(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """The exception for a failed call, with the remedy."""
@@ -159,7 +166,8 @@ class TopicAdmin:
         if cause is not None and cause.code() in UNAUTHENTICATED:
             return BrokerUnavailable(
                 f"{self._cluster}the broker at {self._address} refuses the credentials ({cause.str()}): correct "
-                f"security.protocol, sasl.* or ssl.* under {self._options}"
+                f"security.protocol, sasl.* or ssl.* under {self._options}",
+                may_return=False,
             )
         # _DESTROY_BROKER: the broker that was asked is no longer in the metadata, so it is down
         if error.code() in UNREACHABLE or error.code() in {E._DESTROY, E._DESTROY_BROKER}:

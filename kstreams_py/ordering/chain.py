@@ -5,7 +5,8 @@ that was applied, and held if its predecessor is yet to come. Anything else is a
 later event of it is a fault, too, until an operator resumes it. Other objects go on.
 
 An operator may also accept that events are lost: an event that is held, or that his decision brings along, is applied
-without its predecessor. Late copies of the events that it replaces are dropped like others.
+without its predecessor. Late copies of the events that it replaces are dropped like others, as is, until the next one
+is applied, any event whose id is between them.
 
 What tells a copy from another event under the same id: the newest applied event of an object and the held ones are
 compared by predecessor and value. An older event is only known to have had an id up to the predecessor of the newest

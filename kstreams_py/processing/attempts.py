@@ -79,10 +79,15 @@ class Attempts:
         call()
 
     def ask(self, requests: Callable[[], object]) -> None:
-        """Makes requests of a worker that runs: a broker that does not answer is waited for. Raises Retriable then."""
+        """Makes requests of a worker that runs: a broker that does not answer is waited for. Raises Retriable then.
+
+        BrokerUnavailable where it refuses the credentials: the next start may have others.
+        """
         try:
             requests()
         except BrokerUnavailable as error:
+            if not error.may_return:
+                raise
             raise Retriable(str(error)) from None
 
     def failed(self, error: ClientError, then: str) -> None:

@@ -81,8 +81,11 @@ class ExactlyOnce(Committer):
         if (stores := self.stores) is None:
             self._transact(starts, begun)
             return
-        self._transact(starts, [*begun, *stores.first_records(starts)])
-        stores.placed()
+        # with the offsets that a first record of positions names, those of before too: the group is asked whether the
+        # partitions still are this worker's, and a record that came later would set the positions of another one back
+        positions = stores.unplaced | starts
+        self._transact(positions, [*begun, *stores.records(positions)])
+        stores.committed(positions)
 
     def _restore(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
         assert self.stores is not None

@@ -138,7 +138,7 @@ class _FollowedStream:
 
 def _may_return(error: Exception) -> bool:
     """Whether another attempt may succeed without anybody's help."""
-    return not isinstance(error, SinkUnavailable) or error.may_return
+    return not isinstance(error, BrokerUnavailable | SinkUnavailable) or error.may_return
 
 
 def _warn_of_absence(pipeline: Pipeline, error: Exception) -> None:

@@ -209,8 +209,8 @@ class Stores:
         tp, topic_id = self._changelog_of(number), self._changelog.topic_id
         return InputLost(
             f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: what the "
-            f"changelog had is lost: {_MAKE_AGAIN}; or delete what this worker has, and set the group to where it is, "
-            "so that the state begins empty there"
+            f"changelog had is lost: delete what this worker has, and {_MAKE_AGAIN}, or to where it is, so that the "
+            "state begins empty there"
         )
 
     def _ask(self, request: Callable[[], T]) -> T:
@@ -218,6 +218,8 @@ class Stores:
         try:
             return request()
         except BrokerUnavailable as error:
+            if not error.may_return:
+                raise
             raise Retriable(str(error)) from None
         except Fatal as error:
             raise Fatal(f"{self._name}: its changelog {self._changelog.topic!r} cannot be restored: {error}") from None
@@ -298,7 +300,8 @@ class Stores:
             if topic_id != self._topic_ids[topic]:
                 raise InputLost(
                     f"{self._name} does not belong to its input: topic {topic!r} was deleted and created again since: "
-                    f"stop all workers, and delete topic {self._changelog.topic!r}, so that the state begins empty"
+                    f"stop all workers, delete topic {self._changelog.topic!r}, and set the group to where it is "
+                    "(`kstreams recover reset`), so that the state begins empty there"
                 )
             committed = group.get(topic)
             if committed is None:
@@ -329,32 +332,35 @@ class Stores:
 
         Raises InputLost if it was: the changelog that had it is lost.
         """
-        for number in sorted(self._unplaced):
-            if not any(place.next for place in self._positions[number].values()):
-                continue
-            offsets = {TopicPartition(topic, number): at.next for topic, at in sorted(self._positions[number].items())}
-            if (before := begun.get(number)) is not None:
-                raise self._deleted(number, before, offsets)
+        first = {number: offsets for number, offsets in self._unplaced_offsets().items() if any(offsets.values())}
+        if lost := sorted(first.keys() & begun.keys()):
+            raise self._deleted(begun[lost[0]], {tp: at for number in lost for tp, at in first[number].items()})
+        for number, offsets in first.items():
             logger.warning(
                 "%s begins empty at %s", self._name, ", ".join(f"{tp}@{at}" for tp, at in offsets.items()),
                 extra=repeated(f"tasks whose {self._name} begins empty", partition=number),
             )  # fmt: skip
 
-    def _deleted(self, number: int, before: str, offsets: Positions) -> InputLost:
+    def _deleted(self, before: str, offsets: Positions) -> InputLost:
         here = " ".join(f"--to-offset {tp.topic}:{tp.partition}:{at}" for tp, at in offsets.items())
+        changelogs = ", ".join(str(self._changelog_of(number)) for number in sorted({tp.partition for tp in offsets}))
         return InputLost(
-            f"{self._name}: its changelog {self._changelog_of(number)}, with id {self.changelog_id}, is empty, and the "
-            f"state was in the one with id {before}: it was deleted, and what it had is lost: {_MAKE_AGAIN}; or set it "
-            f"to where it is (`kstreams recover reset` with {here}), so that the state begins empty there"
+            f"{self._name}: its changelog {changelogs}, with id {self.changelog_id}, is empty, and the state was in "
+            f"the one with id {before}: it was deleted, and what it had is lost: {_MAKE_AGAIN}; or set it to where it "
+            f"is (`kstreams recover reset` with {here}, and so for the partitions of other workers), so that the state "
+            "begins empty there"
         )
 
-    def first_records(self, starts: Positions) -> list[Output]:
-        """The first record of positions of each store without one; `starts` are committed with it."""
-        return [positions_record(self._changelog, each, self._moved(each, starts)) for each in sorted(self._unplaced)]
+    def _unplaced_offsets(self) -> dict[int, Positions]:
+        return {
+            number: {TopicPartition(topic, number): at.next for topic, at in sorted(self._positions[number].items())}
+            for number in sorted(self._unplaced)
+        }
 
-    def placed(self) -> None:
-        """What `first_records` returned is committed."""
-        self._unplaced.clear()
+    @property
+    def unplaced(self) -> Positions:
+        """The committed offsets of stores whose changelog has no record of positions."""
+        return {tp: at for offsets in self._unplaced_offsets().values() for tp, at in offsets.items()}
 
     def _drop(self, number: int) -> None:
         self.by_partition.pop(number).base.close()

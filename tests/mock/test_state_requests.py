@@ -79,7 +79,7 @@ class DescribedCluster(KafkaCluster):
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
         described = self._topics.client.describe_topics(ck.TopicCollection(sorted(names)), request_timeout=self._limit)
-        found = self._topics._known(described)
+        found = self._topics._known(described, self._limit)
         return {n: TopicInfo(n, str(t.topic_id), len(t.partitions), 1, {}) for n, t in found.items()}
 
 

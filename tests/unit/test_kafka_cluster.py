@@ -124,8 +124,9 @@ def test_topic_that_one_broker_does_not_know_yet_is_missing(monkeypatch: pytest.
     assert found == {"old": TopicInfo("old", "id", 3, 2, {"cleanup.policy": "delete"})}
 
 
+@pytest.mark.parametrize(("limit_ms", "expected"), [(15_000, [5.0, 10.0]), (6_000, [3.0, 3.0])])
 def test_topics_that_a_frozen_broker_does_not_describe_are_asked_of_another_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, limit_ms: int, expected: list[float]
 ) -> None:
     limits: list[float] = []
 
@@ -140,8 +141,45 @@ def test_topics_that_a_frozen_broker_does_not_describe_are_asked_of_another_one(
             """Reports nothing."""
 
     monkeypatch.setattr(TopicAdmin, "client", FirstIsFrozen())
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=limit_ms))
+    assert (set(cluster.topics(["old"])), limits) == ({"old"}, expected)
+
+
+def test_broker_that_refuses_the_credentials_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    class Refusing(Admin):
+        def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+            limits.append(request_timeout)
+            cluster._topics._log.on_error(ck.KafkaError(E._AUTHENTICATION, "wrong password"))
+            return {"old": Answer(ck.KafkaException(ck.KafkaError(E._TIMED_OUT)))}
+
+        def poll(self, timeout: float) -> None:
+            """Reports nothing."""
+
+    monkeypatch.setattr(TopicAdmin, "client", Refusing())
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    with pytest.raises(BrokerUnavailable, match="refuses the credentials") as caught:
+        cluster.topics(["old"])
+    assert (caught.value.may_return, limits) == (False, [5.0])
+
+
+def test_request_whose_client_another_thread_has_ended_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its future is never done: the processors of a slot share the client, and each ends it when no broker answers."""
+    waited: list[float | None] = []
+
+    class Never:
+        def result(self, timeout: float | None = None) -> Any:
+            waited.append(timeout)
+            raise TimeoutError
+
+    class FirstIsLost(Admin):
+        def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+            return super().describe_topics(topics, request_timeout) if waited else {"old": Never()}
+
+    monkeypatch.setattr(TopicAdmin, "client", FirstIsLost())
     cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=15_000))
-    assert (set(cluster.topics(["old"])), limits) == ({"old"}, [5.0, 10.0])
+    assert (set(cluster.topics(["old"])), waited) == ({"old"}, [6.0])
 
 
 def test_newest_record_that_cannot_be_read_in_time_raises_retriable(monkeypatch: pytest.MonkeyPatch) -> None:

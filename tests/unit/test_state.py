@@ -37,6 +37,7 @@ from kstreams_py.operations.moving import GraphPositions, Target
 from kstreams_py.operations.positions import describe
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.beginning import Beginning
+from kstreams_py.processing.guarantees import ExactlyOnce
 from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.state import rocks, stores
@@ -401,7 +402,7 @@ def stop_early(patch: pytest.MonkeyPatch) -> None:
         self: MemoryCluster, tp: TopicPartition, start: int = 0, limit: int | None = None, **more: Any
     ) -> Any:
         found = read(self, tp, start, limit, **more)
-        return found[:-1] if tp.topic.endswith(".changelog") else found
+        return found[:-2] if tp.topic.endswith(".changelog") else found  # the last one is of positions
 
     patch.setattr(Stores, "_begin", begin_short)
     patch.setattr(MemoryCluster, "read", read_short)
@@ -477,15 +478,15 @@ def test_commit_of_another_worker_between_the_offsets_and_the_changelog_does_not
 def test_state_that_is_restored_again_before_its_first_record_is_committed_has_none_yet(tmp_path: Path) -> None:
     task = OneTask(tmp_path)
     words, stores = task.words, task.open()
-    first = [positions_record(task._known, 0, {words.topic: Position("id", 2)})]
     for _ in range(2):  # its commit fails, and the membership is lost
         stores.restore({words: 2}, [words])
-        assert stores.first_records({}) == first
+        assert stores.unplaced == {words: 2}
         stores.suspect()
     stores.restore({words: 2}, [words])
     with pytest.raises(InputLost, match="with id other: it was deleted"):
         stores.check_begun({0: "other"})
-    stores.placed()
+    stores.committed(stores.unplaced)
+    assert stores.unplaced == {}
     stores.check_begun({0: "other"})
     stores.close()
 
@@ -497,7 +498,7 @@ def test_state_that_has_begun_at_the_start_is_not_taken_for_lost_later(tmp_path:
     stores.check_begun({0: "other"})
     stores.committed({words: 3})
     stores.check_begun({0: "other"})
-    assert stores.first_records({}) == []
+    assert stores.unplaced == {}
     stores.close()
 
 
@@ -695,7 +696,8 @@ def test_changelog_deleted_while_workers_were_stopped_is_refused_until_the_group
                 f"count: state 'counts': its changelog {CHANGELOG}[0], with id {new}, is empty, and the state was in "
                 f"the one with id {old}: it was deleted, and what it had is lost: set the group to the start "
                 "(`kstreams recover reset`), so that the state is made again; or set it to where it is (`kstreams "
-                "recover reset` with --to-offset g.words:0:2), so that the state begins empty there"
+                "recover reset` with --to-offset g.words:0:2, and so for the partitions of other workers), so that the "
+                "state begins empty there"
             )
             driver.restart()
         assert ([r.value for r in driver.read("g.counts")], begins_empty(caplog)) == ([1, 2], [])
@@ -746,9 +748,78 @@ def test_worker_that_dies_at_any_request_of_its_first_start_has_a_state_that_is_
 def test_mutation_that_records_a_state_as_begun_without_a_record_in_its_changelog_takes_it_for_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Stores, "first_records", lambda *_: [])
+    transact = ExactlyOnce._transact
+
+    def without_changelog(self: ExactlyOnce, positions: Any, records: list[Any]) -> None:
+        transact(self, positions, [record for record in records if record[0] != CHANGELOG])
+
+    monkeypatch.setattr(ExactlyOnce, "_transact", without_changelog)
     with pytest.raises(InputLost):
         die_at_each_request_of_the_first_start()
+
+
+def in_three_partitions(*, on_disk: bool) -> ks.Graph:
+    graph = ks.Graph("g", errors="g.errors")
+    words = graph.topic("g.words", key=String(), value=String(), partitions=3)
+    counts = graph.topic("g.counts", key=String(), value=Json(), partitions=3)
+
+    @graph.map(words, to=counts, state=ks.State("counts", on_disk=on_disk), id="count")
+    def count(word: str, state: Any) -> int:
+        found: int = state.get(word, 0) + 1
+        state.put(word, found)
+        return found
+
+    return graph
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_partition_without_records_since_its_beginning_is_not_taken_for_lost(tmp_path: Path, on_disk: bool) -> None:
+    """Commits of the other partitions note the ends of all changelogs, its first record included."""
+    settings = ks.Settings(auto_offset_reset="latest", state_directory=tmp_path)
+    with TestDriver(in_three_partitions(on_disk=on_disk), slots=2, settings=settings) as driver:
+        send(driver, ["a", "b", "c", "d", "e", "f"])
+        assert {record.partition for record in driver.read("g.words")} == {0, 1, 2}
+        driver._down.add(1)
+        driver.run()
+        for _ in range(8):
+            send(driver, ["a"])
+            driver.advance(4)
+            driver.run()
+        driver.restart()
+        send(driver, ["a", "b", "c"])
+        for _ in range(5):
+            driver.advance(5)
+            driver.run()
+        counted: dict[str, int] = {}
+        for record in driver.read("g.counts"):
+            counted[record.key] = max(record.value, counted.get(record.key, 0))
+        assert counted == {"a": 9, "b": 1, "c": 1}
+
+
+def test_first_record_of_a_state_asks_the_group_whose_the_partition_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was frozen before it would set the positions of another one back."""
+    transacted: list[tuple[Any, list[Any]]] = []
+    transact = ExactlyOnce._transact
+
+    def noting(self: ExactlyOnce, positions: Any, records: list[Any]) -> None:
+        if any(record[0] == CHANGELOG for record in records):
+            transacted.append((positions, [record[3] for record in records if record[0] == CHANGELOG]))
+        transact(self, positions, records)
+
+    with TestDriver(without_state()) as driver:
+        send(driver, ["a", "a"])
+        driver.run()
+        driver.crash()
+        deploy(driver, counting())
+        check_topics(driver._graph, driver.cluster)
+        monkeypatch.setattr(ExactlyOnce, "_transact", noting)
+        driver.run()
+    offsets: dict[TopicPartition, int] = {}
+    numbers: list[int] = []
+    for positions, placed in transacted:
+        offsets |= positions
+        numbers += placed
+    assert (offsets, sorted(numbers)) == ({TopicPartition("g.words", 0): 2, TopicPartition("g.words", 1): 0}, [0, 1])
 
 
 def test_mutation_that_records_no_state_as_begun_begins_again_in_silence(
@@ -871,9 +942,9 @@ def test_directory_whose_changelog_was_created_again_and_is_empty_is_refused(tmp
             directory = tmp_path / "g" / "counts" / "0" / str(partition)
             assert str(raised.value) == (
                 f"count: state 'counts': its changelog {CHANGELOG}[{partition}], with id {new}, is empty, and this "
-                f"worker has the state of the one with id {old} in {directory}: what the changelog had is lost: set "
-                "the group to the start (`kstreams recover reset`), so that the state is made again; or delete what "
-                "this worker has, and set the group to where it is, so that the state begins empty there"
+                f"worker has the state of the one with id {old} in {directory}: what the changelog had is lost: "
+                "delete what this worker has, and set the group to the start (`kstreams recover reset`), so that the "
+                "state is made again, or to where it is, so that the state begins empty there"
             )
         stop_and_start_over(driver)
         assert driver.state("counts") == {"a": 3}
