@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -401,7 +402,7 @@ def test_cuts_of_random_schedules_tear_no_transaction_have_each_cause_and_add_up
         assert (new | before, new & before) == (found, set())
         before = found
     assert before
-    for earlier, cut in zip(cuts, cuts[1:], strict=False):  # a settled cut needs no filter, at either end
+    for earlier, cut in pairwise(cuts):  # a settled cut needs no filter, at either end
         for m in records:
             span = cut.spans(m.topic(), earlier)[m.partition()]
             if span.start <= m.offset() < span.end:
