@@ -65,7 +65,8 @@ def follow_all(
 
     What is being stored when they are stopped is stored before. While no broker answers, they are tried again at their
     intervals, each time with a warning; but the first run and the first start of a stream raise BrokerUnavailable: the
-    address may be wrong. Raises otherwise as `run_once` and `Streaming` do.
+    address may be wrong. So does a broker that refuses the credentials. Raises otherwise as `run_once` and `Streaming`
+    do.
     """
     private_api.require(session)
     begun: dict[str, float] = {}

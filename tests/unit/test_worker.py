@@ -1192,6 +1192,21 @@ def test_running_worker_waits_for_brokers_that_do_not_answer_when_its_inputs_hav
     assert plant.out() == (["1", "1"] if kind == "alts" else ["11"])
 
 
+@pytest.mark.parametrize("request_name", ["topics", "starts"])
+def test_running_worker_whose_credentials_are_refused_when_its_inputs_have_grown_ends(request_name: str) -> None:
+    """The next start may have others: to wait would be without end."""
+    plant = Plant("join")
+    worker = plant.started()
+    worker.run_turn()
+    for topic in "ab":
+        plant.cluster.grow(topic, 3)
+    refused = BrokerUnavailable("the broker refuses the credentials", may_return=False)
+    plant.cluster.faults.inject(request_name, error=refused, applied=False)
+    worker._on_assigned({A0, A1, B0, B1, TopicPartition("a", 2), TopicPartition("b", 2)})
+    with pytest.raises(BrokerUnavailable, match="refuses the credentials"):
+        worker.run_turn()
+
+
 def test_alts_with_inputs_that_grew_before_its_worker_opened_grows_its_journal() -> None:
     plant = Plant("alts")
     for topic in "ab":
