@@ -24,11 +24,11 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import free_ports
 from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import OUTPUTS_HELD, Environment
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.slot import Slot
 from tests import waiting
-from tests.clusters import open_cluster
 from tests.waiting import WAIT
 
 Config = Mapping[str, str]
@@ -293,8 +293,8 @@ class RunningSlot:
 
     def __init__(self, graph: Graph, settings: Settings, number: int = 0, *, outputs_held: int = OUTPUTS_HELD) -> None:
         registry = FileRegistry(settings.schema_directory)
-        environment = Environment(open_cluster(settings), registry, settings, outputs_held=outputs_held)
-        self.slot = Slot(graph, number, environment)
+        self._cluster = KafkaCluster(settings)  # a slot may outlive a test
+        self.slot = Slot(graph, number, Environment(self._cluster, registry, settings, outputs_held=outputs_held))
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -304,6 +304,8 @@ class RunningSlot:
             self.slot.run(lambda reports: None)
         except BaseException as error:
             self.failure = error
+        finally:
+            self._cluster.close()
 
     def stop(self) -> None:
         self.slot.stop()
