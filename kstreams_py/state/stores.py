@@ -309,8 +309,10 @@ class Stores:
             if committed != at:
                 raise self._mistaken(number, f"it is at {tp}@{at}, and the group is at {committed}")
         self._doubts.pop(number, None)
-        has_record = self.by_partition[number].base.get(POSITIONS_KEY) is not None
-        (self._unplaced.discard if has_record else self._unplaced.add)(number)
+        if self.by_partition[number].base.get(POSITIONS_KEY) is None:
+            self._unplaced.add(number)
+        else:
+            self._unplaced.discard(number)
 
     def _mistaken(self, number: int, why: str) -> KStreamsError:
         """InputLost, once the group was heard and asked again: another worker may have committed meanwhile."""

@@ -81,6 +81,15 @@ def suffer(counting: Counting, turns: int, seed: int) -> None:
     counting.verify()
 
 
+def check_made_again(made: Counting) -> None:
+    """Runs a worker until all is counted, and compares the state and its changelog with what was written."""
+    worker = made.start(0)
+    made.await_done()
+    made.stop(worker)
+    found = made.states()["counts"]
+    assert (found, made.changelog_values("counts")) == (made.expected_states()["counts"], found)
+
+
 @each_kind
 def test_slots_that_are_killed_frozen_and_leave_count_each_record_once(
     counting: Callable[[bool], Counting], on_disk: bool
@@ -142,11 +151,7 @@ def test_changelog_created_again_under_a_live_worker_is_refused_and_the_state_ca
     # what the message asks for
     made.cluster.delete(changelog)
     made.reset("--to-beginning")
-    worker = made.start(0)
-    made.await_done()
-    made.stop(worker)
-    found = made.states()["counts"]
-    assert (found, made.changelog_values("counts")) == (made.expected_states()["counts"], found)
+    check_made_again(made)
 
 
 @each_kind
@@ -160,11 +165,7 @@ def test_changelog_deleted_while_workers_are_stopped_is_refused_and_the_state_ca
     status, (line,) = ended(made.start(0))
     assert (status, f"its changelog {changelog}[" in line, " had is lost: " in line) == (INPUT_LOST, True, True), line
     made.reset("--to-beginning")
-    worker = made.start(0)
-    made.await_done()
-    made.stop(worker)
-    found = made.states()["counts"]
-    assert (found, made.changelog_values("counts")) == (made.expected_states()["counts"], found)
+    check_made_again(made)
 
 
 def test_input_that_has_grown_ends_the_worker_and_leaves_the_state(counting: Callable[[bool], Counting]) -> None:
@@ -192,11 +193,7 @@ def test_input_created_again_is_refused_and_the_state_can_begin_empty(
     status, (line,) = ended(made.start(0))
     assert (status, f"topic {made.topic('in')!r} was deleted and created again" in line) == (INPUT_LOST, True), line
     made.cluster.delete(made.changelog("counts"))
-    worker = made.start(0)
-    made.await_done()
-    made.stop(worker)
-    found = made.states()["counts"]
-    assert (found, made.changelog_values("counts")) == (made.expected_states()["counts"], found)
+    check_made_again(made)
 
 
 @each_kind
