@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Final
@@ -92,6 +93,11 @@ JOIN_REFUSED: Final = {
 MEMBERSHIP_LOST: Final = "fenced by other consumer"
 """librdkafka's text for FENCED_INSTANCE_ID: the fatal error that it reports does not have this code."""
 
+_NOT_ADDED: Final = re.compile(
+    rf'Failed to add partition "(.+)" \[\d+\] to transaction: {ck.KafkaError(E.TOPIC_AUTHORIZATION_FAILED).str()}'
+)
+"""Its text for a topic of a transaction that a right is missing to: the error that it reports has no topic."""
+
 TOO_LARGE: Final = {E.MSG_SIZE_TOO_LARGE, E.INVALID_MSG_SIZE, E.RECORD_LIST_TOO_LARGE}
 
 REFUSED: Final = TOO_LARGE | {
@@ -175,6 +181,7 @@ class ClientLog(logging.Handler):
     - `fenced`: another member has taken the membership.
     - `error`: the last error; a fatal one and refused credentials are not replaced by later ones.
     - `connection`: the last error of a connection, as text with the broker's address; "" for none.
+    - `refused`: the topics that a right is missing to write to in a transaction; the owner clears them.
     """
 
     def __init__(self, name: str) -> None:
@@ -184,6 +191,7 @@ class ClientLog(logging.Handler):
         self.fenced = False
         self.error: ck.KafkaError | None = None
         self.connection = ""
+        self.refused = set[str]()
         self.logger = logging.Logger(name, logging.DEBUG)
         self.logger.addHandler(self)
 
@@ -194,6 +202,8 @@ class ClientLog(logging.Handler):
             self.coordinator_lost |= "GroupCoordinator" in text
         if MEMBERSHIP_LOST in text:
             self.fenced = True
+        if (found := _NOT_ADDED.search(text)) is not None:
+            self.refused.add(found[1])
         logger.debug("%s", text)
 
     def on_error(self, error: ck.KafkaError) -> None:

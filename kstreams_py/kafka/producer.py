@@ -240,12 +240,12 @@ class KafkaProducer:
     def begin_transaction(self) -> None:
         self._failed.clear()
         self._written.clear()
+        self._log.refused.clear()
         self._has_failed = False
         try:
             self._producer.begin_transaction()
         except ck.KafkaException as error:
-            doing = name_object("beginning a transaction", error.args[0], transactional_id=self._id)
-            raise classify(error.args[0], doing) from None
+            raise self._classify(error.args[0], "beginning a transaction") from None
 
     def send_offsets(self, positions: Positions, consumer: contracts.Consumer) -> None:
         assert isinstance(consumer, KafkaConsumer)
@@ -315,10 +315,7 @@ class KafkaProducer:
             while (left := self._producer.flush(FLUSH_SECONDS)) and going() and time.monotonic() < deadline:
                 pass
         except ck.KafkaException as error:
-            doing = name_object(
-                "sending queued records", error.args[0], topics=self._written, transactional_id=self._id
-            )
-            raise classify(error.args[0], doing) from None
+            raise self._classify(error.args[0], "sending queued records") from None
         return left
 
     def _take_failure(self) -> KStreamsError | None:
@@ -375,8 +372,15 @@ class KafkaProducer:
         try:
             self._producer.poll(timeout)
         except ck.KafkaException as error:
-            doing = name_object("serving the producer", error.args[0], topics=self._written, transactional_id=self._id)
-            raise classify(error.args[0], doing) from None
+            raise self._classify(error.args[0], "serving the producer") from None
+
+    def _classify(
+        self, error: ck.KafkaError, doing: str, *, group: str = "", topics: Collection[str] = ()
+    ) -> KStreamsError:
+        """The exception for a failed call; `topics` are its own, and without any those that were written to."""
+        # once a topic is refused, each later call has that error: adding the offsets of other topics, too
+        named = self._log.refused or topics or self._written
+        return classify(error, name_object(doing, error, topics=named, group=group, transactional_id=self._id))
 
     def _call(
         self,
@@ -405,17 +409,24 @@ class KafkaProducer:
             doing = f"{doing}: the client did not return within its own limit of {limit:g} s"
             raise OutcomeUnknown(doing) from None
         if error is not None:
-            doing = name_object(doing, error, topics=topics or self._written, group=group, transactional_id=self._id)
-            leaf = classify(error, doing)
+            self._await_reports(0.0)
+            leaf = self._classify(error, doing, group=group, topics=topics)
             if isinstance(leaf, Retriable) and error.code() in UNREACHABLE:
                 leaf = Retriable(self._unanswered(str(leaf)))
             if not isinstance(leaf, Fenced):
-                # a record that was refused fails each later call, with that error but not its topic
-                until = time.monotonic() + (REFUSED_SECONDS if isinstance(leaf, NotAuthorized) else 0)
-                with suppress(NotAuthorized):  # a client that has failed for good reports its error again
-                    self._poll(0)  # serves the reports of deliveries that failed
-                    while len(self._producer) and not self._failed and time.monotonic() < until:
-                        self._poll(0.02)
+                if isinstance(leaf, NotAuthorized):
+                    self._await_reports(REFUSED_SECONDS)
                 cause = self._take_failure()
                 leaf = leaf if cause is None or isinstance(cause, Abortable) else cause
             raise leaf from None
+
+    def _await_reports(self, seconds: float) -> None:
+        """Serves the log and the delivery reports, and waits for a delivery that failed.
+
+        A record that was refused fails each later call: with that error, but not with its topic.
+        """
+        until = time.monotonic() + seconds
+        with suppress(ClientError, NotAuthorized):  # a client that has failed for good reports its error again
+            self._poll(0)
+            while len(self._producer) and not self._failed and time.monotonic() < until:
+                self._poll(0.02)

@@ -126,6 +126,21 @@ def test_request_of_a_transaction_that_may_arrive_late_is_detected(
     consumer.close()
 
 
+def test_topic_that_a_transaction_may_not_write_to_is_named(mock: MockCluster) -> None:
+    log = RecordingLog()
+    mock.create("b")
+    settings = {"transactional.id": "id", "transaction.timeout.ms": 10_000, "logger": log.logger}
+    producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings}))
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    mock.answer(Api.AddPartitionsToTxn, E.TOPIC_AUTHORIZATION_FAILED)
+    producer.produce("b", b"0")
+    assert outcome(lambda: producer.commit_transaction(10)) == "TOPIC_AUTHORIZATION_FAILED"
+    wait_until(lambda: producer.poll(0.1) or log.refused, "the client logs the topic")
+    assert (log.refused, log.tainted) == ({"b"}, False), log.lines
+    producer.abort_transaction(10)
+
+
 @pytest.mark.parametrize("api", [Api.Heartbeat, Api.OffsetCommit])
 def test_membership_that_another_member_has_taken_is_detected(api: Api, mock: MockCluster) -> None:
     log = RecordingLog()

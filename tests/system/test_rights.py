@@ -145,6 +145,7 @@ class MapApp:
         assert slot.failure.exit_status == 3
         wanted = [*words, "kafka-acls"]
         assert [word for word in wanted if word not in str(slot.failure)] == [], failure
+        assert str(slot.failure).count("topic '") <= 1, "it names what is allowed"
 
     def check_works(self) -> None:
         with running(self.graph, self.settings):
