@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -99,6 +100,10 @@ class Queue:
         return metadata(topic, self.topics.get(topic))
 
 
+NOT_ADDED = (
+    'ADDPARTS [rdkafka#producer-1] [thrd:TxnCoordinator]: Failed to add partition "{}" [0] to transaction: '
+    "Broker: Topic authorization failed"
+)
 TRANSACTIONAL = {"enable.idempotence": True, "transactional.id": "g.p.0"}
 IDEMPOTENT = {"enable.idempotence": True}
 PLAIN = {"enable.idempotence": False}
@@ -652,6 +657,31 @@ def test_send_offsets_refused_at_once_keeps_its_limit(monkeypatch: pytest.Monkey
         with pytest.raises(Abortable):
             add_offsets(producer, monkeypatch, member)
     assert member.patience == PATIENCE_SECONDS
+
+
+@pytest.mark.parametrize(("refused", "named"), [("x", "topic 'x'"), (None, "topic 'a'")], ids=["output", "input"])
+def test_topic_that_lacks_a_right_is_named_while_offsets_are_added(
+    monkeypatch: pytest.MonkeyPatch, refused: str | None, named: str
+) -> None:
+    """The right to write to an output may be missed in any call: by the client's log, which a poll serves."""
+
+    class Refusing(Queue):
+        def send_offsets_to_transaction(self, *_: object) -> None:
+            raise client_error(CODES.TOPIC_AUTHORIZATION_FAILED)
+
+        def poll(self, seconds: float) -> None:
+            if refused is not None:
+                producer._log.emit(logging.makeLogRecord({"msg": NOT_ADDED.format(refused)}))
+
+    producer = producer_of(Refusing(), monkeypatch)
+    producer.begin_transaction()
+    producer.write([output(b"0", "x"), output(b"1", "y")])
+    with pytest.raises(NotAuthorized) as raised:
+        add_offsets(producer, monkeypatch)
+    assert str(raised.value).startswith(f"adding offsets to the transaction ({named}): "), raised.value
+    refused = None
+    producer.begin_transaction()
+    assert producer._log.refused == set()
 
 
 def test_call_that_exceeds_its_own_limit_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
