@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from kstreams_py.errors import Abortable, BrokerUnavailable, ClientError, Fatal, Refused, Retriable, SinkAway
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import WorkerState
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CALLS_MAX: Final = 5
 """Attempts at one call that fails as retriable, until its transaction is given up."""
@@ -78,13 +79,13 @@ class Attempts:
                 return
         call()
 
-    def ask(self, requests: Callable[[], object]) -> None:
+    def ask(self, requests: Callable[[], T]) -> T:
         """Makes requests of a worker that runs: a broker that does not answer is waited for. Raises Retriable then.
 
         BrokerUnavailable where it refuses the credentials: the next start may have others.
         """
         try:
-            requests()
+            return requests()
         except BrokerUnavailable as error:
             if not error.may_return:
                 raise
@@ -118,7 +119,8 @@ class Attempts:
             self._sleep(min(0.05 * 2 ** min(self._failures - FAILURES_WARNED, 10), WAIT_MAX))
 
     def producer_failed(self, error: ClientError) -> None:
-        """Logs why a new producer could not start."""
+        """Counts a new producer that could not start, and logs why."""
+        self._producers += 1
         self.away = _what_is_away(error)
         is_of_broker = self.away is not None
         self._is_away |= is_of_broker
@@ -126,11 +128,12 @@ class Attempts:
         logger.warning("%s: %s; trying again", self._id, error, extra=extra)
         self.cause = str(error)
 
-    def next_producer(self) -> None:
-        """Counts a new producer, and waits before it where there were several without a commit.
+    def producer_started(self) -> None:
+        """Counts a new producer."""
+        self._producers += 1
 
-        Raises Fatal after PRODUCERS_MAX of them.
-        """
+    def next_producer(self) -> None:
+        """Waits before a new producer where there was one without a commit. Raises Fatal after PRODUCERS_MAX."""
         if self._producers > PRODUCERS_MAX:
             raise Fatal(
                 f"{self._id}: {PRODUCERS_MAX} producers in a row could not commit, at last by: {self.cause}: "
@@ -138,7 +141,6 @@ class Attempts:
             )
         if self._producers:
             self._sleep(min(0.1 * 2**self._producers, WAIT_MAX))
-        self._producers += 1
 
 
 def _what_is_away(error: ClientError) -> WorkerState | None:

@@ -18,6 +18,7 @@ from kstreams_py.errors import (
     KStreamsError,
     RecordRefused,
     Refused,
+    Retriable,
 )
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Durability
@@ -238,13 +239,22 @@ class Committer(ABC):
 
     # After errors and rebalances.
 
-    @abstractmethod
     def recover(self, error: ClientError) -> bool:
         """Aborts or replaces the producer, according to the error class; returns whether the caller has to rewind.
 
-        Raises Replaced if another worker holds the membership, Fatal when there is no way back, RecordRefused if an
-        output is refused and no dead letter can be written in its place.
+        Where no broker answers, the next `check` raises that: the group must be heard before the next attempt. Raises
+        Replaced if another worker holds the membership, Fatal when there is no way back, RecordRefused if an output is
+        refused and no dead letter can be written in its place.
         """
+        try:
+            return self._recover(error)
+        except Retriable as unanswered:
+            self._unraised = unanswered
+            return True
+
+    @abstractmethod
+    def _recover(self, error: ClientError) -> bool:
+        """Aborts or replaces the producer; returns whether the caller has to rewind. Raises Retriable, too."""
 
     def revoked(self, run_saved: Callable[[], None]) -> None:
         """Finishes, before partitions go to another member, what can be committed without a transaction.

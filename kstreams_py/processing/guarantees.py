@@ -133,7 +133,7 @@ class ExactlyOnce(Committer):
         if stores is not None:
             stores.committed(positions)
 
-    def recover(self, error: ClientError) -> bool:
+    def _recover(self, error: ClientError) -> bool:
         if isinstance(error, NotRestored):
             logger.info("%s: %s", self._processor.id, error, extra=repeated(f"restores of {self._processor.id}"))
             self._sleep(TRANSACTION_SECONDS)
@@ -256,7 +256,7 @@ class AtLeastOnce(_WithoutTransactions):
     def give_back(self, partitions: Collection[int] | None = None) -> None:
         """Nothing was committed before the functions ran."""
 
-    def recover(self, error: ClientError) -> bool:
+    def _recover(self, error: ClientError) -> bool:
         self._raise_unless_replaceable(error)
         if self._repeats_commit(error):
             return False
@@ -324,7 +324,7 @@ class AtMostOnce(_WithoutTransactions):
         if back := {tp: at for tp, at in unprocessed.items() if partitions is None or tp.partition in partitions}:
             self._save(back)
 
-    def recover(self, error: ClientError) -> bool:
+    def _recover(self, error: ClientError) -> bool:
         if isinstance(error, Refused):
             self._refused.set_apart(error)
             return False

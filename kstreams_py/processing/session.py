@@ -14,7 +14,6 @@ from kstreams_py.errors import (
     KStreamsError,
     OutcomeUnknown,
     Retriable,
-    Unavailable,
 )
 from kstreams_py.kafka.contracts import Consumer, Producer, ProducerMode
 from kstreams_py.kafka.membership import Owner, replaced
@@ -84,8 +83,16 @@ class Session:
     # Without errors.
 
     def start(self) -> None:
-        """Makes the first producer, which fences the one before: no committed offset may be read earlier."""
-        self.renew()
+        """Makes the first producer, which fences the one before: no committed offset may be read earlier.
+
+        Raises Fatal after PRODUCERS_MAX attempts.
+        """
+        while True:
+            try:
+                self.renew()
+                return
+            except Retriable as error:
+                self._attempts.producer_failed(error)
 
     def open(self) -> None:
         """Begins a transaction, unless one is open; without transactions, records that outputs are on their way."""
@@ -166,13 +173,18 @@ class Session:
         """Aborts the transaction where that is possible, and otherwise replaces the producer.
 
         `age` is that of the transaction when it failed, in seconds. The session is ready afterwards. Raises Replaced
-        if another worker holds the membership, Fatal if the group does not say who does.
+        if another worker holds the membership, Fatal if the group does not say who does, Retriable if no broker
+        answers: call it again after the group was heard.
         """
         self.timed_out = False
-        if self.state in (State.ABORTABLE, State.RETRIABLE) and self._abort():
-            return
-        self.timed_out = self.state is State.FENCED and age >= self._timeout
-        reason = "timed_out" if self.timed_out else _REASONS.get(self.state, "abort_failed")
+        reason = _REASONS.get(self.state, "abort_failed")
+        if self.state in (State.ABORTABLE, State.RETRIABLE):
+            if self._abort():
+                return
+            self.fail(OutcomeUnknown("the abort has failed"))
+        if self.state is State.FENCED and age >= self._timeout:
+            self.timed_out, reason = True, "timed_out"
+        self._opened_at = None
         self._require_membership(age)
         self.renew(reason)
 
@@ -185,10 +197,8 @@ class Session:
         """Replaces the producer by one of the same id. `reason`: one of RENEWALS; "" for the first producer.
 
         In a transaction the new one fences the old one, and ends its transaction; without, the queue of the old one is
-        dropped.
+        dropped. Raises Retriable if no broker answers: there is no producer then, and the state is UNKNOWN or worse.
         """
-        if reason:
-            self._counters.renewed(reason)
         while True:
             self._drop()
             try:
@@ -199,10 +209,17 @@ class Session:
             try:
                 self._producer = producer = self._cluster.producer(self._mode, self._id, self._batch_bytes)
                 if self._mode.transactional:
-                    self._attempts.call(producer.init_transactions)
-            except (Retriable, Abortable, OutcomeUnknown, Fenced) as error:
+                    producer.init_transactions()
+            except Retriable as error:
+                self._drop()
+                self.fail(OutcomeUnknown(str(error)))
+                raise
+            except (Abortable, OutcomeUnknown, Fenced) as error:
                 self._attempts.producer_failed(error)
                 continue
+            if reason:
+                self._counters.renewed(reason)
+            self._attempts.producer_started()
             self.mark_ready()
             return
 
@@ -245,7 +262,7 @@ class Session:
         """Asks the group whether this worker still is its slot's, before the transactional id is taken back.
 
         A replacement and a broker's time-out both look like fencing; only the first has taken the membership. Raises
-        Replaced; Fatal if the group gives no answer, for then it is not for this worker to fence anybody.
+        Replaced; Fatal if the group does not tell, for then it is not for this worker to fence anybody; Retriable.
         """
         fenced, timed_out = self.state is State.FENCED, age >= self._timeout
         asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)
@@ -275,8 +292,10 @@ class Session:
         """Whose the membership is: ours or nobody's. Raises Replaced if it is another's."""
         for _ in range(MEMBERSHIP_ASKED_MAX):
             try:
-                owner, holder = self._consumer.membership()
-            except (ClientError, Unavailable) as error:
+                owner, holder = self._attempts.ask(self._consumer.membership)
+            except Retriable:
+                raise
+            except ClientError as error:
                 logger.warning(
                     "%s: its group does not say who holds the slot: %s", self._id, error,
                     extra=repeated(f"unanswered questions who holds the slot of {self._id}", str(error)),

@@ -83,11 +83,11 @@ class _Storing(Committer):
         self._rows, self._row_bytes = [], 0
         self.steps_max = self._target.rows_max
 
-    def recover(self, error: ClientError) -> bool:
+    def _recover(self, error: ClientError) -> bool:
         if isinstance(error, SinkAway):
             self.attempts.failed(error, "trying again")
             return not self.must_repeat_commit
-        return super().recover(error)  # type: ignore[safe-super]
+        return super()._recover(error)  # type: ignore[safe-super]
 
     def end(self) -> None:
         super().end()

@@ -12,6 +12,7 @@ from kstreams_py.errors import (
     ClientError,
     Fatal,
     Fenced,
+    KStreamsError,
     OutcomeUnknown,
     RecordRefused,
     Refused,
@@ -19,38 +20,27 @@ from kstreams_py.errors import (
 )
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, PRODUCERS_MAX, WAIT_MAX
+from kstreams_py.processing.session import MEMBERSHIP_ASKED_MAX
 from kstreams_py.processing.states import State
-from tests.unit.guarantee import ALO, EO, Bench
+from tests.unit.guarantee import A0, ALO, EO, Bench
 
 # Truth 9: calls that are late or never return.
 
 
-@pytest.mark.parametrize("request_name", ["send_offsets", "init_transactions", "commit"])
+@pytest.mark.parametrize("request_name", ["send_offsets", "commit"])
 def test_retriable_error_repeats_the_call_up_to_its_limit(request_name: str) -> None:
     bench = Bench(ALO if request_name == "commit" else EO)
-
-    def call() -> None:
-        if request_name == "init_transactions":
-            bench.session.start()
-        else:
-            bench.guarantee.commit()
-
     for position, times in enumerate((CALLS_MAX - 1, CALLS_MAX), 1):
         bench.slept.clear()
-        if request_name != "init_transactions":
-            bench.write(position=position)
+        bench.write(position=position)
         for nth in range(1, times + 1):
             bench.cluster.faults.inject(request_name, nth=nth, error=Retriable("busy"), applied=False)
         if times < CALLS_MAX:
-            call()
-            pause = [0.2] if request_name == "init_transactions" else []  # before a second producer
-            assert bench.slept == [*pause, 0.1, 0.2, 0.4, 0.8]
-        elif request_name == "init_transactions":
-            call()  # another producer follows one that cannot be started
-            assert bench.session.state is State.READY
+            bench.guarantee.commit()
+            assert bench.slept == [0.1, 0.2, 0.4, 0.8]
         else:
             with pytest.raises(Retriable, match="busy"):
-                call()
+                bench.guarantee.commit()
             assert bench.guarantee.recover(Retriable("busy")) is (request_name != "commit")
             assert bench.guarantee.must_repeat_commit is (request_name == "commit")
             assert bench.guarantee.busy is bench.guarantee.must_repeat_commit
@@ -98,21 +88,69 @@ def test_error_that_is_not_retriable_does_not_repeat_the_call() -> None:
     assert (bench.take_requests(), bench.slept) == (["produce", "send_offsets"], [])
 
 
-@pytest.mark.parametrize("error", [Retriable, Abortable, OutcomeUnknown, Fenced])
-def test_producers_that_cannot_start_are_replaced_up_to_a_limit(error: type[ClientError]) -> None:
+@pytest.mark.parametrize(
+    ("error", "starts"),
+    [(Retriable, True), (Abortable, True), *((each, False) for each in (Abortable, OutcomeUnknown, Fenced))],
+)
+def test_producers_that_cannot_start_are_replaced_up_to_a_limit(error: type[ClientError], starts: bool) -> None:
     bench = Bench()
     bench.write()
     bench.guarantee.commit()
     for nth in range(1, 1_000):
         bench.cluster.faults.inject("init_transactions", nth=nth, error=error("no"), applied=False)
-    with pytest.raises(Fatal, match=f"g.p.0: {PRODUCERS_MAX} producers in a row could not commit, at last by: "):
-        bench.guarantee.recover(OutcomeUnknown("no answer"))
+    with pytest.raises(Fatal, match=f"g.p.0: {PRODUCERS_MAX} producers in a row could not commit, at last by: no"):
+        bench.session.start() if starts else bench.guarantee.recover(OutcomeUnknown("no answer"))
     assert bench.session.state is State.FATAL
-    calls = CALLS_MAX if error is Retriable else 1
-    assert bench.take_requests().count("init_transactions") == (PRODUCERS_MAX + 1) * calls
-    repeated = [0.1, 0.2, 0.4, 0.8] if error is Retriable else []
-    replaced = [min(0.1 * 2**i, 5.0) for i in range(1, PRODUCERS_MAX + 1)]
-    assert bench.slept == [*repeated, *(pause for each in replaced for pause in (each, *repeated))]
+    assert bench.take_requests().count("init_transactions") == PRODUCERS_MAX + 1
+    assert bench.slept == [min(0.1 * 2**i, 5.0) for i in range(1, PRODUCERS_MAX + 1)]
+
+
+@pytest.mark.parametrize("fails", [OutcomeUnknown, Fenced, Abortable, Retriable])
+@pytest.mark.parametrize(
+    ("request_name", "answer"),
+    [("membership", Retriable), ("membership", BrokerUnavailable), ("init_transactions", Retriable)],
+)
+def test_broker_that_is_away_is_waited_for_without_limit_before_the_producer_is_replaced(
+    request_name: str, answer: type[KStreamsError], fails: type[ClientError]
+) -> None:
+    """The group has to be heard between two attempts, and a stop as well: each attempt makes one request."""
+    bench, attempts = Bench(session_timeout=1e6), 2 * max(PRODUCERS_MAX, FAILURES_MAX, MEMBERSHIP_ASKED_MAX)
+    bench.write()
+    for nth in range(1, attempts + 1):
+        bench.cluster.faults.inject(request_name, nth=nth, error=answer("no answer"), applied=False)
+    bench.cluster.faults.inject("abort_transaction", error=OutcomeUnknown("no"), applied=False)
+    error: ClientError = fails("why")
+    for attempt in range(attempts):
+        assert bench.guarantee.recover(error), "the worker has to rewind"
+        assert bench.take_requests().count(request_name) <= 1 + (request_name == "membership" and fails is Fenced)
+        assert (bench.session.state, bench.session.open_seconds) == (
+            State.FENCED if fails is Fenced else State.UNKNOWN,
+            None,
+        )
+        with pytest.raises(Retriable, match="no answer") as raised:
+            bench.guarantee.check()
+        error = raised.value
+        assert bench.guarantee.attempts.away is (WorkerState.BROKER_AWAY if attempt else None) or fails is Retriable
+    assert max(bench.slept) == WAIT_MAX
+    bench.recover(error)
+    assert bench.counters.renewals == {"fenced" if fails is Fenced else "unknown_outcome": 1}
+    bench.write(b"2", 2)
+    bench.guarantee.commit()
+    assert (bench.visible, bench.saved[A0]) == ([b"2"], 2)
+
+
+def test_late_request_in_an_outage_is_settled_once_the_broker_answers() -> None:
+    bench = Bench()
+    bench.cluster.faults.inject("commit_transaction", late=6.0)
+    bench.write(b"1", 1)
+    bench.guarantee.commit()
+    bench.cluster.faults.inject("membership", error=BrokerUnavailable("no broker"), applied=False)
+    with pytest.raises(Retriable, match="no broker"):
+        bench.write(b"2", 2)
+    bench.recover(Retriable("no broker"))
+    bench.write(b"2", 2)
+    bench.guarantee.commit()
+    assert (bench.visible, bench.saved[A0]) == ([b"1", b"2"], 2)
 
 
 def test_producers_whose_transactions_all_fail_are_replaced_up_to_a_limit() -> None:

@@ -13,9 +13,11 @@ from kstreams_py.errors import (
     ClientError,
     Fatal,
     Fenced,
+    NotAuthorized,
     OutcomeUnknown,
     Replaced,
     Retriable,
+    Unavailable,
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.processing.guarantees import producer_mode
@@ -185,8 +187,21 @@ def test_fenced_by_a_transaction_timeout_is_logged_apart_from_fenced_by_another_
     assert caplog.text.count("timed the transaction out") == 1
 
 
-@pytest.mark.parametrize("answer", [Retriable, Abortable, BrokerUnavailable])
-def test_fenced_without_an_answer_about_the_membership_ends_the_session(answer: type[Exception]) -> None:
+@pytest.mark.parametrize("answer", [NotAuthorized("no right"), BrokerUnavailable("refused", may_return=False)])
+def test_fenced_without_the_right_to_ask_about_the_membership_ends_the_session_at_once(answer: Unavailable) -> None:
+    bench = Bench()
+    bench.write()
+    replace(bench, joins=False)
+    error = bench.fail_commit()
+    bench.take_requests()
+    bench.cluster.faults.inject("membership", error=answer, applied=False)
+    with pytest.raises(type(answer)) as raised:
+        bench.guarantee.recover(error)
+    assert (raised.value, bench.take_requests()) == (answer, ["membership"])
+
+
+@pytest.mark.parametrize("answer", [Abortable, Fatal])
+def test_fenced_with_no_use_of_the_answers_about_the_membership_ends_the_session(answer: type[Exception]) -> None:
     bench = Bench()
     bench.write()
     replace(bench, joins=False)

@@ -196,8 +196,8 @@ class Journaled(ExactlyOnce):
             place = Place(message.topic(), message.partition(), message.offset(), digest)
             self._places.setdefault(number, {})[place.topic] = place
 
-    def recover(self, error: ClientError) -> bool:
-        rewinds = super().recover(error)
+    def _recover(self, error: ClientError) -> bool:
+        rewinds = super()._recover(error)
         if self._recorder.state is not State.READY:
             self._recorder.abort_or_renew(0.0)
         return rewinds
