@@ -27,6 +27,7 @@ from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import OUTPUTS_HELD, Environment
 from kstreams_py.running.pipe import REPORT_FD
+from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
 from tests import waiting
 from tests.waiting import WAIT
@@ -296,16 +297,21 @@ class RunningSlot:
         self._cluster = KafkaCluster(settings)  # a slot may outlive a test
         self.slot = Slot(graph, number, Environment(self._cluster, registry, settings, outputs_held=outputs_held))
         self.failure: BaseException | None = None
+        self.reports: Sequence[Report] = ()
+        """The newest of each processor."""
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            self.slot.run(lambda reports: None)
+            self.slot.run(self._keep)
         except BaseException as error:
             self.failure = error
         finally:
             self._cluster.close()
+
+    def _keep(self, reports: Sequence[Report]) -> None:
+        self.reports = reports
 
     def stop(self) -> None:
         self.slot.stop()

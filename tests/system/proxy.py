@@ -145,6 +145,7 @@ class Proxy:
         self._rules: list[Rule] = []
         self._connections: list[_Connection] = []
         self._lock = threading.Lock()
+        self._is_cut = False
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -199,8 +200,15 @@ class Proxy:
         """Answers one Produce request (of one partition) with NOT_LEADER_OR_FOLLOWER; the broker never gets it."""
         return self._add(Rule(Fate.REFUSED, "Produce", "request", client, nth, 1, None))
 
+    def cut(self) -> None:
+        """Closes all connections, and each new one until `lift`."""
+        self._is_cut = True
+        for connection in list(self._connections):
+            connection.close()
+
     def lift(self) -> None:
-        """Ends all rules, and forwards the frames that are held."""
+        """Ends all rules and a cut, and forwards the frames that are held."""
+        self._is_cut = False
         with self._lock:
             for rule in self._rules:
                 rule.lift()
@@ -232,6 +240,9 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self._is_cut:
+                    client.close()
+                    continue
                 try:
                     broker = socket.create_connection((HOST, self._broker_port))
                 except OSError:

@@ -342,6 +342,7 @@ def test_transaction_whose_marker_was_skipped_is_ended_as_its_coordinator_decide
         producer.commit_transaction(30)
     else:
         producer.abort_transaction(30)
+    cluster.await_markers(work.target)  # it would end what is written before it
     with admin(servers) as client:
         write_behind_the_coordinator(
             client, work, b"skipped", opened.producer_id, opened.epoch, sequence=1, time_ms=began
