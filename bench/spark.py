@@ -7,7 +7,8 @@ Against a broker of this run, with Spark in two local threads; medians of the ro
 - avro: the same for Avro values, beside `from_avro`. It adds up every field.
 - cut: of 10 topics of 8 partitions, while the two slots of a processor are played that makes 1,000 transactions a
   minute, each with a record of every topic.
-- increment: a run of a pipeline that appends to Parquet files, with 1 % new records, beside its first run.
+- increment: a run of a pipeline that appends to Parquet files, with 1 % new records, beside its first run; both in a
+  session that has made some.
 - follow: from a commit to the row in a published Parquet file, by `kstreams pipeline run --follow` every second, at 20
   transactions a second.
 - memory: of the driver, between a quarter and the last of many runs that append, in one session. The heap is what is
@@ -64,7 +65,7 @@ FOLLOW_PATIENCE: Final = 180.0
 """Seconds between two transactions that are followed, and until all of their rows are there."""
 
 WARM_RUNS: Final = 5
-"""The first runs that follow, whose rows are left out: they have waited for the start of Spark."""
+"""The first runs of a session, which are left out: they wait for the start of Spark, and its code is not compiled."""
 
 FOLLOWED: Final = """
 import kstreams_py as ks
@@ -266,14 +267,19 @@ def transactional(cluster: Cluster, name: str) -> Any:
 def measure_increments(bench: Bench) -> Iterator[Figure]:
     records, new = bench.size.records, bench.size.records // 100
     topic = bench.cluster.filled("100 B", records, 1)
-    first, later = list[float](), list[float]()
+    first, later, cold = list[float](), list[float](), list[float]()
     with bench.session() as spark:
-        for number in range(bench.size.rounds):
+        run = bench.appending(spark, topic)
+        run(records)
+        for _ in range(WARM_RUNS):
+            bench.cluster.write(topic, "100 B", new)
+            cold.append(run(new))
+        for number in range(WARM_RUNS, WARM_RUNS + bench.size.rounds):
             run = bench.appending(spark, topic)
             first.append(run(records + number * new))
             bench.cluster.write(topic, "100 B", new)
             later.append(run(new))
-    detail = f"{median(later):.2f} s of {median(first):.2f} s"
+    detail = f"{median(later):.2f} s of {median(first):.2f} s; in a new session {cold[0]:.2f} s"
     yield Figure("run with 1 % new", median(later) / median(first), " x the first", 0.1, detail)
 
 

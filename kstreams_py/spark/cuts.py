@@ -124,6 +124,10 @@ class Cut:
         begins += [each.start for each in spans[len(begins) :]]
         return tuple(Span(begin, each.settled, each.end) for begin, each in zip(begins, spans, strict=True))
 
+    def count(self, name: str, after: Cut | None) -> int:
+        """How many offsets are to read of a topic. Raises what spans() raises."""
+        return sum(max(span.end - span.start, 0) for span in self.spans(name, after))
+
     def encode(self) -> str:
         """The cut as text: JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)

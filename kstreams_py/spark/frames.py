@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from kstreams_py.spark import private_api
 
 with suppress(ImportError):  # whoever has a session has PySpark
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark import InheritableThread
     from pyspark.errors import (
         AnalysisException,
         PySparkAttributeError,
@@ -132,6 +134,20 @@ def explain(rows: Rows) -> str:
     """Spark's formatted plan of the rows, as it is before they are computed; cut off after PLAN_CHARACTERS."""
     plan = private_api.explain(rows).strip()
     return plan if len(plan) <= PLAN_CHARACTERS else f"{plan[:PLAN_CHARACTERS]}\n... {len(plan):,} characters in all"
+
+
+def begin_explaining(rows: Rows) -> Callable[[], str]:
+    """Begins to explain rows while the job that makes them runs; returns what waits for the plan."""
+    found = Future[str]()
+
+    def run() -> None:
+        try:
+            found.set_result(explain(rows))
+        except Exception as error:
+            found.set_exception(error)
+
+    InheritableThread(target=run, name="explaining", daemon=True).start()  # it ends its thread of Java, too
+    return found.result
 
 
 def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:

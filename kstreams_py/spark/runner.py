@@ -18,7 +18,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.cutting import cut
-from kstreams_py.spark.frames import call, columns_of, explain, reported
+from kstreams_py.spark.frames import begin_explaining, call, columns_of, reported
 from kstreams_py.spark.inputs import Inputs, total
 from kstreams_py.spark.runs import Published, Run, check_columns, check_owner
 from kstreams_py.spark.targets.opening import open_target
@@ -100,11 +100,11 @@ def run_once(
             counts = count_inputs()
             inputs.warn_of_malformed(session, counts, lambda _: (after, new))
             records, malformed = total(counts)
-            run = Run(number, new.encode(), offsets, count, ended, seconds, lag, plan, malformed, records)
+            run = Run(number, new.encode(), offsets, count, ended, seconds, lag, explained(), malformed, records)
             return Published.after(previous, pipeline.owner, columns, run)
 
         with reported(pipeline):
-            plan, count_inputs = explain(rows), inputs.begin_counting(rows)
+            explained, count_inputs = begin_explaining(rows), inputs.begin_counting(rows)
             return target.publish(rows, previous, finish).last
 
 
@@ -130,8 +130,7 @@ def _named(pipeline: Pipeline) -> Iterator[None]:
 def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:
     """How many offsets are in one cut and not in the other."""
     with _named(pipeline):
-        spans = [span for topic in pipeline.inputs for span in new.spans(topic.name, after)]
-    return sum(max(span.end - span.start, 0) for span in spans)
+        return sum(new.count(topic.name, after) for topic in pipeline.inputs)
 
 
 def follow(
