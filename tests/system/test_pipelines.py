@@ -34,7 +34,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
-from kstreams_py.spark import Cut, options, runner, session, views
+from kstreams_py.spark import Cut, inputs, options, runner, session, views
 from kstreams_py.spark.reader_options import Options
 from kstreams_py.spark.runs import Published
 from kstreams_py.spark.targets import parquet
@@ -583,3 +583,25 @@ def test_partitions_that_were_added_are_read_from_their_start(shop: Shop) -> Non
     shop.cluster.write(topic, [b"ink", b"cup"], partition=1)
     shop.run("added")
     assert values(shop.rows("added")) == ["cup", "ink", "pen"]
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_few_new_records_are_read_by_no_more_tasks_than_run_at_once(
+    shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    at_once = spark.sparkContext.defaultParallelism
+    numbers = range(at_once + 3)
+    topic = f"{shop.name}.orders"
+    shop.cluster.admin.create_partitions([NewPartitions(topic, len(numbers))])[topic].result()
+    wait_until(lambda: shop.cluster.partitions(topic) == [*numbers], "the partitions are known")
+    monkeypatch.setattr(inputs, "TASK_OFFSETS", 1 + 3 / at_once if is_small else 1)
+    seen, made = set[Path](), list[int]()
+    for turn in range(2):
+        for number in numbers:
+            shop.cluster.write(topic, [b"%d-%d" % (turn, number)], partition=number)
+        shop.run("added")
+        files = set(shop.directory.glob("added/**/part-*.parquet"))
+        made.append(len({path.name.split("-")[1] for path in files - seen}))
+        seen |= files
+    assert made == [at_once if is_small else len(numbers)] * 2
+    assert values(shop.rows("added")) == sorted(f"{turn}-{number}" for turn in range(2) for number in numbers)
