@@ -262,7 +262,7 @@ class Session:
         """Asks the group whether this worker still is its slot's, before the transactional id is taken back.
 
         A replacement and a broker's time-out both look like fencing; only the first has taken the membership. Raises
-        Replaced; Fatal if the group does not tell, for then it is not for this worker to fence anybody; Retriable.
+        Replaced; Retriable if no broker answers, Fatal if the group does not tell: nobody is fenced then.
         """
         fenced, timed_out = self.state is State.FENCED, age >= self._timeout
         asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)

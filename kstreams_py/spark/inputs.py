@@ -65,7 +65,7 @@ class Inputs:
             spark, topic, registry=self._registry, settings=self._settings, start=start, end=end,
             malformed=self._malformed, inspect=self._observe(topic),
         )  # fmt: skip
-        # measured: a task, with its consumer and its file, takes as long as 50,000 records of 100 bytes
+        # measured: a task, with its consumer and its file, takes as long as some 10,000 records of 100 bytes
         tasks = spark.sparkContext.defaultParallelism
         return rows.coalesce(tasks) if end.count(topic.name, start) <= tasks * TASK_OFFSETS else rows
 
