@@ -140,10 +140,11 @@ class KafkaConsumer:
         self.close()
         self._connect()
         if self._topics:
+            self._membership.joining = True
             self._join()
 
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        self._membership.member = client.memberid()
+        self._membership.member, self._membership.joining = client.memberid(), False
         try:
             client.assign([])  # or it fetches from offsets of its own until the caller has read the committed ones
         except ck.KafkaException:

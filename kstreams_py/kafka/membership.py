@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from kstreams_py.errors import Replaced
+from kstreams_py.errors import Replaced, Retriable
 
 
 class Owner(Enum):
@@ -52,6 +52,8 @@ class StaticMembership:
         """The member id at the last assignment."""
         self.lost = False
         """The membership is over; the group is asked who holds it before the consumer joins again."""
+        self.joining = False
+        """A new client joins in place of one that was a member, and the group has not answered it yet."""
         self._client_id = client_id
         self._holder = holder
         self._has_seen_other = False
@@ -63,9 +65,13 @@ class StaticMembership:
         - `fenced`: the client has reported that another member took the membership.
 
         An unknown holder may be this consumer, whose join is not answered yet, unless it ever had a member id or was
-        fenced.
+        fenced. While a new client joins, raises Retriable for one: the group names a member before it answers its join.
         """
-        return self._judge(self._holder(self.group, self.instance_id), member, certain=bool(member) or fenced)
+        certain = bool(member) or fenced
+        found = self._judge(self._holder(self.group, self.instance_id), member, certain=certain)
+        if found.owner is Owner.ANOTHERS and self.joining and not certain:
+            raise Retriable(f"the group {self.group!r} has not answered yet whether {self.instance_id} is its member")
+        return found
 
     def ask_before_joining_again(self, member: str) -> Membership:
         """Asks who holds the lost membership; a consumer that never was a member may join once despite another holder.

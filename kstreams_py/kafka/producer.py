@@ -426,7 +426,7 @@ class KafkaProducer:
         A record that was refused fails each later call: with that error, but not with its topic.
         """
         until = time.monotonic() + seconds
-        with suppress(ClientError, NotAuthorized):  # a client that has failed for good reports its error again
+        with suppress(NotAuthorized):  # a client that has failed for good reports its error again
             self._poll(0)
             while len(self._producer) and not self._failed and time.monotonic() < until:
                 self._poll(0.02)

@@ -162,6 +162,7 @@ class Transactions:
             except (Retriable, Abortable, OutcomeUnknown) as error:
                 self._attempts.producer_failed(error)
                 continue
+            self._attempts.producer_started()
             return
 
     def _read_marks(self) -> None:

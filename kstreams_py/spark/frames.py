@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
@@ -15,7 +16,6 @@ from kstreams_py.spark import private_api
 
 with suppress(ImportError):  # whoever has a session has PySpark
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark import InheritableThread
     from pyspark.errors import (
         AnalysisException,
         PySparkAttributeError,
@@ -142,11 +142,11 @@ def begin_explaining(rows: Rows) -> Callable[[], str]:
 
     def run() -> None:
         try:
-            found.set_result(explain(rows))
+            found.set_result(explain(rows.select("*")))  # a plan of its own: the job may change that of the rows
         except Exception as error:
             found.set_exception(error)
 
-    InheritableThread(target=run, name="explaining", daemon=True).start()  # it ends its thread of Java, too
+    Thread(target=run, name="explaining", daemon=True).start()
     return found.result
 
 

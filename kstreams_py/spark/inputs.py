@@ -12,6 +12,7 @@ from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import DROP, FAIL, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
+from kstreams_py.sinks import Delta, Parquet
 from kstreams_py.spark import private_api
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.frames import observe
@@ -65,9 +66,11 @@ class Inputs:
             spark, topic, registry=self._registry, settings=self._settings, start=start, end=end,
             malformed=self._malformed, inspect=self._observe(topic),
         )  # fmt: skip
-        # measured: a task, with its consumer and its file, takes as long as some 10,000 records of 100 bytes
-        tasks = spark.sparkContext.defaultParallelism
-        return rows.coalesce(tasks) if end.count(topic.name, start) <= tasks * TASK_OFFSETS else rows
+        # measured: a task, with its consumer and its file, takes as long as some 10,000 records of 100 bytes; to a
+        # target without files, rows go through the driver, a partition at a time
+        tasks, makes_files = spark.sparkContext.defaultParallelism, isinstance(self._pipeline.target, Parquet | Delta)
+        is_small = makes_files and end.count(topic.name, start) <= tasks * TASK_OFFSETS
+        return rows.coalesce(tasks) if is_small else rows
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:
         """A stream of each topic. Raises what stream() raises."""

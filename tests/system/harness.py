@@ -151,9 +151,11 @@ class Cluster:
             try:
                 return ends(ck.IsolationLevel.READ_COMMITTED) == ends(ck.IsolationLevel.READ_UNCOMMITTED)
             except ck.KafkaException as error:
-                # a broker that was frozen writes on, until it hears that the controller has taken its leaderships
-                if error.args[0].code() != ck.KafkaError._NOENT:
+                # a broker that was frozen writes on, until it hears that the controller has taken its leaderships, and
+                # for a moment does not know the epoch in which it has them again
+                if error.args[0].code() not in (ck.KafkaError._NOENT, ck.KafkaError.UNKNOWN_LEADER_EPOCH):
                     raise
+                metadata(self.admin, *topics[:1])  # the client would keep to the leaders that it knows
                 return False
 
         wait_until(none_is_open, f"no transaction is open on {topics}")

@@ -104,7 +104,7 @@ def freeze_before(site: Site, function: Callable[..., Any]) -> Callable[..., Any
 
 @pytest.mark.parametrize(
     ("owner", "name", "by_spark"),
-    [(runner, "cut", False), (runner, "explain", True), (ParquetTable, "publish", True)],
+    [(runner, "cut", False), (runner, "begin_explaining", True), (ParquetTable, "publish", True)],
     ids=["cut", "plan", "job"],
 )
 def test_run_whose_broker_freezes_names_it_and_the_remedy_and_the_next_run_goes_on(

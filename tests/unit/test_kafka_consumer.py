@@ -569,6 +569,36 @@ def test_membership_owner_follows_the_member_id_that_the_group_names(
     assert member.take_calls() == ["ask the group"]
 
 
+@pytest.mark.parametrize(
+    ("held", "mine", "fenced", "owner"),
+    [
+        ("other", "", False, None),  # our own, or that of a worker whose join came later: the answer will tell
+        ("other", "", True, Owner.ANOTHERS),
+        ("other", "newer", False, Owner.ANOTHERS),
+        ("newer", "newer", False, Owner.OURS),
+        ("me", "", False, Owner.OURS),
+        (None, "", False, Owner.NOBODYS),
+    ],
+)
+def test_unknown_holder_is_no_replacement_while_a_new_client_joins(
+    held: str | None, mine: str, fenced: bool, owner: Owner | None, member: Member
+) -> None:
+    """The group names a static member, with its new id, before it answers the join."""
+    member.consumer.subscribe(["a"], lambda _: None, lambda: None, lambda: None)
+    member.assign(A0)
+    member.consumer.rejoin()
+    member.held, member.client.member = held, mine
+    member.consumer._log.fenced = fenced
+    if owner is None:
+        with pytest.raises(Retriable, match=r"the group 'g' has not answered yet whether g\.0 is its member"):
+            member.consumer.membership()
+    else:
+        assert member.consumer.membership().owner is owner
+    member.client.member = "newest"
+    member.assign(A0)
+    assert member.consumer.membership().owner is (Owner.NOBODYS if held is None else Owner.ANOTHERS)
+
+
 def test_membership_without_an_answer_raises_retriable(member: Member) -> None:
     member.held = Retriable("no answer")
     with pytest.raises(Retriable, match="no answer"):
