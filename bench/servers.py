@@ -52,7 +52,8 @@ class Server:
 
     def start(self) -> None:
         """Starts the server, and waits until it answers."""
-        with (self.directory / "log").open("ab") as log:
+        log_path = self.directory / "log"
+        with log_path.open("ab") as log:
             command = self._command(self.port, self.directory)
             self._process = subprocess.Popen(
                 command, cwd=self.directory, user=self._user, stdout=log, stderr=subprocess.STDOUT
@@ -60,7 +61,7 @@ class Server:
         deadline = time.monotonic() + SECONDS
         while not self._is_ready(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise GaveUp(f"{command[0]} does not answer: {self.directory / 'log'} tells why")
+                raise GaveUp(f"{command[0]} does not answer: {' '.join(log_path.read_text().splitlines()[-3:])}")
             time.sleep(0.05)
 
     def stop(self) -> None:

@@ -183,11 +183,12 @@ class KafkaCluster(_Reading):
 
     def _holder(self, group: str, instance_id: str) -> Holder | None:
         """The member that holds a static membership of a group."""
-        members = self._describe(group, self._limit).members
+        described = self._describe(group, self._limit)
+        stable = described.state is ck.ConsumerGroupState.STABLE
         return next(
             (
-                Holder(m.member_id, m.client_id, m.host.lstrip("/"))
-                for m in members
+                Holder(m.member_id, m.client_id, m.host.lstrip("/"), stable)
+                for m in described.members
                 if m.group_instance_id == instance_id
             ),
             None,

@@ -88,7 +88,9 @@ class KafkaConsumer:
         self._prepare = prepare
         self.group = settings["group.id"]
         self.instance_id = settings["group.instance.id"]
-        self._membership = StaticMembership(self.group, self.instance_id, settings["client.id"], holder)
+        self._membership = StaticMembership(
+            self.group, self.instance_id, settings["client.id"], settings["session.timeout.ms"] / 1000, holder
+        )
         self._topics: list[str] = []
         self._assigned: Callable[[set[TopicPartition]], None]
         self._revoked: Callable[[], None]
@@ -131,6 +133,7 @@ class KafkaConsumer:
             logger.info(
                 "%s: it is not known whether its inputs have changed since it last joined: %s", self.instance_id, error
             )
+        self._membership.joining = True
         self._consumer.subscribe(
             self._topics, on_assign=self._assign_none, on_revoke=self._revoke, on_lost=self._leave_after_loss
         )
@@ -140,7 +143,6 @@ class KafkaConsumer:
         self.close()
         self._connect()
         if self._topics:
-            self._membership.joining = True
             self._join()
 
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -159,6 +161,7 @@ class KafkaConsumer:
             self._leave_after_loss(client, partitions)
             return
         self._rebalances += 1
+        self._membership.joining = True
         self._silence.revoked()
         self._revoked()
 
@@ -285,7 +288,7 @@ class KafkaConsumer:
             raise self._classify(error.args[0], "committing offsets", [tp.topic for tp in positions]) from None
 
     def membership(self) -> Membership:
-        return self._membership.ask(self._consumer.memberid(), fenced=self._log.fenced)
+        return self._membership.ask(self._consumer.memberid())
 
     def _classify(self, error: ck.KafkaError, doing: str, topics: Collection[str] = ()) -> Exception:
         """Maps an error as classify() does, but a fenced member is only Abortable: `consume` first asks the group.
@@ -308,7 +311,7 @@ class KafkaConsumer:
     def _join_again(self) -> bool:
         """Joins again unless another member has taken the membership (raises Replaced); False without an answer."""
         try:
-            owner, holder = self._membership.ask_before_joining_again(self._consumer.memberid())
+            owner, holder = self._membership.ask_before_joining_again(self._consumer.memberid(), time.monotonic())
         except (ClientError, Unavailable) as error:
             logger.warning(
                 "%s: the membership is lost, and the group does not say who holds it: %s", self.instance_id, error,
@@ -321,6 +324,14 @@ class KafkaConsumer:
         )  # fmt: skip
         if owner is Owner.ANOTHERS:
             raise replaced(self.instance_id, holder)
+        if owner is Owner.UNSURE:
+            logger.warning(
+                "%s: the membership was lost, and its holder may be this worker itself, by a join without an answer "
+                "(%s): joining again once it leaves; another worker would stay for longer than a session",
+                self.instance_id, holder,
+                extra=repeated(f"seconds for which the holder of the membership of {self.instance_id} is unknown"),
+            )  # fmt: skip
+            return False
         logger.warning(
             "%s: the membership was lost, and no other worker has taken it: joining again", self.instance_id,
             extra=repeated(f"memberships of {self.instance_id} that were lost and are taken again"),

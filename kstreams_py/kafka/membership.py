@@ -6,18 +6,20 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from kstreams_py.errors import Replaced, Retriable
+from kstreams_py.errors import Replaced
 
 
 class Owner(Enum):
     """Who holds a static membership, from the point of view of the consumer that asks.
 
-    NOBODYS is also the answer while it is not certain that another member holds it.
+    - NOBODYS: also if a consumer that never was a member asks for the first time, before it joins again.
+    - UNSURE: another member, or this consumer by a join whose answer it never got.
     """
 
     OURS = "ours"
     NOBODYS = "nobody's"
     ANOTHERS = "another's"
+    UNSURE = "unsure"
 
 
 class Membership(NamedTuple):
@@ -31,21 +33,36 @@ class Holder(NamedTuple):
     """The member that holds a static membership.
 
     Client id and host are as the group describes them: a member that replaced another one within its session has those
-    of the replaced one (measured).
+    of the replaced one (measured). `stable`: the group is not in a rebalance, so a member without heartbeats leaves it
+    within its session.
     """
 
     member: str
     client: str
     host: str
+    stable: bool = True
 
 
 class StaticMembership:
-    """The static membership of one consumer: its member id, and who holds the membership."""
+    """The static membership of one consumer: its member id, and who holds the membership.
+
+    An unknown holder may be this consumer itself, by a join whose answer it never got: a request that was sent again
+    after its connection broke has taken the membership from the first one. So while a join has led to no assignment,
+    such a holder is a replacement only once it has outlived a session, which takes heartbeats.
+    """
 
     def __init__(
-        self, group: str, instance_id: str, client_id: str, holder: Callable[[str, str], Holder | None]
+        self,
+        group: str,
+        instance_id: str,
+        client_id: str,
+        session_seconds: float,
+        holder: Callable[[str, str], Holder | None],
     ) -> None:
-        """`holder` asks a group who holds a membership (its group.instance.id); None if no member does."""
+        """`holder` asks a group who holds a membership (its group.instance.id); None if no member does.
+
+        After `session_seconds` without a heartbeat a member leaves its group.
+        """
         self.group = group
         self.instance_id = instance_id
         self.member = ""
@@ -53,46 +70,54 @@ class StaticMembership:
         self.lost = False
         """The membership is over; the group is asked who holds it before the consumer joins again."""
         self.joining = False
-        """A new client joins in place of one that was a member, and the group has not answered it yet."""
+        """The client joins, for the first time or again, and has no assignment yet."""
+        self._session_seconds = session_seconds
         self._client_id = client_id
         self._holder = holder
         self._has_seen_other = False
+        self._unsure: tuple[str, float] | None = None
+        """An unknown holder, and the time since which it has held the membership of a stable group."""
 
-    def ask(self, member: str, *, fenced: bool) -> Membership:
+    def ask(self, member: str) -> Membership:
         """Asks who holds the membership. Raises the errors of `holder`.
 
-        - `member`: the consumer's member id now; "" while it has none.
-        - `fenced`: the client has reported that another member took the membership.
-
-        An unknown holder may be this consumer, whose join is not answered yet, unless it ever had a member id or was
-        fenced. While a new client joins, raises Retriable for one: the group names a member before it answers its join.
+        `member` is the consumer's member id now; "" while it has none.
         """
-        certain = bool(member) or fenced
-        found = self._judge(self._holder(self.group, self.instance_id), member, certain=certain)
-        if found.owner is Owner.ANOTHERS and self.joining and not certain:
-            raise Retriable(f"the group {self.group!r} has not answered yet whether {self.instance_id} is its member")
+        return self._judge(self._holder(self.group, self.instance_id), member)
+
+    def ask_before_joining_again(self, member: str, now: float) -> Membership:
+        """Asks as `ask` does, after the membership was lost, until it is sure; `now` is in seconds.
+
+        A consumer that never was a member may join once despite another holder: the successor of a coordinator that
+        died before it stored a new member knows only the holder before. librdkafka #3437: a client whose session has
+        timed out forgets its member id and goes on with heartbeats; a coordinator that still knows the member takes the
+        empty id for another member's.
+        """
+        unsure, self._unsure = self._unsure, None
+        holder = self._holder(self.group, self.instance_id)
+        found = self._judge(holder, member)
+        if holder is None or found.owner is not Owner.UNSURE:
+            return found
+        if not (self.member or self._has_seen_other):
+            self._has_seen_other = True
+            return found._replace(owner=Owner.NOBODYS)
+        if holder.stable:
+            since = unsure[1] if unsure and unsure[0] == holder.member else now
+            if now - since > self._session_seconds:
+                return found._replace(owner=Owner.ANOTHERS)
+            self._unsure = holder.member, since
         return found
 
-    def ask_before_joining_again(self, member: str) -> Membership:
-        """Asks who holds the lost membership; a consumer that never was a member may join once despite another holder.
-
-        librdkafka #3437: a client whose session has timed out forgets its member id and goes on with heartbeats; a
-        coordinator that still knows the member takes the empty id for another member's. And the successor of a
-        coordinator that died before it stored a new member knows only the holder before.
-        """
-        found = self._judge(self._holder(self.group, self.instance_id), member, certain=self._has_seen_other)
-        self._has_seen_other |= bool(found.holder)
-        return found
-
-    def _judge(self, holder: Holder | None, member: str, *, certain: bool) -> Membership:
+    def _judge(self, holder: Holder | None, member: str) -> Membership:
         if holder is None:
             return Membership(Owner.NOBODYS)
         if holder.member in (member, self.member):
             return Membership(Owner.OURS)
         stale = holder.client == self._client_id  # see Holder
         client = "the broker still shows this worker's client id" if stale else f"{holder.client} on {holder.host}"
-        owner = Owner.ANOTHERS if certain or self.member else Owner.NOBODYS
-        return Membership(owner, f"member {holder.member}; {client}")
+        # it cannot be this consumer while that has the member id of its last assignment
+        is_sure = not self.joining or (member and member == self.member)
+        return Membership(Owner.ANOTHERS if is_sure else Owner.UNSURE, f"member {holder.member}; {client}")
 
 
 def replaced(instance_id: str, holder: str) -> Replaced:

@@ -289,7 +289,7 @@ class Session:
             )  # fmt: skip
 
     def _owner(self) -> Owner:
-        """Whose the membership is: ours or nobody's. Raises Replaced if it is another's."""
+        """Whose the membership is: ours or nobody's. Raises Replaced if it is another's, Retriable if it may be."""
         for _ in range(MEMBERSHIP_ASKED_MAX):
             try:
                 owner, holder = self._attempts.ask(self._consumer.membership)
@@ -302,6 +302,8 @@ class Session:
                 )  # fmt: skip
                 self._sleep(1.0)
                 continue
+            if owner is Owner.UNSURE:
+                raise Retriable(f"{self._id}: its group has not answered yet whether it is a member ({holder})")
             if owner is Owner.ANOTHERS:
                 self._move(State.FATAL)
                 raise replaced(self._id, holder)

@@ -34,7 +34,7 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.kafka.membership import Owner, replaced
+from kstreams_py.kafka.membership import replaced
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
@@ -380,12 +380,10 @@ class Group:
                 f"{self.generation} is the newest"
             )
 
-    def owner(self, instance_id: str, member: int) -> Owner:
-        """Who holds the membership, as seen by this member."""
-        holder = self.static_members.get(instance_id)
-        if holder is None:
-            return Owner.NOBODYS
-        return Owner.OURS if holder.member == member else Owner.ANOTHERS
+    @property
+    def is_stable(self) -> bool:
+        """The newest generation is assigned."""
+        return not self._rebalancing
 
     def expire(self, before: float) -> None:
         """Ends the memberships without a heartbeat since `before`."""
@@ -398,9 +396,10 @@ class Group:
 
     def leave(self, instance_id: str, member: int) -> bool:
         """Ends the membership at once if this member holds it; returns whether it did."""
-        if self.owner(instance_id, member) is not Owner.OURS:
+        held = self.static_members.get(instance_id)
+        if held is None or held.member != member:
             return False
-        self.static_members[instance_id].heard = float("-inf")
+        held.heard = float("-inf")
         self.expire(0.0)
         return True
 

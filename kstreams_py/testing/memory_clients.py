@@ -20,7 +20,7 @@ from kstreams_py.errors import (
     Unavailable,
 )
 from kstreams_py.kafka.contracts import Consumer, Output, ProducerMode, Report
-from kstreams_py.kafka.membership import Membership, Owner, replaced
+from kstreams_py.kafka.membership import Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
@@ -392,6 +392,7 @@ class MemoryConsumer:
         self._group = network.broker.group(group)
         self._instance_id = instance_id
         self._member = 0
+        self._membership = StaticMembership(group, instance_id, "", network.broker.session_timeout, self._find_holder)
         self._generation = -1
         self._joins = False
         """It is joining, and has no answer yet."""
@@ -439,7 +440,8 @@ class MemoryConsumer:
 
     def _join(self) -> None:
         """Joins as a new member; without an answer, the next `consume` joins again."""
-        self._joins, self._generation, self._positions = True, -1, {}
+        self._membership.joining = self._joins = True
+        self._generation, self._positions = -1, {}
         counts = self._count()
 
         def join() -> int:
@@ -469,7 +471,7 @@ class MemoryConsumer:
     def _join_again(self) -> bool:
         """Joins again if no other member holds the membership; False if the group does not answer. Raises Replaced."""
         try:
-            owner, holder = self.membership()
+            owner, holder = self._request("membership", self._ask_before_joining_again)
         except (ClientError, Unavailable):
             return False
         if owner is Owner.ANOTHERS:
@@ -519,6 +521,7 @@ class MemoryConsumer:
             self._generation = self._group.generation
             self._rebalances += 1
             self._positions = {}
+            self._membership.member, self._membership.joining = str(self._member), False
             self._on_assigned(set(self._group.static_members[self._instance_id].partitions))
 
     def _is_heard(self) -> bool:
@@ -551,6 +554,7 @@ class MemoryConsumer:
         if self._generation >= 0:
             self._positions = {}
             self._rebalances += 1
+            self._membership.joining = True
             self._on_revoked()
         self._generation = -1
         if self._lost or self._group.hear(self._instance_id, self._member, self._heard) is Heard.UNKNOWN:
@@ -611,8 +615,18 @@ class MemoryConsumer:
             raise Abortable(str(replaced)) from None
 
     def membership(self) -> Membership:
-        owner = self._request("membership", lambda: self._group.owner(self._instance_id, self._member))
-        return Membership(owner, "another member" if owner is Owner.ANOTHERS else "")
+        return self._request("membership", lambda: self._membership.ask(self._known_member()))
+
+    def _ask_before_joining_again(self) -> Membership:
+        return self._membership.ask_before_joining_again(self._known_member(), self._network.clock())
+
+    def _find_holder(self, _: str, instance_id: str) -> Holder | None:
+        held = self._group.static_members.get(instance_id)
+        return None if held is None else Holder(str(held.member), "another member", "memory", self._group.is_stable)
+
+    def _known_member(self) -> str:
+        """The member id; "" while a join has no answer."""
+        return "" if self._joins else str(self._member)
 
     def group_metadata(self) -> GroupMetadata:
         """The group metadata for a commit, as this member knows it."""

@@ -201,14 +201,18 @@ class Proxy:
         return self._add(Rule(Fate.REFUSED, "Produce", "request", client, nth, 1, None))
 
     def cut(self) -> None:
-        """Closes all connections, and each new one until `lift`."""
+        """Closes all connections, and each new one until `mend` or `lift`."""
         self._is_cut = True
         for connection in list(self._connections):
             connection.close()
 
+    def mend(self) -> None:
+        """Ends a cut."""
+        self._is_cut = False
+
     def lift(self) -> None:
         """Ends all rules and a cut, and forwards the frames that are held."""
-        self._is_cut = False
+        self.mend()
         with self._lock:
             for rule in self._rules:
                 rule.lift()

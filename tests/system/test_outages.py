@@ -6,9 +6,12 @@ A proxy cuts the connections of the workers: the broker itself goes on, and its 
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -62,6 +65,11 @@ class App:
         own = (f"{self.id}: ", f"{self.group}.0: ")
         return sum(record.getMessage().startswith(own) for record in records)
 
+    def says(self, text: str, records: Sequence[logging.LogRecord]) -> bool:
+        """Whether the client of its worker has logged this text."""
+        lines = [record.getMessage() for record in records]
+        return any(line.startswith(f"{self.group}.0: ") and text in line for line in lines)
+
 
 def lower_limits(patch: pytest.MonkeyPatch) -> None:
     for module, limits in LIMITS.items():
@@ -82,6 +90,13 @@ KINDS = [
     ("at_least_once", "transaction"),
     ("at_most_once", "transaction"),
 ]
+
+
+def assert_outputs(apps: Sequence[App], cluster: Cluster) -> None:
+    found = {app.id: cluster.values(app.target) for app in apps}
+    least = KINDS.index(("at_least_once", "transaction"))  # its session ended before a commit: a run is repeated
+    found[apps[least].id] = list(dict.fromkeys(found[apps[least].id]))
+    assert found == {app.id: VALUES[:COUNT] for app in apps}
 
 
 def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
@@ -122,10 +137,7 @@ def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
         for slot in slots:
             slot.join()
     assert [slot.failure for slot in slots] == [None] * len(apps)
-    found = {app.id: cluster.values(app.target) for app in apps}
-    least = KINDS.index(("at_least_once", "transaction"))  # its session ended before a commit: a run is repeated
-    found[apps[least].id] = list(dict.fromkeys(found[apps[least].id]))
-    assert found == {app.id: VALUES[:COUNT] for app in apps}
+    assert_outputs(apps, cluster)
 
 
 def test_worker_that_joins_again_after_its_session_is_not_taken_for_its_own_replacement(
@@ -167,6 +179,47 @@ def test_worker_that_joins_again_after_its_session_is_not_taken_for_its_own_repl
             slot.join()
     assert [slot.failure for slot in slots] == [None, None]
     assert cluster.values(app.target) == VALUES
+
+
+def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
+    proxied: tuple[Cluster, Proxy],
+    proxy: Proxy,
+    settings: Callable[..., Settings],
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The second copy takes the membership from the first, whose answer the client gets: it is fenced by itself."""
+    cluster = proxied[0]
+    apps = [App(name, *kind, cluster) for kind in KINDS]
+    behind = settings(bootstrap_servers=proxy.bootstrap_servers, **SETTINGS)
+    caplog.set_level(logging.WARNING, "kstreams_py.kafka.consumer")
+    slots = [RunningSlot(app.graph, behind, outputs_held=0) for app in apps]
+    try:
+        with ThreadPoolExecutor() as pool:
+            for begun in [pool.submit(app.begin) for app in apps]:
+                begun.result()
+        proxy.cut()
+        for app in apps:
+            app.goes_on.set()
+        for app in apps:
+            wait_until(lambda app=app: app.says("the membership is lost", caplog.records), f"{app.id} is silent")  # type: ignore[misc]
+            wait_until(lambda app=app: not cluster.members(app.group), f"{app.group} has no member")  # type: ignore[misc]
+        doubled = [proxy.double("JoinGroup", client=f"{app.group}.0@{platform.node()}-{os.getpid()}") for app in apps]
+        proxy.mend()
+        for app, slot in zip(apps, slots, strict=True):
+            unsure = partial(app.says, "by a join without an answer", caplog.records)
+            wait_until(lambda slot=slot, unsure=unsure: slot.failure or unsure(), f"{app.id} is unsure")  # type: ignore[misc]
+            assert slot.failure is None, app.id
+        for app in apps:
+            cluster.await_committed(app.group, app.source, {0: COUNT})
+    finally:
+        for slot in slots:
+            slot.slot.stop()
+        for slot in slots:
+            slot.join()
+    assert [len(rule.caught) for rule in doubled] == [1] * len(apps)
+    assert [slot.failure for slot in slots] == [None] * len(apps)
+    assert_outputs(apps, cluster)
 
 
 SHARED = {WorkerState.RUNNING, WorkerState.SPARE}

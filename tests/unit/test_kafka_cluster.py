@@ -448,15 +448,21 @@ def test_grow_that_is_refused_names_the_topic(monkeypatch: pytest.MonkeyPatch) -
         cluster_with(Brokers(refused), monkeypatch).grow("x", 6)
 
 
-def test_holder_of_a_static_membership_has_its_client_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("state", ck.ConsumerGroupState)
+def test_holder_of_a_static_membership_has_its_client_and_host(
+    state: ck.ConsumerGroupState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def member(name: str | None, member_id: str) -> Any:
         return SimpleNamespace(
             group_instance_id=name, member_id=member_id, client_id=f"{name}@host-1-42", host="/10.0.0.7"
         )
 
-    brokers = Brokers(SimpleNamespace(members=[member(None, "x"), member("g.p.0", "m0"), member("g.p.1", "m1")]))
+    members = [member(None, "x"), member("g.p.0", "m0"), member("g.p.1", "m1")]
+    brokers = Brokers(SimpleNamespace(members=members, state=state))
     cluster = cluster_with(brokers, monkeypatch)
-    assert cluster._holder("g.p", "g.p.1") == Holder("m1", "g.p.1@host-1-42", "10.0.0.7")
+    assert cluster._holder("g.p", "g.p.1") == Holder(
+        "m1", "g.p.1@host-1-42", "10.0.0.7", state is ck.ConsumerGroupState.STABLE
+    )
     assert cluster._holder("g.p", "g.p.2") is None
     assert brokers.requests == [("g.p", 15.0)] * 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 import pytest
@@ -23,7 +23,8 @@ A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b",
 CODES = ck.KafkaError
 ELSEWHERE = ("g.0@host-7-42", "10.0.0.7")
 IS_ELSEWHERE = "g.0@host-7-42 on 10.0.0.7"
-SETTINGS = {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1"}
+SETTINGS = {"group.id": "g", "group.instance.id": "g.0", "client.id": "g.0@here-1", "session.timeout.ms": 9_000}
+SESSION = 9.0
 
 
 class Event(Read):
@@ -128,6 +129,8 @@ class Member:
         self.did: list[object] = []
         """Calls of its client and callbacks of its caller, in order."""
         self.held: str | Exception | None = None
+        self.is_stable = True
+        """Whether the group is in no rebalance."""
         self.client = Client(self.did)
         monkeypatch.setattr(consumer, "new_client", self._new_client)
         self.now = 0.0
@@ -155,7 +158,7 @@ class Member:
         self.did.append("ask the group")
         if isinstance(self.held, Exception):
             raise self.held
-        return None if self.held is None else Holder(self.held, *ELSEWHERE)
+        return None if self.held is None else Holder(self.held, *ELSEWHERE, self.is_stable)
 
     def assign(self, *partitions: TopicPartition) -> list[Any]:
         self.client.on_assign(self.client, [stored(tp, 0) for tp in partitions])
@@ -541,62 +544,87 @@ def test_commit_in_a_callback_counts_for_the_next_turn(member: Member) -> None:
 # The membership.
 
 
+def end_rebalance(member: Member) -> None:
+    member.revoke()
+    member.assign(A0)
+
+
+JOINING: dict[str, Callable[[Member], object]] = {
+    "for the first time": lambda member: None,
+    "in a rebalance": Member.revoke,
+    "as a new client": lambda member: member.consumer.rejoin(),
+}
+"""What a member joins after; all but the first had an assignment before, as "me"."""
+
+SETTLED: dict[str, Callable[[Member], object]] = {
+    "assigned": lambda member: None,
+    "after a rebalance": end_rebalance,
+    "lost": Member.lose,
+}
+"""What a member has seen since its assignment, with no join of its own under way."""
+
+
+@pytest.mark.parametrize("fenced", [False, True])
 @pytest.mark.parametrize(
-    ("held", "mine", "known", "fenced", "owner"),
+    ("held", "mine", "owner"),
     [
-        ("me", "me", True, False, Owner.OURS),
-        ("me", "", True, False, Owner.OURS),  # librdkafka forgets its id once its session has timed out
-        ("newer", "newer", True, False, Owner.OURS),  # it has joined again, without an assignment since
-        ("before", "newer", False, False, Owner.ANOTHERS),
-        ("other", "me", True, False, Owner.ANOTHERS),
-        ("other", "", True, False, Owner.ANOTHERS),
-        ("other", "", False, True, Owner.ANOTHERS),
-        ("other", "", False, False, Owner.NOBODYS),  # it may be our own, whose join has no answer yet
-        (None, "me", True, False, Owner.NOBODYS),
-        (None, "", False, True, Owner.NOBODYS),
+        ("me", "me", Owner.OURS),
+        ("me", "", Owner.OURS),  # librdkafka forgets its id once its session has timed out
+        ("other", "me", Owner.ANOTHERS),
+        ("other", "", Owner.ANOTHERS),
+        (None, "me", Owner.NOBODYS),
+        (None, "", Owner.NOBODYS),
     ],
 )
+@pytest.mark.parametrize("since", SETTLED)
 def test_membership_owner_follows_the_member_id_that_the_group_names(
-    held: str | None, mine: str, known: bool, fenced: bool, owner: Owner, member: Member
+    since: str, held: str | None, mine: str, owner: Owner, fenced: bool, member: Member
 ) -> None:
-    if known:
-        member.assign(A0)
+    member.assign(A0)
+    SETTLED[since](member)
     member.held, member.client.member = held, mine
     member.consumer._log.fenced = fenced
     member.take_calls()
-    stranger = held in ("before", "other")
-    assert member.consumer.membership() == Membership(owner, f"member {held}; {IS_ELSEWHERE}" if stranger else "")
+    assert member.consumer.membership() == Membership(
+        owner, f"member {held}; {IS_ELSEWHERE}" if held == "other" else ""
+    )
     assert member.take_calls() == ["ask the group"]
 
 
+@pytest.mark.parametrize("fenced", [False, True])
 @pytest.mark.parametrize(
-    ("held", "mine", "fenced", "owner"),
+    ("held", "mine", "owner"),
     [
-        ("other", "", False, None),  # our own, or that of a worker whose join came later: the answer will tell
-        ("other", "", True, Owner.ANOTHERS),
-        ("other", "newer", False, Owner.ANOTHERS),
-        ("newer", "newer", False, Owner.OURS),
-        ("me", "", False, Owner.OURS),
-        (None, "", False, Owner.NOBODYS),
+        ("other", "", Owner.UNSURE),  # our own, or that of a worker whose join came later
+        ("other", "newer", Owner.UNSURE),  # its join was answered, and an earlier copy of it came later
+        ("newer", "newer", Owner.OURS),  # it has joined again, without an assignment since
+        (None, "newer", Owner.NOBODYS),
+        (None, "", Owner.NOBODYS),
     ],
 )
-def test_unknown_holder_is_no_replacement_while_a_new_client_joins(
-    held: str | None, mine: str, fenced: bool, owner: Owner | None, member: Member
+@pytest.mark.parametrize("joins", JOINING)
+def test_unknown_holder_is_no_replacement_while_a_client_joins(
+    joins: str, held: str | None, mine: str, owner: Owner, fenced: bool, member: Member
 ) -> None:
     """The group names a static member, with its new id, before it answers the join."""
-    member.consumer.subscribe(["a"], lambda _: None, lambda: None, lambda: None)
-    member.assign(A0)
-    member.consumer.rejoin()
+    if joins != "for the first time":
+        member.assign(A0)
+    JOINING[joins](member)
     member.held, member.client.member = held, mine
     member.consumer._log.fenced = fenced
-    if owner is None:
-        with pytest.raises(Retriable, match=r"the group 'g' has not answered yet whether g\.0 is its member"):
-            member.consumer.membership()
-    else:
-        assert member.consumer.membership().owner is owner
+    assert member.consumer.membership().owner is owner
     member.client.member = "newest"
     member.assign(A0)
     assert member.consumer.membership().owner is (Owner.NOBODYS if held is None else Owner.ANOTHERS)
+
+
+def test_member_that_keeps_its_id_in_a_rebalance_knows_another_holder_for_its_replacement(member: Member) -> None:
+    member.assign(A0)
+    member.revoke()
+    member.held = "other"
+    assert member.consumer.membership() == Membership(Owner.ANOTHERS, f"member other; {IS_ELSEWHERE}")
+    member.held = "me"
+    assert member.consumer.membership() == Membership(Owner.OURS)
 
 
 def test_membership_without_an_answer_raises_retriable(member: Member) -> None:
@@ -655,38 +683,129 @@ def test_fencing_is_recorded_and_acted_upon_by_the_next_consume(how: str, member
     assert member.take_calls() == ["ask the group"]
 
 
+JOINED_AGAIN = ["ask the group", "new client", ("subscribe", ["a", "b"])]
+WAITED = ["ask the group", ("sleep", JOIN_AGAIN_SECONDS)]
+
+
+def lose_membership(member: Member) -> None:
+    member.client.answers = [member.lose]
+    assert member.consumer.consume(1, 0.0) == []
+    member.take_calls()
+
+
+def join_again(member: Member) -> list[object]:
+    """Calls `consume` after the loss; returns what it did. A client that joins reads a record."""
+    member.client.answers = [lambda: [Event("a", 0)]]
+    found = member.consumer.consume(1, 0.0)
+    calls = member.take_calls()
+    assert [m.offset() for m in found] == ([0] if "new client" in calls else [])
+    return calls
+
+
+def assert_replaced(member: Member) -> None:
+    with pytest.raises(Replaced) as caught:
+        member.consumer.consume(1, 0.0)
+    assert str(caught.value) == replaced_by(member.held)
+    assert member.take_calls() == ["ask the group"]
+
+
+@pytest.mark.parametrize("mine", ["me", ""])
+def test_another_holder_of_a_lost_membership_ends_the_worker_at_once(mine: str, member: Member) -> None:
+    member.assign(A0)
+    member.held, member.client.member = "other", mine
+    lose_membership(member)
+    assert_replaced(member)
+
+
 @pytest.mark.parametrize(
-    ("held", "mine", "assigned", "times", "replaced"),
+    ("held", "mine"),
     [
-        ("other", "me", True, 1, True),
-        ("other", "", True, 1, True),
-        ("me", "", True, 1, False),  # librdkafka #3437: its session timed out, and it has forgotten its id
-        (None, "", True, 1, False),
-        ("newer", "newer", True, 1, False),  # it has joined again, without an assignment since
-        ("me", "newer", True, 1, False),  # the coordinator died before it stored the newer id
-        ("before", "newer", False, 1, False),  # the same, after another process held the membership
-        ("other", "newer", False, 2, True),
+        ("me", ""),  # librdkafka #3437: its session timed out, and it has forgotten its id
+        (None, ""),
+        ("newer", "newer"),  # it has joined again, without an assignment since
+        ("me", "newer"),  # the coordinator died before it stored the newer id
     ],
 )
-def test_lost_membership_raises_replaced_only_if_another_member_holds_it(
-    held: str | None, mine: str, assigned: bool, times: int, replaced: bool, member: Member
-) -> None:
-    """Otherwise a new client joins with it, and reading continues."""
-    if assigned:
-        member.assign(A0)
+def test_lost_membership_that_no_other_holds_is_taken_again(held: str | None, mine: str, member: Member) -> None:
+    """A new client joins with it, and reading continues."""
+    member.assign(A0)
     member.held, member.client.member = held, mine
-    for attempt in range(1, times + 1):
-        member.client.answers = [member.lose, lambda: [Event("a", 0)]]
-        assert member.consumer.consume(1, 0.0) == []
-        member.take_calls()
-        if replaced and attempt == times:
-            with pytest.raises(Replaced) as caught:
-                member.consumer.consume(1, 0.0)
-            assert str(caught.value) == replaced_by(held)
-            assert member.take_calls() == ["ask the group"]
-        else:
-            assert [m.offset() for m in member.consumer.consume(1, 0.0)] == [0]
-            assert member.take_calls() == ["ask the group", "new client", ("subscribe", ["a", "b"])]
+    lose_membership(member)
+    assert join_again(member) == JOINED_AGAIN
+
+
+def test_client_that_never_was_a_member_joins_once_despite_another_holder(member: Member) -> None:
+    """The coordinator died before it stored the newer id, and knows the process before."""
+    member.held, member.client.member = "before", "newer"
+    lose_membership(member)
+    assert join_again(member) == JOINED_AGAIN
+    lose_membership(member)
+    assert join_again(member) == WAITED
+
+
+@pytest.mark.parametrize("mine", ["newer", ""])
+@pytest.mark.parametrize("joins", ["in a rebalance", "as a new client"])
+def test_unknown_holder_that_outlives_a_session_is_a_replacement(
+    joins: str, mine: str, member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    member.assign(A0)
+    JOINING[joins](member)
+    member.held, member.client.member = "other", mine
+    lose_membership(member)
+    for _ in range(3):
+        assert join_again(member) == WAITED
+        member.now += SESSION / 2
+    assert_replaced(member)
+    text = (
+        "g.0: the membership was lost, and its holder may be this worker itself, by a join without an answer (member "
+        f"other; {IS_ELSEWHERE}): joining again once it leaves; another worker would stay for longer than a session"
+    )
+    assert [message for message in caplog.messages if "may be" in message] == [text] * 3
+
+
+def test_unknown_holder_that_leaves_within_a_session_was_this_worker_itself(member: Member) -> None:
+    member.assign(A0)
+    member.consumer.rejoin()
+    member.held, member.client.member = "other", ""
+    lose_membership(member)
+    assert join_again(member) == WAITED
+    member.now += SESSION
+    member.held = None
+    assert join_again(member) == JOINED_AGAIN
+
+
+class NoStay(NamedTuple):
+    """What interrupts the stay of an unknown holder, so that its session is measured again."""
+
+    held: str | Exception = "other"
+    is_stable: bool = True
+
+
+@pytest.mark.parametrize(
+    "interruption",
+    [NoStay("third"), NoStay(is_stable=False), NoStay(Retriable("busy"))],
+    ids=["another holder", "a rebalance", "no answer"],
+)
+def test_stay_of_an_unknown_holder_is_measured_in_a_group_that_answers_and_is_stable(
+    interruption: NoStay, member: Member
+) -> None:
+    """In a rebalance no member sends heartbeats, and a coordinator that is back starts all sessions again."""
+    member.assign(A0)
+    member.consumer.rejoin()
+    member.client.member = ""
+    member.held = "other"
+    lose_membership(member)
+    assert join_again(member) == WAITED
+    member.now += SESSION / 2
+    member.held, member.is_stable = interruption
+    assert join_again(member) == WAITED
+    member.held, member.is_stable = "other", True
+    member.now += SESSION
+    assert join_again(member) == WAITED
+    member.now += SESSION
+    assert join_again(member) == WAITED
+    member.now += 1.0
+    assert_replaced(member)
 
 
 @pytest.mark.parametrize("answer", [Retriable("busy"), BrokerUnavailable("no broker")])

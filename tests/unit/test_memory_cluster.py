@@ -642,7 +642,9 @@ def test_member_that_is_replaced_during_a_rebalance_raises_replaced() -> None:
     second.poll()
     newer = Member(cluster, "a")
     first.poll()
-    with pytest.raises(Replaced, match=r"taken the slot of a over \(another member\); this one ends"):
+    with pytest.raises(
+        Replaced, match=r"taken the slot of a over \(member 3; another member on memory\); this one ends"
+    ):
         first.poll()
     newer.poll()
     second.poll()

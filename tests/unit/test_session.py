@@ -169,6 +169,27 @@ def test_fenced_session_renews_its_producer_with_the_membership_and_ends_without
             assert bench.visible == [b"1"]
 
 
+@pytest.mark.parametrize("fails", [OutcomeUnknown, Fenced])
+def test_session_fences_nobody_while_its_own_join_has_no_answer(fails: type[ClientError]) -> None:
+    """The group names a member that may be this one or its replacement."""
+    bench = Bench()
+    bench.write()
+    bench.cluster.faults.inject("subscribe", error=Retriable("no answer"))
+    bench.consumer.rejoin()
+    bench.take_requests()
+    assert bench.guarantee.recover(fails("why")), "the worker has to rewind"
+    assert set(bench.take_requests()) == {"membership"}
+    with pytest.raises(
+        Retriable, match=r"g\.p\.0: its group has not answered yet whether it is a member \(member 2;"
+    ) as raised:
+        bench.guarantee.check()
+    bench.consume()
+    bench.recover(raised.value)
+    bench.write(b"2", 2)
+    bench.guarantee.commit()
+    assert (bench.visible, bench.saved) == ([b"2"], {A0: 2})
+
+
 def test_fenced_by_a_transaction_timeout_is_logged_apart_from_fenced_by_another_producer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
