@@ -184,10 +184,10 @@ class KafkaCluster(_Reading):
     def _holder(self, group: str, instance_id: str) -> Holder | None:
         """The member that holds a static membership of a group."""
         described = self._describe(group, self._limit)
-        stable = described.state is ck.ConsumerGroupState.STABLE
+        stable, coordinator = described.state is ck.ConsumerGroupState.STABLE, described.coordinator.id
         return next(
             (
-                Holder(m.member_id, m.client_id, m.host.lstrip("/"), stable)
+                Holder(m.member_id, m.client_id, m.host.lstrip("/"), stable, coordinator)
                 for m in described.members
                 if m.group_instance_id == instance_id
             ),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kstreams_py.errors import Replaced
+
+ANSWER_SECONDS: Final = 3.0
+"""Seconds between two answers of a group from which on its coordinator may have been restarted in between."""
 
 
 class Owner(Enum):
@@ -32,15 +35,25 @@ class Membership(NamedTuple):
 class Holder(NamedTuple):
     """The member that holds a static membership.
 
-    Client id and host are as the group describes them: a member that replaced another one within its session has those
-    of the replaced one (measured). `stable`: the group is not in a rebalance, so a member without heartbeats leaves it
-    within its session.
+    - `client`, `host`: as the group describes them; a member that replaced another one within its session has those of
+      the replaced one (measured).
+    - `stable`: the group is in no rebalance, so that a member without heartbeats leaves it within its session.
+    - `coordinator`: id of the broker that coordinates the group; another one starts all sessions again.
     """
 
     member: str
     client: str
     host: str
-    stable: bool = True
+    stable: bool
+    coordinator: int
+
+
+class _Stay(NamedTuple):
+    """How long an unknown holder is known to be there: times of the first answer that named it, and of the last."""
+
+    holder: Holder
+    since: float
+    last: float
 
 
 class StaticMembership:
@@ -75,8 +88,7 @@ class StaticMembership:
         self._client_id = client_id
         self._holder = holder
         self._has_seen_other = False
-        self._unsure: tuple[str, float] | None = None
-        """An unknown holder, and the time since which it has held the membership of a stable group."""
+        self._stay: _Stay | None = None
 
     def ask(self, member: str) -> Membership:
         """Asks who holds the membership. Raises the errors of `holder`.
@@ -93,7 +105,7 @@ class StaticMembership:
         timed out forgets its member id and goes on with heartbeats; a coordinator that still knows the member takes the
         empty id for another member's.
         """
-        unsure, self._unsure = self._unsure, None
+        stay, self._stay = self._stay, None
         holder = self._holder(self.group, self.instance_id)
         found = self._judge(holder, member)
         if holder is None or found.owner is not Owner.UNSURE:
@@ -102,10 +114,10 @@ class StaticMembership:
             self._has_seen_other = True
             return found._replace(owner=Owner.NOBODYS)
         if holder.stable:
-            since = unsure[1] if unsure and unsure[0] == holder.member else now
-            if now - since > self._session_seconds:
+            goes_on = stay is not None and stay.holder == holder and now - stay.last <= ANSWER_SECONDS
+            self._stay = _Stay(holder, stay.since if stay and goes_on else now, now)
+            if now - self._stay.since > self._session_seconds:
                 return found._replace(owner=Owner.ANOTHERS)
-            self._unsure = holder.member, since
         return found
 
     def _judge(self, holder: Holder | None, member: str) -> Membership:

@@ -622,7 +622,7 @@ class MemoryConsumer:
 
     def _find_holder(self, _: str, instance_id: str) -> Holder | None:
         held = self._group.static_members.get(instance_id)
-        return None if held is None else Holder(str(held.member), "another member", "memory", self._group.is_stable)
+        return None if held is None else Holder(str(held.member), "another member", "memory", self._group.is_stable, 0)
 
     def _known_member(self) -> str:
         """The member id; "" while a join has no answer."""

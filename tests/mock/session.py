@@ -263,7 +263,7 @@ class CellCluster(KafkaCluster):
     def _holder(self, group: str, instance_id: str) -> Holder | None:
         self.asked += 1
         assert self._member is not None
-        return Holder("another" if self._taken else self._member.member_id, "client", "host")
+        return Holder("another" if self._taken else self._member.member_id, "client", "host", True, 1)
 
     def consumer(self, group: str, instance_id: str, **options: bool) -> KafkaConsumer:
         member = self._member = super().consumer(group, instance_id, **options)

@@ -55,7 +55,9 @@ def test_client_that_was_fenced_before_its_callback_is_served_has_lost_its_membe
         "session.timeout.ms": 9_000,
         "client.id": "g.p.0@here-1",
     }
-    consumer = KafkaConsumer(settings, 1.0, lambda group, instance_id: Holder("new", "g.p.0@there-2", "192.0.2.1"))
+    consumer = KafkaConsumer(
+        settings, 1.0, lambda group, instance_id: Holder("new", "g.p.0@there-2", "192.0.2.1", True, 1)
+    )
     lost: list[str] = []
     consumer.subscribe(["in"], lambda _: None, lambda: None, lambda: lost.append("lost"))
     consumer._membership.member = "old"

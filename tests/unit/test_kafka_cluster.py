@@ -458,10 +458,10 @@ def test_holder_of_a_static_membership_has_its_client_and_host(
         )
 
     members = [member(None, "x"), member("g.p.0", "m0"), member("g.p.1", "m1")]
-    brokers = Brokers(SimpleNamespace(members=members, state=state))
+    brokers = Brokers(SimpleNamespace(members=members, state=state, coordinator=SimpleNamespace(id=2)))
     cluster = cluster_with(brokers, monkeypatch)
     assert cluster._holder("g.p", "g.p.1") == Holder(
-        "m1", "g.p.1@host-1-42", "10.0.0.7", state is ck.ConsumerGroupState.STABLE
+        "m1", "g.p.1@host-1-42", "10.0.0.7", state is ck.ConsumerGroupState.STABLE, 2
     )
     assert cluster._holder("g.p", "g.p.2") is None
     assert brokers.requests == [("g.p", 15.0)] * 2
