@@ -111,8 +111,12 @@ def start_postgresql(*, sync: bool) -> Server:
     return server
 
 
-def start_redis(*options: str) -> Server:
-    """A Redis that keeps an append-only file. `options`: further options of redis-server."""
+def start_redis(*options: str, in_cluster: bool = False) -> Server:
+    """A Redis that keeps an append-only file.
+
+    - `options`: further options of redis-server.
+    - `in_cluster`: it is a node of a Redis Cluster, without others.
+    """
 
     def is_ready(port: int) -> bool:
         try:
@@ -124,7 +128,9 @@ def start_redis(*options: str) -> Server:
 
     def command(port: int, directory: Path) -> list[str]:
         program = [find_program("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
-        return [*program, "--save", "", "--appendonly", "yes", *options]
+        # the default, 10,000 above its port, is among the ports that the machine gives to clients
+        nodes = ["--cluster-enabled", "yes", "--cluster-port", str(free_ports([None])[0])] if in_cluster else []
+        return [*program, "--save", "", "--appendonly", "yes", *nodes, *options]
 
     server = Server(command, is_ready)
     server.start()

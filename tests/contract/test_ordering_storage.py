@@ -13,7 +13,6 @@ from uuid import UUID, uuid4, uuid5
 import pytest
 
 from bench.servers import Server, start_redis
-from kstreams_py.embedded.nodes import free_ports
 from kstreams_py.errors import InputLost, Replaced, SettingsError, StoreUnavailable, TopicError
 from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.partitions import check_topic
@@ -451,8 +450,7 @@ def test_redis_that_is_away_may_return_and_one_that_refuses_the_password_will_no
 
 def test_redis_cluster_is_refused_with_the_reason() -> None:
     with (
-        # its own choice, 10,000 above its port, may be the port of a client of some other server
-        closing(start_redis("--cluster-enabled", "yes", "--cluster-port", str(free_ports([None])[0]))) as server,
+        closing(start_redis(in_cluster=True)) as server,
         pytest.raises(
             SettingsError, match="part of a Redis Cluster, where no transaction covers keys of several nodes"
         ),

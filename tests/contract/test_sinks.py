@@ -468,7 +468,7 @@ def test_server_that_does_not_answer_is_unavailable(
 
 @pytest.fixture
 def cluster() -> Iterator[Server]:
-    with closing(start_redis("--cluster-enabled", "yes")) as server:
+    with closing(start_redis(in_cluster=True)) as server:
         yield server
 
 
