@@ -33,7 +33,7 @@ from kstreams_py.kafka.errors import (
     classify,
     name_object,
 )
-from kstreams_py.kafka.membership import Holder, Membership, Owner, StaticMembership, replaced
+from kstreams_py.kafka.membership import SESSIONS, Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.silence import Silence
 from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
 from kstreams_py.log_fields import answers, away, repeated
@@ -42,7 +42,7 @@ from kstreams_py.records import Message, Positions, TopicPartition
 logger = logging.getLogger(__name__)
 
 JOIN_AGAIN_SECONDS: Final = 1.0
-"""Seconds between two requests to a group that does not answer who holds a lost membership."""
+"""Seconds between two questions who holds a lost membership."""
 
 PATIENCE_SECONDS: Final = 2.0
 """The least limit, in seconds, of the call that adds offsets to a transaction."""
@@ -309,7 +309,7 @@ class KafkaConsumer:
         return None
 
     def _join_again(self) -> bool:
-        """Joins again unless another member has taken the membership (raises Replaced); False without an answer."""
+        """Joins again once no other member can hold the membership, else returns False. Raises Replaced."""
         try:
             owner, holder = self._membership.ask_before_joining_again(self._consumer.memberid(), time.monotonic())
         except (ClientError, Unavailable) as error:
@@ -327,9 +327,9 @@ class KafkaConsumer:
         if owner is Owner.UNSURE:
             logger.warning(
                 "%s: the membership was lost, and its holder may be this worker itself, by a join without an answer "
-                "(%s): joining again once it leaves; another worker would stay for longer than a session",
-                self.instance_id, holder,
-                extra=repeated(f"seconds for which the holder of the membership of {self.instance_id} is unknown"),
+                "(%s): joining again once it leaves; another worker would stay for longer than %d sessions",
+                self.instance_id, holder, SESSIONS,
+                extra=repeated(f"answers that the membership of {self.instance_id} has an unknown holder", holder),
             )  # fmt: skip
             return False
         logger.warning(

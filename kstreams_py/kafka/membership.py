@@ -8,15 +8,14 @@ from typing import Final, NamedTuple
 
 from kstreams_py.errors import Replaced
 
-ANSWER_SECONDS: Final = 3.0
-"""Seconds between two answers of a group from which on its coordinator may have been restarted in between."""
+SESSIONS: Final = 3
+"""Sessions that an unknown holder has to outlive: a coordinator that was restarted in between starts them again."""
 
 
 class Owner(Enum):
     """Who holds a static membership, from the point of view of the consumer that asks.
 
-    - NOBODYS: also if a consumer that never was a member asks for the first time, before it joins again.
-    - UNSURE: another member, or this consumer by a join whose answer it never got.
+    UNSURE: another member's, or this consumer's own by a join whose answer it never got.
     """
 
     OURS = "ours"
@@ -37,7 +36,7 @@ class Holder(NamedTuple):
 
     - `client`, `host`: as the group describes them; a member that replaced another one within its session has those of
       the replaced one (measured).
-    - `stable`: the group is in no rebalance, so that a member without heartbeats leaves it within its session.
+    - `stable`: the group is in no rebalance: a member without heartbeats leaves within its session.
     - `coordinator`: id of the broker that coordinates the group; another one starts all sessions again.
     """
 
@@ -48,20 +47,14 @@ class Holder(NamedTuple):
     coordinator: int
 
 
-class _Stay(NamedTuple):
-    """How long an unknown holder is known to be there: times of the first answer that named it, and of the last."""
-
-    holder: Holder
-    since: float
-    last: float
-
-
 class StaticMembership:
     """The static membership of one consumer: its member id, and who holds the membership.
 
-    An unknown holder may be this consumer itself, by a join whose answer it never got: a request that was sent again
-    after its connection broke has taken the membership from the first one. So while a join has led to no assignment,
-    such a holder is a replacement only once it has outlived a session, which takes heartbeats.
+    The group names members, not processes, and an unknown holder may be this consumer itself: a join that is sent again
+    because its connection broke takes the membership from its first copy. librdkafka #3437: a client whose session has
+    timed out forgets its member id and goes on with heartbeats; a coordinator that still knows the member takes the
+    empty id for another member's. So while a join has led to no assignment, such a holder is another member only if it
+    stays in a stable group, which takes heartbeats.
     """
 
     def __init__(
@@ -87,8 +80,10 @@ class StaticMembership:
         self._session_seconds = session_seconds
         self._client_id = client_id
         self._holder = holder
-        self._has_seen_other = False
-        self._stay: _Stay | None = None
+        self._own: set[str] = set()
+        """All member ids that this consumer is known to have had."""
+        self._stays: tuple[Holder, float] | None = None
+        """An unknown holder in a stable group, and the time since which each answer has named it."""
 
     def ask(self, member: str) -> Membership:
         """Asks who holds the membership. Raises the errors of `holder`.
@@ -98,36 +93,25 @@ class StaticMembership:
         return self._judge(self._holder(self.group, self.instance_id), member)
 
     def ask_before_joining_again(self, member: str, now: float) -> Membership:
-        """Asks as `ask` does, after the membership was lost, until it is sure; `now` is in seconds.
-
-        A consumer that never was a member may join once despite another holder: the successor of a coordinator that
-        died before it stored a new member knows only the holder before. librdkafka #3437: a client whose session has
-        timed out forgets its member id and goes on with heartbeats; a coordinator that still knows the member takes the
-        empty id for another member's.
-        """
-        stay, self._stay = self._stay, None
+        """Asks as `ask` does, after the membership was lost: again and again, until it is sure; `now` is in seconds."""
+        stays, self._stays = self._stays, None
         holder = self._holder(self.group, self.instance_id)
         found = self._judge(holder, member)
-        if holder is None or found.owner is not Owner.UNSURE:
-            return found
-        if not (self.member or self._has_seen_other):
-            self._has_seen_other = True
-            return found._replace(owner=Owner.NOBODYS)
-        if holder.stable:
-            goes_on = stay is not None and stay.holder == holder and now - stay.last <= ANSWER_SECONDS
-            self._stay = _Stay(holder, stay.since if stay and goes_on else now, now)
-            if now - self._stay.since > self._session_seconds:
+        if holder is not None and holder.stable and found.owner is Owner.UNSURE:
+            self._stays = stays if stays and stays[0] == holder else (holder, now)
+            if now - self._stays[1] > SESSIONS * self._session_seconds:
                 return found._replace(owner=Owner.ANOTHERS)
         return found
 
     def _judge(self, holder: Holder | None, member: str) -> Membership:
+        self._own |= {member, self.member}
         if holder is None:
             return Membership(Owner.NOBODYS)
-        if holder.member in (member, self.member):
+        if holder.member in self._own:
             return Membership(Owner.OURS)
         stale = holder.client == self._client_id  # see Holder
         client = "the broker still shows this worker's client id" if stale else f"{holder.client} on {holder.host}"
-        # it cannot be this consumer while that has the member id of its last assignment
+        # a client that has its id of the last assignment has sent no join without an id since
         is_sure = not self.joining or (member and member == self.member)
         return Membership(Owner.ANOTHERS if is_sure else Owner.UNSURE, f"member {holder.member}; {client}")
 

@@ -303,7 +303,7 @@ class Session:
                 self._sleep(1.0)
                 continue
             if owner is Owner.UNSURE:
-                raise Retriable(f"{self._id}: its group has not answered yet whether it is a member ({holder})")
+                raise Retriable(f"{self._id}: its group does not tell whether it still holds the slot ({holder})")
             if owner is Owner.ANOTHERS:
                 self._move(State.FATAL)
                 raise replaced(self._id, holder)

@@ -159,14 +159,14 @@ class Worker:
         self._failure: Exception | None = None
         """The exception of a callback, to be raised by the turn."""
         self._has_joined = False
-        """The committed offsets of the assignment were read."""
+        """The group has made an assignment."""
 
     @property
     def state(self) -> WorkerState:
         """What the worker does now, as far as its loop knows. Another thread may read it."""
         if (away := self.committer.attempts.away) is not None:
             return away
-        if not self._has_joined:
+        if not self._has_joined or (self._must_rewind and not self.ledger.cursors):
             return WorkerState.JOINING
         if self.is_retrying:
             return WorkerState.RETRYING
@@ -560,7 +560,6 @@ class Worker:
             self.consumer.assign(dict(sorted(starts.items())))  # in one order in every process
         self._must_rewind, self._owed = False, {}
         self.committer.attempts.answered()
-        self._has_joined = True
 
     def _still_saved(self, positions: Positions) -> Intake | None:
         """The intake that was taken, if its offsets are committed: no other worker would run it."""
@@ -614,7 +613,7 @@ class Worker:
                     extra=repeated(f"assignments of processor {self.processor.id}", held),
                 )  # fmt: skip
                 self._assigned = assigned
-                self._must_rewind = True
+                self._has_joined = self._must_rewind = True
 
     def _lose(self) -> None:
         """Acts on a lost membership: only steps that no other worker would run are run."""

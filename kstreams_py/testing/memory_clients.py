@@ -469,13 +469,15 @@ class MemoryConsumer:
         return self._request("consume", lambda: self._consume(limit))
 
     def _join_again(self) -> bool:
-        """Joins again if no other member holds the membership; False if the group does not answer. Raises Replaced."""
+        """Joins again once no other member can hold the membership, else returns False. Raises Replaced."""
         try:
             owner, holder = self._request("membership", self._ask_before_joining_again)
         except (ClientError, Unavailable):
             return False
         if owner is Owner.ANOTHERS:
             raise replaced(self._instance_id, holder)
+        if owner is Owner.UNSURE:
+            return False
         self.rejoin()
         return True
 

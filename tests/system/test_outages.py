@@ -18,6 +18,8 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
+from kstreams_py.errors import Replaced
+from kstreams_py.kafka import membership
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing import attempts, session
@@ -69,6 +71,11 @@ class App:
         """Whether the client of its worker has logged this text."""
         lines = [record.getMessage() for record in records]
         return any(line.startswith(f"{self.group}.0: ") and text in line for line in lines)
+
+
+def client_of(app: App) -> str:
+    """The client id of the consumer of a worker that runs in this process."""
+    return f"{app.group}.0@{platform.node()}-{os.getpid()}"
 
 
 def lower_limits(patch: pytest.MonkeyPatch) -> None:
@@ -204,10 +211,10 @@ def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
         for app in apps:
             wait_until(lambda app=app: app.says("the membership is lost", caplog.records), f"{app.id} is silent")  # type: ignore[misc]
             wait_until(lambda app=app: not cluster.members(app.group), f"{app.group} has no member")  # type: ignore[misc]
-        doubled = [proxy.double("JoinGroup", client=f"{app.group}.0@{platform.node()}-{os.getpid()}") for app in apps]
+        doubled = [proxy.double("JoinGroup", client=client_of(app)) for app in apps]
         proxy.mend()
         for app, slot in zip(apps, slots, strict=True):
-            unsure = partial(app.says, "by a join without an answer", caplog.records)
+            unsure = partial(app.says, "may be this worker itself", caplog.records)
             wait_until(lambda slot=slot, unsure=unsure: slot.failure or unsure(), f"{app.id} is unsure")  # type: ignore[misc]
             assert slot.failure is None, app.id
         for app in apps:
@@ -220,6 +227,48 @@ def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
     assert [len(rule.caught) for rule in doubled] == [1] * len(apps)
     assert [slot.failure for slot in slots] == [None] * len(apps)
     assert_outputs(apps, cluster)
+
+
+def test_worker_that_is_replaced_while_it_joins_ends_once_the_other_has_stayed(
+    proxied: tuple[Cluster, Proxy],
+    proxy: Proxy,
+    settings: Callable[..., Settings],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its request for the assignment reaches the group after the join of the other, which keeps the slot."""
+    monkeypatch.setattr(membership, "SESSIONS", 0.2)  # its own session must not end in this test
+    cluster = proxied[0]
+    apps = [App(name, *kind, cluster) for kind in KINDS]
+    late = settings(bootstrap_servers=proxy.bootstrap_servers, session_timeout_ms=40_000)
+    held = [proxy.hold("SyncGroup", client=client_of(app)) for app in apps]
+    replaced = [RunningSlot(app.graph, late) for app in apps]
+    slots = list(replaced)
+    try:
+        for app, rule in zip(apps, held, strict=True):
+            wait_until(lambda rule=rule: rule.caught, f"{app.id} joins")  # type: ignore[misc]
+        others = [RunningSlot(app.graph, settings(bootstrap_servers=cluster.bootstrap_servers)) for app in apps]
+        slots += others
+        for other in others:
+            wait_until(lambda other=other: other.failure or states([other]) == {WorkerState.RUNNING}, "it has the slot")  # type: ignore[misc]
+        for rule in held:
+            rule.release()
+        for app, slot in zip(apps, replaced, strict=True):
+            wait_until(lambda slot=slot: slot.failure, f"{app.id} ends as replaced")  # type: ignore[misc]
+            assert type(slot.failure) is Replaced, slot.failure
+        for app in apps:
+            app.goes_on.set()
+            cluster.write(app.source, VALUES[:COUNT])
+            cluster.await_committed(app.group, app.source, {0: COUNT})
+    finally:
+        for slot in slots:
+            slot.slot.stop()
+        for slot in slots:
+            slot.join()
+    assert [other.failure for other in others] == [None] * len(apps)
+    assert [app.says("may be this worker itself", caplog.records) for app in apps] == [True] * len(apps)
+    assert {app.id: cluster.values(app.target) for app in apps} == {app.id: VALUES[:COUNT] for app in apps}
 
 
 SHARED = {WorkerState.RUNNING, WorkerState.SPARE}

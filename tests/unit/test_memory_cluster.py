@@ -681,6 +681,28 @@ def test_member_whose_session_timed_out_rejoins_unless_the_group_says_that_it_is
     assert (silent.events, newest.events) == ([{IN0, IN1, IN2}, "lost"], [{IN0, IN1, IN2}, "lost"])
 
 
+def test_member_that_is_replaced_while_it_joins_waits_for_sessions_and_never_takes_the_membership_back() -> None:
+    clock = ManualClock()
+    cluster = make_cluster(clock)
+    replaced, other = Member(cluster, "a"), Member(cluster, "b")
+    for member in (replaced, other, replaced):
+        member.poll()
+    replaced.consumer.rejoin()
+    newer = Member(cluster, "a")
+    newer.poll()
+    replaced.poll()
+    assert replaced.events[-1] == "lost"
+    assert replaced.consumer.membership() == Membership(Owner.UNSURE, "member 4; another member on memory")
+    for _ in range(31):  # three sessions of 10 s
+        replaced.poll()
+        clock.advance(1.0)
+        for member in (newer, other):
+            member.poll()
+    with pytest.raises(Replaced):
+        replaced.poll()
+    assert newer.consumer.membership() == Membership(Owner.OURS)
+
+
 def test_topic_growth_rebalances_the_group_once_its_leader_or_a_starting_member_sees_it() -> None:
     clock = ManualClock()
     cluster = MemoryCluster(clock, metadata_age=5.0)

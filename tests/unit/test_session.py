@@ -180,7 +180,7 @@ def test_session_fences_nobody_while_its_own_join_has_no_answer(fails: type[Clie
     assert bench.guarantee.recover(fails("why")), "the worker has to rewind"
     assert set(bench.take_requests()) == {"membership"}
     with pytest.raises(
-        Retriable, match=r"g\.p\.0: its group has not answered yet whether it is a member \(member 2;"
+        Retriable, match=r"g\.p\.0: its group does not tell whether it still holds the slot \(member 2;"
     ) as raised:
         bench.guarantee.check()
     bench.consume()

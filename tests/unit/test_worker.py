@@ -663,6 +663,25 @@ def test_function_that_outlives_its_transaction_is_called_again_and_delivers_onc
     assert "the broker timed the transaction out" in caplog.text
 
 
+def test_worker_whose_membership_is_lost_is_joining_until_the_group_has_made_it_an_assignment() -> None:
+    """It went back to the committed offsets of no partition, and was taken for a spare."""
+    plant = Plant(guarantee=Guarantee.AT_LEAST_ONCE)
+    worker = plant.started()
+    plant.feed("a", "0")
+    for nth in range(1, 6):
+        plant.cluster.faults.inject("membership", nth=nth, error=Retriable("no answer"), applied=False)
+
+    def turn() -> WorkerState:
+        worker.run_turn()
+        return worker.state
+
+    assert turn() is WorkerState.RUNNING
+    plant.clock.advance(20.0)
+    plant.feed("a", "1")
+    assert [turn() for _ in range(9)] == [WorkerState.JOINING] * 6 + [WorkerState.RUNNING] * 3
+    assert plant.out() == ["0", "0", "1"]
+
+
 def test_rebalance_in_mid_transaction_moves_the_work_to_the_other_worker_once() -> None:
     """Truth 4: the open transaction cannot be committed any more."""
     plant = Plant()
