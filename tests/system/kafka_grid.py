@@ -389,6 +389,7 @@ class Lane:
         assert {value: len(digests) for value, digests in self._hashes.items()} == dict.fromkeys(self._sets, 1)
         expected = [(value, *self._hashes[value]) for value in self._sets]
         assert len({digest for _, digest in expected}) == len(expected)
+        self._outputs.await_markers(*self.topics(self.case.cluster))
         arrange: Callable[[Any], list[Any]] = sorted if self.case.is_alts else list
         for topic in (*self.case.outputs, *(["dead"] if self.case.errors else [])):
             found = [
@@ -399,11 +400,13 @@ class Lane:
                 assert arrange([digest for _, digest in found]) == arrange(written), topic
             else:
                 outputs = [(value.encode(), digest) for value, digest in expected]
-                assert arrange(found) == (arrange(outputs) if topic in self.case.written else []), topic
+                assert arrange(found) == (arrange(outputs) if topic in self.case.written else []), (topic, found)
         for topic, end in self._ends.items():
             assert self._cluster.committed(f"{self.name}.p", f"{self.name}.{topic}") == {0: end}
         if self.case.journal is not None:
-            types = [type_of(m) for m in self._cluster.read(f"__ks.{self.name}.p.journal")]
+            journal = f"__ks.{self.name}.p.journal"
+            self._cluster.await_markers(journal)
+            types = [type_of(m) for m in self._cluster.read(journal)]
             assert types.count("snapshot") == len(self._sets), "a retry takes no snapshot"
 
 

@@ -65,6 +65,9 @@ LOCK_SECONDS: Final = 60
 _LINES: Final = 2_000
 """Rows that are passed on at once."""
 
+CONNECT_SECONDS: Final = 30
+"""The longest time until the server takes a connection: a run has no transaction of Kafka open meanwhile."""
+
 
 class PostgreSQLTable:
     """A table in PostgreSQL: see Target. Readers see the table of one run, until the transaction is committed."""
@@ -150,7 +153,9 @@ class PostgreSQLTable:
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         """A connection in a transaction, which ends with the block. Raises SinkUnavailable, RowRefused."""
         try:
-            with self._psycopg.connect(self._target.url, connect_timeout=5, application_name="kstreams_py") as found:
+            with self._psycopg.connect(
+                self._target.url, connect_timeout=CONNECT_SECONDS, application_name="kstreams_py"
+            ) as found:
                 # what follows the lock must see what its last holder has committed; the run must be on the disk
                 found.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 found.execute("SET LOCAL synchronous_commit = on")

@@ -183,8 +183,11 @@ def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_i
     assigned: list[set[TopicPartition]] = []
     consumer.subscribe([name], assigned.append, lambda: None, lambda: None)
     wait_until(lambda: not consumer.consume(1, 0.1) and assigned != [], "the member has its partition")
+    first = coordinator(recorder, group)
+    assert first is not None
     holder = log._holder(group, member)
     assert holder is not None
+    assert holder.coordinator == first
     found: list[object] = []
 
     def is_found() -> bool:
@@ -192,14 +195,16 @@ def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_i
             found.append(log._holder(group, member))
         return bool(found)
 
-    first = coordinator(recorder, group)
-    assert first is not None
     with without(brokers, first, recorder):
         wait_until(lambda: coordinator(recorder, group) not in (first, None), "another coordinator")
-    assert log._holder(group, member) == holder, "the first coordinator was asked before"
-    with without(brokers, coordinator(recorder, group) or 0, recorder):
+    second = coordinator(recorder, group)
+    assert second is not None
+    assert log._holder(group, member) == holder._replace(coordinator=second), "the first coordinator was asked before"
+    with without(brokers, second, recorder):
         wait_until(is_found, "the next coordinator answers")
-    assert found == [holder]
+        third = coordinator(recorder, group)
+    assert third is not None
+    assert found == [holder._replace(coordinator=third)]
     consumer.close()
 
 
