@@ -9,8 +9,9 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 
@@ -73,6 +74,24 @@ class App:
         return any(line.startswith(f"{self.group}.0: ") and text in line for line in lines)
 
 
+def begin_all(apps: Sequence[App]) -> None:
+    with ThreadPoolExecutor() as pool:
+        for begun in [pool.submit(app.begin) for app in apps]:
+            begun.result()
+
+
+@contextmanager
+def ending(slots: Sequence[RunningSlot]) -> Iterator[None]:
+    """Ends the slots after the block, whether they have failed or not; some may be added in it."""
+    try:
+        yield
+    finally:
+        for slot in slots:
+            slot.slot.stop()
+        for slot in slots:
+            slot.join()
+
+
 def client_of(app: App) -> str:
     """The client id of the consumer of a worker that runs in this process."""
     return f"{app.group}.0@{platform.node()}-{os.getpid()}"
@@ -118,10 +137,8 @@ def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
     apps = [App(name, *kind, cluster) for kind in KINDS]
     behind = settings(bootstrap_servers=proxy.bootstrap_servers, **SETTINGS)
     slots = [RunningSlot(app.graph, behind, outputs_held=0) for app in apps]
-    try:
-        with ThreadPoolExecutor() as pool:
-            for begun in [pool.submit(app.begin) for app in apps]:
-                begun.result()
+    with ending(slots):
+        begin_all(apps)
         lower_limits(monkeypatch)
         caplog.clear()
         caplog.set_level(logging.INFO)
@@ -138,11 +155,6 @@ def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
         proxy.lift()
         for app in apps:
             cluster.await_committed(app.group, app.source, {0: COUNT})
-    finally:
-        for slot in slots:
-            slot.slot.stop()
-        for slot in slots:
-            slot.join()
     assert [slot.failure for slot in slots] == [None] * len(apps)
     assert_outputs(apps, cluster)
 
@@ -169,7 +181,7 @@ def test_worker_that_joins_again_after_its_session_is_not_taken_for_its_own_repl
     monkeypatch.setattr(attempts, "WAIT_MAX", 0.3)  # the question follows while the group waits for the other member
     behind = settings(bootstrap_servers=proxy.bootstrap_servers, **SETTINGS)
     slots = [RunningSlot(app.graph, behind, outputs_held=0)]
-    try:
+    with ending(slots):
         app.begin()
         proxy.cut()
         app.goes_on.set()
@@ -179,11 +191,6 @@ def test_worker_that_joins_again_after_its_session_is_not_taken_for_its_own_repl
         wait_until(lambda: slots[0].failure or states(slots) == SHARED, "both are members")
         cluster.write(app.source, VALUES[COUNT:])
         cluster.await_committed(app.group, app.source, {0: COUNT + 1})
-    finally:
-        for slot in slots:
-            slot.slot.stop()
-        for slot in slots:
-            slot.join()
     assert [slot.failure for slot in slots] == [None, None]
     assert cluster.values(app.target) == VALUES
 
@@ -201,15 +208,13 @@ def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
     behind = settings(bootstrap_servers=proxy.bootstrap_servers, **SETTINGS)
     caplog.set_level(logging.WARNING, "kstreams_py.kafka.consumer")
     slots = [RunningSlot(app.graph, behind, outputs_held=0) for app in apps]
-    try:
-        with ThreadPoolExecutor() as pool:
-            for begun in [pool.submit(app.begin) for app in apps]:
-                begun.result()
+    with ending(slots):
+        begin_all(apps)
         proxy.cut()
         for app in apps:
             app.goes_on.set()
         for app in apps:
-            wait_until(lambda app=app: app.says("the membership is lost", caplog.records), f"{app.id} is silent")  # type: ignore[misc]
+            wait_until(partial(app.says, "the membership is lost", caplog.records), f"{app.id} is silent")
             wait_until(lambda app=app: not cluster.members(app.group), f"{app.group} has no member")  # type: ignore[misc]
         doubled = [proxy.double("JoinGroup", client=client_of(app)) for app in apps]
         proxy.mend()
@@ -219,11 +224,6 @@ def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
             assert slot.failure is None, app.id
         for app in apps:
             cluster.await_committed(app.group, app.source, {0: COUNT})
-    finally:
-        for slot in slots:
-            slot.slot.stop()
-        for slot in slots:
-            slot.join()
     assert [len(rule.caught) for rule in doubled] == [1] * len(apps)
     assert [slot.failure for slot in slots] == [None] * len(apps)
     assert_outputs(apps, cluster)
@@ -245,7 +245,7 @@ def test_worker_that_is_replaced_while_it_joins_ends_once_the_other_has_stayed(
     held = [proxy.hold("SyncGroup", client=client_of(app)) for app in apps]
     replaced = [RunningSlot(app.graph, late) for app in apps]
     slots = list(replaced)
-    try:
+    with ending(slots):
         for app, rule in zip(apps, held, strict=True):
             wait_until(lambda rule=rule: rule.caught, f"{app.id} joins")  # type: ignore[misc]
         others = [RunningSlot(app.graph, settings(bootstrap_servers=cluster.bootstrap_servers)) for app in apps]
@@ -261,11 +261,6 @@ def test_worker_that_is_replaced_while_it_joins_ends_once_the_other_has_stayed(
             app.goes_on.set()
             cluster.write(app.source, VALUES[:COUNT])
             cluster.await_committed(app.group, app.source, {0: COUNT})
-    finally:
-        for slot in slots:
-            slot.slot.stop()
-        for slot in slots:
-            slot.join()
     assert [other.failure for other in others] == [None] * len(apps)
     assert [app.says("may be this worker itself", caplog.records) for app in apps] == [True] * len(apps)
     assert {app.id: cluster.values(app.target) for app in apps} == {app.id: VALUES[:COUNT] for app in apps}
