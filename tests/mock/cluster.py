@@ -7,6 +7,8 @@ what the brokers do; test_cluster.py checks it with plain clients:
 requests                   answer of the brokers
 =========================  ===========================================================================================
 Produce, Fetch             store and return batches, one batch per partition and Fetch; acks=0 is answered as well.
+                           An error has the high watermark, which a broker leaves out: librdkafka reports the end of the
+                           partition instead, if that is where it reads and it has not reported it yet.
                            A Produce answered with an error appends nothing
 Produce, idempotent        sequence numbers are checked for transactional producers only: a batch that another
                            idempotent producer sends again is stored twice, and a batch that fails while another one is
