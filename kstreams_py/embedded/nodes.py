@@ -14,9 +14,11 @@ import json
 import os
 import random
 import socket
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,9 +108,28 @@ def _is_locked(path: Path) -> bool:
 
 
 def free_ports(wanted: Sequence[int | None]) -> list[int]:
-    """Returns the wanted ports where they are free, and other free ports where not, or for None."""
+    """Returns the wanted ports where they are free, and other free ports where not, or for None.
+
+    No other process gets those others as long as this one lives: a server binds its port seconds later.
+    """
     others = (port for port in random.SystemRandom().sample(_PORTS, len(_PORTS)) if port not in wanted)
-    return [port if port and _is_free(port) else next(filter(_is_free, others)) for port in wanted]
+    mine = (port for port in others if _is_free(port) and _claim(port))
+    return [port if port and _is_free(port) else next(mine) for port in wanted]
+
+
+def _claim(port: int) -> bool:
+    """Locks a port's byte of a file, until this process ends; False if another process has it."""
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _claims() -> int:
+    """The file of the locks, which stays open: the system ends a process's locks on a file with any that it closes."""
+    return os.open(Path(tempfile.gettempdir(), f"kstreams-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _is_free(port: int) -> bool:

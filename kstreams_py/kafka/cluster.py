@@ -22,7 +22,7 @@ from kstreams_py.kafka.group_description import GroupReader
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupOffsets, Pending, positions_partition
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.producer import KafkaProducer
-from kstreams_py.kafka.reader import Reader
+from kstreams_py.kafka.reader import ENDS_SECONDS, Reader
 from kstreams_py.kafka.topic_admin import TopicAdmin
 from kstreams_py.kafka.topics import no_such_topic
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
@@ -75,11 +75,17 @@ class _Reading:
 class KafkaCluster(_Reading):
     """kafka.contracts.Cluster on a real cluster."""
 
-    def __init__(self, settings: Settings, name: str = "") -> None:
-        """Makes no client yet. `name`: of another cluster, for errors; "" for that of the inputs."""
+    def __init__(self, settings: Settings, name: str = "", *, patient: bool = False) -> None:
+        """Makes no client yet.
+
+        - `name`: of another cluster, for errors; "" for that of the inputs.
+        - `patient`: offsets of partitions may take `request_timeout_ms`, as any request may. Otherwise they may take
+          ENDS_SECONDS (reader.py), as a worker stops within `drain_timeout_ms`.
+        """
         if settings.leave_on_stop:
             connection(settings)  # raises now, not at the stop, for settings with which no worker can leave
         self._settings = settings
+        self._patient = patient
         self._others: dict[str, KafkaCluster] = {}
         self._lock = threading.Lock()
         """Held while another cluster is opened: workers of several processors ask for it at once."""
@@ -107,9 +113,10 @@ class KafkaCluster(_Reading):
         log = ClientLog("admin")
         self._groups = GroupReader(self._common, log)
         self._topics = TopicAdmin(self._common, self._limit, log, name)
-        self._reader = Reader(self._of_consumers, self._limit, self._topics.explain)
+        limits = self._limit, self._limit if patient else min(self._limit, ENDS_SECONDS)
+        self._reader = Reader(self._of_consumers, limits, self._topics.explain)
         self._uncommitted = Reader(
-            lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"}, self._limit, self._topics.explain
+            lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"}, limits, self._topics.explain
         )
 
     def close(self) -> None:
@@ -125,7 +132,7 @@ class KafkaCluster(_Reading):
             return self
         with self._lock:
             if name not in self._others:
-                self._others[name] = KafkaCluster(self._settings.of_cluster(name), name)
+                self._others[name] = KafkaCluster(self._settings.of_cluster(name), name, patient=self._patient)
             return self._others[name]
 
     def consumer(

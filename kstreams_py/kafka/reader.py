@@ -19,6 +19,9 @@ from kstreams_py.records import Message, Positions, TopicPartition
 ENDS_SECONDS: Final = 5.0
 """Seconds for three requests for offsets: a request to a leader that is down does not move to its successor."""
 
+ASK_SECONDS: Final = ENDS_SECONDS / 3
+"""Seconds for one of them."""
+
 UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
 
 
@@ -26,15 +29,18 @@ class Reader:
     """A consumer that joins no group, which the first call makes. The methods are those of contracts.Cluster."""
 
     def __init__(
-        self, configuration: Callable[[], Mapping[str, Any]], limit: float, explain: Callable[..., Exception]
+        self,
+        configuration: Callable[[], Mapping[str, Any]],
+        limits: tuple[float, float],
+        explain: Callable[..., Exception],
     ) -> None:
         """Makes no client yet.
 
         - `configuration`: returns the client's settings.
-        - `limit`: seconds that each call may take.
+        - `limits`: seconds that each call may take, and one for the offsets of partitions.
         - `explain`: maps an error, and the `topics` that it is about, to an exception.
         """
-        self._configuration, self._limit, self._explain = configuration, limit, explain
+        self._configuration, (self._limit, self._offsets_limit), self._explain = configuration, limits, explain
         self._client = LazyClient(self._make_client)
         self._lock = threading.Lock()
 
@@ -93,10 +99,10 @@ class Reader:
         # and does not look for its successor (test_ends_of_partitions_whose_leader_died_are_read_from_the_new_leader)
         asked = [ck.TopicPartition(*tp, which) for tp in partitions]
         topics = {tp.topic for tp in partitions}
-        deadline, is_known = time.monotonic() + min(self._limit, ENDS_SECONDS), False
+        deadline, is_known = time.monotonic() + self._offsets_limit, False
         while True:
             try:
-                found = self.client.offsets_for_times(asked, ENDS_SECONDS / 3)
+                found = self.client.offsets_for_times(asked, ASK_SECONDS)
                 if (failure := next((p.error for p in found if p.error is not None), None)) is None:
                     return {TopicPartition(p.topic, p.partition): p.offset for p in found}
             except ck.KafkaException as error:
@@ -119,7 +125,7 @@ class Reader:
         exist = True
         for topic in topics:
             try:
-                exist &= not is_missing(self.client.list_topics(topic, ENDS_SECONDS / 3).topics[topic])
+                exist &= not is_missing(self.client.list_topics(topic, ASK_SECONDS).topics[topic])
             except ck.KafkaException as error:
                 return error.args[0], False
         return None, exist

@@ -56,7 +56,7 @@ def cut(
     """
     settings = settings or Settings.load()
     limit = settings.transaction_timeout_ms / 1000 + GRACE_SECONDS if timeout is None else timeout
-    cluster = KafkaCluster(settings)
+    cluster = KafkaCluster(settings, patient=True)
     try:
         return Cutting(graph, topics, cluster, limit, options=place_options(settings.bootstrap_servers)).make()
     finally:

@@ -153,7 +153,7 @@ def _check_topic(
 
     - `topic_id`, `starts`: those of the topic in a cut; None without one.
     """
-    cluster = KafkaCluster(settings)
+    cluster = KafkaCluster(settings, patient=True)
     try:
         found = cluster.topics([name]).get(name)
         if found is None:

@@ -70,7 +70,8 @@ class SQLiteTarget:
 class PostgreSQLTarget:
     def __init__(self, server: Server, evidence: Evidence) -> None:
         self.server = server
-        self.url = f"postgresql://postgres:secret@127.0.0.1:{server.port}/postgres"
+        # a busy machine takes longer to accept a connection than a writer may wait
+        self.url = f"postgresql://postgres:secret@127.0.0.1:{server.port}/postgres?connect_timeout=60"
         self.evidence = evidence
         self.schema = f"s{uuid.uuid4().hex}"
         self.execute(f"CREATE SCHEMA {self.schema}")

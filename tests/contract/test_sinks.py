@@ -67,6 +67,18 @@ def open_sink(target: Target) -> Iterator[Callable[..., SinkConnection]]:
         connection.close()
 
 
+@pytest.fixture
+def open_patiently(monkeypatch: pytest.MonkeyPatch, open_sink: Any) -> Any:
+    """Opens connections that wait for each other as long as a busy machine may take."""
+    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 60.0)
+    monkeypatch.setattr(directory, "LOCK_SECONDS", 60.0)
+    monkeypatch.setattr(postgresql, "LIMIT_SECONDS", 120.0)
+    monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "lock_timeout", "60s")
+    monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "statement_timeout", "100s")
+    monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "idle_in_transaction_session_timeout", "100s")
+    return open_sink
+
+
 def row(number: int, *values: Any) -> Row:
     return Row(number.to_bytes(16, "big"), values)
 
@@ -146,8 +158,8 @@ def in_parallel(*calls: Callable[[], object]) -> list[Any]:
 
 
 @of_offsets
-def test_of_two_writers_at_once_that_expect_the_same_one_is_stale(target: Target, open_sink: Any) -> None:
-    connections = [open_sink(), open_sink()]
+def test_of_two_writers_at_once_that_expect_the_same_one_is_stale(target: Target, open_patiently: Any) -> None:
+    connections = [open_patiently(), open_patiently()]
     for turn in range(15):
         write = ([row(turn, "UA", turn)], {INPUT: turn + 1}, {INPUT: turn} if turn else {})
         results = in_parallel(*(partial(connection.write, *write) for connection in connections))
@@ -156,9 +168,9 @@ def test_of_two_writers_at_once_that_expect_the_same_one_is_stale(target: Target
 
 
 @of_offsets
-def test_writers_of_different_partitions_keep_each_others_rows(target: Target, open_sink: Any) -> None:
+def test_writers_of_different_partitions_keep_each_others_rows(target: Target, open_patiently: Any) -> None:
     partitions = [TopicPartition("in", number) for number in range(3)]
-    connections = [open_sink() for _ in partitions]
+    connections = [open_patiently() for _ in partitions]
 
     def write_all(connection: SinkConnection, partition: TopicPartition) -> None:
         for offset in range(20):
@@ -172,8 +184,8 @@ def test_writers_of_different_partitions_keep_each_others_rows(target: Target, o
 
 
 @of_hash
-def test_writers_of_the_same_rows_at_once_store_each_once(target: Target, open_sink: Any) -> None:
-    connections = [open_sink(), open_sink()]
+def test_writers_of_the_same_rows_at_once_store_each_once(target: Target, open_patiently: Any) -> None:
+    connections = [open_patiently(), open_patiently()]
     rows = [row(number, "UA", number) for number in range(200)]
     for start in range(0, 200, 20):
         results = in_parallel(*(partial(c.write, rows[start : start + 20], {}, {}) for c in connections))
@@ -436,10 +448,14 @@ def test_postgresql_that_refuses_the_connection_does_not_return(
 def test_writer_frozen_in_a_transaction_is_ended_by_the_server(
     postgres: PostgreSQLTarget, open_postgres: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "idle_in_transaction_session_timeout", "200ms")
     frozen, other = open_postgres(), open_postgres()
     frozen.write([row(1, "UA", 1)], {INPUT: 1}, {})
-    monkeypatch.setattr(frozen, "_execute", lambda *_: other.write([row(2, "UA", 2)], {INPUT: 2}, {INPUT: 1}))
+
+    def freeze(*_: Any) -> None:
+        frozen._connection.execute("SET LOCAL idle_in_transaction_session_timeout = '200ms'")
+        other.write([row(2, "UA", 2)], {INPUT: 2}, {INPUT: 1})
+
+    monkeypatch.setattr(frozen, "_execute", freeze)
     with pytest.raises(SinkUnavailable) as raised:
         frozen.write([row(2, "XX", 2)], {INPUT: 2}, {INPUT: 1})
     monkeypatch.undo()
@@ -454,7 +470,7 @@ def test_server_that_does_not_answer_is_unavailable(
 ) -> None:
     connection = open_postgres()
     monkeypatch.setattr(postgresql, "LIMIT_SECONDS", 0.3)
-    [(pid,)] = postgres.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'kstreams_py'")
+    pid = connection._connection.info.backend_pid
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(SinkUnavailable) as raised:

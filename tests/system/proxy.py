@@ -417,7 +417,9 @@ class _ReplicatingKafka(EmbeddedKafka):
     """Brokers that reach each other at listeners of their own; the last broker is reached through a proxy."""
 
     def __init__(self, brokers: int, proxy_of: Callable[[int], Proxy]) -> None:
-        super().__init__(kafka_classpath(), find_java(), brokers=brokers)
+        # a broker that is slow keeps its leaderships: the proxy is that of the last broker only
+        settings = {"broker.session.timeout.ms": "60000"}
+        super().__init__(kafka_classpath(), find_java(), brokers=brokers, settings=settings)
         self._proxy_of = proxy_of
 
     def _format(self, cluster_id: str) -> None:

@@ -174,18 +174,26 @@ class Shop:
     @contextmanager
     def gate(self, name: str) -> Iterator[None]:
         """In the block, tasks of runs that begin wait at this gate: `first`, or `last` after a shuffle."""
+        # a task that waited at the gate before may have written it once more
+        (self.directory / f"{name}.waiting").unlink(missing_ok=True)
         (self.directory / name).touch()
         try:
             yield
         finally:
             (self.directory / name).unlink()
-            (self.directory / f"{name}.waiting").unlink(missing_ok=True)
 
     def await_task(self, name: str) -> int:
         """Waits until a task is at the gate; returns the id of its Python process."""
         waiting = self.directory / f"{name}.waiting"
-        wait_until(lambda: waiting.exists() and waiting.read_text(), f"a task waits at the gate {name!r}")
-        return int(waiting.read_text())
+        found: list[str] = []
+
+        def has_written() -> bool:
+            if waiting.exists():
+                found.append(waiting.read_text())  # empty while the task writes it again
+            return any(found)
+
+        wait_until(has_written, f"a task waits at the gate {name!r}")
+        return int(found[-1])
 
 
 class Driver:

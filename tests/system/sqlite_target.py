@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,11 @@ class SqliteTarget:
     def open(self, consumer: str) -> Connection:
         return Connection(self, consumer)
 
+    def create(self) -> None:
+        """Creates the file. SQLite does not wait for readers when it changes the journal mode."""
+        with closing(sqlite3.connect(f"{self.directory}/rows.db")) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")  # the test reads meanwhile
+
     def read(self) -> list[tuple[Any, ...]]:
         """All rows; none before a worker has made the table."""
         with sqlite3.connect(f"file:{self.directory}/rows.db?mode=rwc", uri=True, timeout=30.0) as connection:
@@ -47,7 +53,6 @@ class Connection:
         self._by_hash = target.evidence is Evidence.HASH
         self._consumer = consumer
         self._connection = sqlite3.connect(self._directory / "rows.db", timeout=5.0, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode = WAL")  # the test reads meanwhile
         key = "hash BLOB PRIMARY KEY" if self._by_hash else "hash BLOB"
         self._connection.execute(f"CREATE TABLE IF NOT EXISTS stored ({key}, value, number)")
         self._connection.execute(

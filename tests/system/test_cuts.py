@@ -82,6 +82,7 @@ class Rig:
         configuration = {
             "bootstrap.servers": self.settings.bootstrap_servers,
             "transactional.id": f"{self.graph.name}.{self._producers}",
+            "transaction.timeout.ms": 600_000,  # the first jobs of Spark may take more than the usual minute
         }
         producer = ck.Producer(configuration)
         producer.init_transactions(SECONDS)

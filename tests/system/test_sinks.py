@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kstreams_py import Settings
+from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.graph.sink import Evidence
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.recorder import Recorder
@@ -43,6 +44,7 @@ class App:
         self.cluster, self.name, self.directory = cluster, name, directory
         self.group = f"{name}.store"
         self.target = SqliteTarget(str(directory), evidence)
+        self.target.create()
         self.file = directory / "storing_graph.py"
         self.file.write_text(GRAPH.format(name=name, directory=str(directory), evidence=evidence.value))
         self.environment = settings.as_environment()
@@ -140,6 +142,7 @@ def test_worker_frozen_before_a_write_and_replaced_stores_nothing_again(new_app:
     frozen = app.start(0)
     app.await_rows()
     app.strike("stopped before the write")
+    await_stopped(frozen.process.pid)
     app.start(0)
     app.await_rows()
     app.write()

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 def page(postgresql: Server, redis_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that the page declares, with the servers of the tests in place of its own."""
     monkeypatch.chdir(tmp_path)
-    text = DECLARE.replace("loader:secret@db.example/flights", f"postgres@127.0.0.1:{postgresql.port}/postgres")
+    text = DECLARE.replace(
+        "loader:secret@db.example/flights", f"postgres@127.0.0.1:{postgresql.port}/postgres?connect_timeout=60"
+    )
     text = text.replace("cache.example:6379", f"127.0.0.1:{redis_server.port}")
     assert "example" not in text
     names: dict[str, Any] = {}

@@ -80,7 +80,12 @@ def test_cells_show_decoded_views_a_pipeline_its_table_and_the_progress_of_a_que
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     notebook = make_notebook([*cells, ERRORS.format(name=name), SLOW.format(name=name), "session.stop()"])
     client = NotebookClient(
-        notebook, timeout=int(WAIT), kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+        notebook,
+        timeout=int(WAIT),
+        iopub_timeout=int(WAIT),
+        startup_timeout=int(WAIT),
+        kernel_name="python3",
+        resources={"metadata": {"path": tmp_path}},
     )
     client.execute(env=environment)
     created, view, ran, table, errors, counted, _ = notebook.cells

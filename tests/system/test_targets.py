@@ -122,7 +122,7 @@ def test_worker_frozen_in_a_step_stores_nothing_again_after_another_slot_took_it
         wait_until(lambda: refused.search(frozen.text), "its rows are refused")
     cluster.write(f"{name}.in", values[WRITTEN:], keys=values[WRITTEN:])
     wait_until(lambda: Counter(target.rows()) >= expected_rows(2 * WRITTEN), "all rows")
-    wait_until(lambda: frozen.text.count("store: holds") == 2, "it is a member again")
+    wait_until(lambda: frozen.text.count("store: holds") > 1, "it is a member again")
     Recorder(cluster.bootstrap_servers).await_done(f"{name}.store", f"{name}.in")
     stop(frozen, other)
     assert Counter(target.rows()) == expected_rows(2 * WRITTEN)

@@ -6,6 +6,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,9 +226,30 @@ def test_ends_of_a_partition_that_nobody_tells(
             return SimpleNamespace(topics={topic: SimpleNamespace(error=None if code is None else ck.KafkaError(code))})
 
     monkeypatch.setattr(reader.Reader, "client", Reader())
-    monkeypatch.setattr(reader, "ENDS_SECONDS", 0.04 * (len(described) - 1))
+    monkeypatch.setattr(kafka, "ENDS_SECONDS", 0.04 * (len(described) - 1))
     with pytest.raises(error, match=f"^{message}"):
         open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).ends([TopicPartition("a", 0)])
+
+
+def test_patient_cluster_asks_for_ends_until_the_limit_of_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = iter([True] * 5)
+
+    class Reader:
+        def offsets_for_times(self, partitions: list[ck.TopicPartition], timeout: float) -> list[ck.TopicPartition]:
+            if next(silent, False):
+                raise ck.KafkaException(ck.KafkaError(E._TIMED_OUT))
+            return [ck.TopicPartition(p.topic, p.partition, 7) for p in partitions]
+
+        def list_topics(self, topic: str, timeout: float) -> None:
+            raise ck.KafkaException(ck.KafkaError(E._TIMED_OUT))
+
+    monkeypatch.setattr(reader.Reader, "client", Reader())
+    monkeypatch.setattr(kafka, "ENDS_SECONDS", 0.0)
+    settings, asked = Settings(bootstrap_servers="127.0.0.1:1"), [TopicPartition("a", 0)]
+    with pytest.raises(BrokerUnavailable):
+        open_cluster(settings).ends(asked)
+    with closing(KafkaCluster(settings, patient=True)) as patient:
+        assert patient.ends(asked) == {TopicPartition("a", 0): 7}
 
 
 @pytest.mark.parametrize(("session", "heartbeat"), [(45_000, 1_000), (3_000, 1_000), (1_500, 500)])

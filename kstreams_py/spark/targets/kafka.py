@@ -27,6 +27,7 @@ from kstreams_py.errors import (
     SinkUnavailable,
     StaleWriter,
     TopicError,
+    Unavailable,
 )
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import Topic
@@ -85,7 +86,7 @@ class KafkaTable:
         limit = max(settings.transaction_timeout_ms, TRANSACTION_MS)
         self._settings = settings.model_copy(update={"transaction_timeout_ms": limit})
         self._pipeline, self._topic = pipeline, topic
-        self._cluster = KafkaCluster(self._settings)
+        self._cluster = KafkaCluster(self._settings, patient=True)
         self._runs = TopicPartition(runs_topic(topic), 0)
         self._registry = open_registry(settings.schema_registry_url, settings.schema_directory)
         self._key = pipeline.key[0] if pipeline.key else None
@@ -292,9 +293,9 @@ class KafkaTable:
 
     def _await_markers(self) -> None:
         """Waits until readers find what is committed: a commit returns before its markers are written."""
-        partitions = [*self._partitions(), self._runs]
         deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
-        with suppress(ClientError):  # what is committed stays so; a reader may find it later
+        with suppress(ClientError, Unavailable):  # what is committed stays so; a reader may find it later
+            partitions = [*self._partitions(), self._runs]
             written = self._cluster.ends(partitions, committed=False)
             while any(end < written[tp] for tp, end in self._cluster.ends(partitions).items()):
                 if time.monotonic() > deadline:
