@@ -40,6 +40,10 @@ NONE: Final[Config] = {}
 BATCH_BYTES = 500_000
 """Bytes of values that are written at once: the client makes one batch of them for each partition."""
 
+SET_SECONDS = 10.0
+"""Limit of a request that sets offsets. librdkafka asks for a group's coordinator again only once a connection changes,
+which may be never on a broker that has just started (rdkafka_coord.c)."""
+
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT) -> None:
     """Returns once the condition is true; fails as soon as a running slot of this process has failed."""
@@ -229,8 +233,13 @@ class Cluster:
         request = [ck.ConsumerGroupTopicPartitions(group, wanted)]
 
         def are_set() -> bool:
-            (future,) = self.admin.alter_consumer_group_offsets(request).values()
-            return all(p.error is None for p in future.result().topic_partitions)
+            (future,) = self.admin.alter_consumer_group_offsets(request, request_timeout=SET_SECONDS).values()
+            try:
+                return all(p.error is None for p in future.result().topic_partitions)
+            except ck.KafkaException as error:
+                if error.args[0].code() != ck.KafkaError._TIMED_OUT:
+                    raise
+                return False
 
         wait_until(are_set, f"{group} at {offsets}")
 

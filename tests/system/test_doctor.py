@@ -10,7 +10,14 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
@@ -180,6 +187,10 @@ def test_what_this_user_may_not_see_is_a_note_and_the_rest_is_seen(name: str, tm
         )
         for future in cluster.admin.create_acls([binding]).values():
             future.result()
+        every = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        wait_until(lambda: cluster.admin.describe_acls(every).result(), "the ACL is known")
         found = findings(
             here,
             KSTREAMS_BOOTSTRAP_SERVERS=address,
