@@ -176,21 +176,12 @@ def test_what_this_user_may_not_see_is_a_note_and_the_rest_is_seen(name: str, tm
         here = Site(cluster, name, tmp_path, MAP, "in")
         here.write("in", b"0")
         cluster.set_committed(here.group, {(here.topic("in"), 0): 0})
-        binding = AclBinding(
-            ResourceType.TOPIC,
-            here.topic("in"),
-            ResourcePatternType.LITERAL,
-            "User:reader",
-            "*",
-            AclOperation.DESCRIBE,
-            AclPermissionType.ALLOW,
-        )
-        for future in cluster.admin.create_acls([binding]).values():
+        kind, pattern = ResourceType.TOPIC, ResourcePatternType.LITERAL
+        right = kind, here.topic("in"), pattern, "User:reader", "*", AclOperation.DESCRIBE, AclPermissionType.ALLOW
+        for future in cluster.admin.create_acls([AclBinding(*right)]).values():
             future.result()
-        every = AclBindingFilter(
-            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-        )
-        wait_until(lambda: cluster.admin.describe_acls(every).result(), "the ACL is known")
+        known = AclBindingFilter(*right)
+        wait_until(lambda: cluster.admin.describe_acls(known).result(), "the right is known")
         found = findings(
             here,
             KSTREAMS_BOOTSTRAP_SERVERS=address,
