@@ -402,7 +402,7 @@ class Lane:
                 outputs = [(value.encode(), digest) for value, digest in expected]
                 assert arrange(found) == (arrange(outputs) if topic in self.case.written else []), (topic, found)
         for topic, end in self._ends.items():
-            assert self._cluster.committed(f"{self.name}.p", f"{self.name}.{topic}") == {0: end}
+            self._cluster.await_committed(f"{self.name}.p", f"{self.name}.{topic}", {0: end})
         if self.case.journal is not None:
             journal = f"__ks.{self.name}.p.journal"
             self._cluster.await_markers(journal)

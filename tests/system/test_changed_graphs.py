@@ -96,6 +96,7 @@ class Site:
         self._dies.touch()
         assert self.start(declaration).wait() == -signal.SIGKILL
         self._dies.unlink()
+        self.cluster.await_markers(self.journal)
         assert type_of(self.cluster.read(self.journal)[-1]) == RecordType.OUTPUT
 
     def refuse(self, declaration: Declaration, reason: str) -> None:

@@ -486,6 +486,7 @@ def test_stopping_exception_commits_earlier_records_and_the_next_start_reads_its
     for _ in range(2):  # each start reads the record again
         stopped = worker(raises)
         assert stopped.wait() == status, stopped.text
+        cluster.await_markers(pipe.target)
         assert (pipe.outputs, pipe.committed, pipe.dead_letters) == ([b"0", b"bad"], 2, [])
     (tmp_path / "mended").touch()
     mended = worker(raises)
@@ -535,6 +536,7 @@ def test_framework_error_raised_by_a_function_stops_the_worker_and_discards_the_
     cluster.write(pipe.source, [b"0", b"odd", b"2"])
     failure = await_failure(RunningSlot(pipe.graph(function), settings()))
     assert type(failure) is kind
+    cluster.await_markers(pipe.target)
     assert (pipe.outputs, pipe.committed, pipe.dead_letters) == ([b"0"], 1, [])
     assert len(calls) == 1
 
@@ -660,6 +662,7 @@ def test_stop_loses_and_repeats_nothing_under_each_guarantee(
     switch = Switch(ks.Stop("enough"))
     graph, _ = declare("map", pipe, switch, guarantee)
     assert await_failure(RunningSlot(graph, settings())) is None
+    cluster.await_markers(pipe.target)
     assert pipe.outputs == [b"0", b"1"]
     assert pipe.committed == 2, "neither the record that raised nor the later ones are committed"
     switch.mended = True

@@ -102,6 +102,7 @@ def test_journal_of_an_alts_has_its_choices_before_the_function_runs(
 
     @graph.alts(graph.topic(a), graph.topic(b), to=graph.topic(target), persistence="journal")
     def merge(value: bytes, step: ks.Step) -> bytes:
+        cluster.await_markers(f"__ks.{name}.merge.journal")
         seen.append((step.delivery_hash, types_of(cluster, f"__ks.{name}.merge.journal")))
         return value
 
@@ -339,6 +340,7 @@ def test_committed_offsets_that_were_set_back_below_a_snapshot_end_the_worker(
     app.send(killed, signal.SIGKILL)
     killed.wait()
     app.gate.touch()
+    cluster.await_markers(f"__ks.{name}.copy.journal")
     begun = units_of(cluster, f"__ks.{name}.copy.journal")[-1][1].snapshot.offsets[app.source]
     cluster.set_committed(app.group, {(app.source, 0): 3})
     refused = app.start(0)

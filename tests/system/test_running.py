@@ -147,6 +147,7 @@ def test_run_with_two_workers_shares_partitions_and_sigterm_drains(app: App) -> 
         assert running.wait() == 0, running.text
         assert "SIGTERM: draining" in running.text
     assert not app.pids()
+    app.cluster.await_markers(app.target)
     done = app.outputs
     assert sum(app.committed.values()) == len(done), "the committed offsets count the outputs"
     with app.run("--workers", 2) as running:
@@ -167,6 +168,7 @@ def test_signal_in_mid_batch_commits_what_is_done(
         running.await_text("SIG(INT|TERM): draining")
         (app.directory / "open").touch()
         assert running.wait() == 0, running.text
+    app.cluster.await_markers(app.target)
     done = app.outputs
     assert b"wait" in done
     assert app.committed == {0: len(done)}
@@ -233,6 +235,7 @@ def test_sigterm_before_the_workers_have_started_exits_with_status_0(app: App) -
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
     assert not app.pids()
+    app.cluster.await_markers(app.target)
     assert sum(app.committed.values()) == len(app.outputs)
 
 
@@ -330,7 +333,7 @@ def format_stuck_pattern(app: App) -> str:
     """A pattern for the message about the function that waits."""
     numbers = [i for i, text in enumerate(app.file.read_text().splitlines(), 1) if '"open"' in text]
     place = rf"copy \(copying_graph.py, line ({numbers[0]}|{numbers[0] + 1})\)"
-    return rf"copy has not turned for \d s: it is in {place}: its function does not return, or .* does not answer"
+    return rf"copy has not turned for \d+ s: it is in {place}: its function does not return, or .* does not answer"
 
 
 def test_worker_whose_function_never_returns_is_replaced_after_stuck_timeout(app: App) -> None:
@@ -665,9 +668,9 @@ def test_settings_of_arguments_win_over_environment_over_file(app: App, tmp_path
     file = tmp_path / "settings.toml"
     right, wrong = app.cluster.bootstrap_servers, "127.0.0.1:9"
 
-    def check(of_file: str, of_environment: str | None, *arguments: str) -> int | str:
+    def check(of_file: str, of_environment: str | None, *arguments: str, limit: int = 15_000) -> int | str:
         """Exit status of `topics check`, or the address that did not answer."""
-        file.write_text(f'bootstrap_servers = "{of_file}"\nrequest_timeout_ms = 700\n')
+        file.write_text(f'bootstrap_servers = "{of_file}"\nrequest_timeout_ms = {limit}\n')
         environment = {} if of_environment is None else {"KSTREAMS_BOOTSTRAP_SERVERS": of_environment}
         done = kstreams("topics", "check", app.graph, "--config", file, *arguments, environment=environment)
         found = re.search(r"no Kafka broker answers at (\S+):", done.err)
@@ -676,9 +679,9 @@ def test_settings_of_arguments_win_over_environment_over_file(app: App, tmp_path
     assert check(right, None) == 0
     assert check(wrong, right) == 0
     assert check(wrong, wrong, "-b", right) == 0
-    assert check(wrong, None) == wrong
-    assert check(right, "127.0.0.1:7") == "127.0.0.1:7"
-    assert check(right, right, "-b", "127.0.0.1:8") == "127.0.0.1:8"
+    assert check(wrong, None, limit=700) == wrong
+    assert check(right, "127.0.0.1:7", limit=700) == "127.0.0.1:7"
+    assert check(right, right, "-b", "127.0.0.1:8", limit=700) == "127.0.0.1:8"
 
 
 def test_settings_of_a_file_reach_the_workers(app: App, tmp_path: Path) -> None:

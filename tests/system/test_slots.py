@@ -263,4 +263,4 @@ def test_group_admin_request_without_an_answer_ends_after_its_time_limit(setting
         started = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=f"^describing groups 'any' .*: no broker at {address} answers"):
             GroupAdmin(settings(bootstrap_servers=address), 1.2).members("any")
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 10.0

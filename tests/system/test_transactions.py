@@ -186,7 +186,7 @@ def test_hanging_transaction_is_found_on_outputs_and_positions_and_a_worker_goes
     assert read() == ([b"a", b"b", b"c"], [second])
     ended = operator.run("abort", *place(kept_in, start), "--yes", "--json")
     assert (ended.status, json.loads(ended.out)["ended"], operator.found("--graph", file)) == (0, "abort", [])
-    assert work.committed(kafka) is None
+    assert work.committed(open_cluster(Settings(bootstrap_servers=servers))) is None
     with running(graph, Settings(bootstrap_servers=servers, schema_directory=tmp_path)):
         cluster.await_committed(work.group, work.source, {0: 2})
     assert cluster.values(work.target) == [b"a", b"b", b"c", b"0", b"1"]

@@ -203,6 +203,7 @@ def test_committed_offset_passes_markers_and_aborted_records_to_the_last_stable_
     cluster.transaction(f"{name}.u", [(source, b"no-2")], commit=False)
     cluster.transaction(f"{name}.u", [(source, b"2")])
     cluster.transaction(f"{name}.u", [(source, b"no-3")], commit=False)
+    cluster.await_markers(source)
     end = open_cluster(settings()).ends([TopicPartition(source, 0)])[TopicPartition(source, 0)]
     assert end == 7 + 5  # seven records and the markers of five transactions
     with running(copying(name), settings()):

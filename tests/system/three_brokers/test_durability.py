@@ -90,6 +90,19 @@ def coordinator(recorder: Recorder, group: str) -> int | None:
     return None
 
 
+def await_coordinator(recorder: Recorder, group: str, *others: int) -> int:
+    """The broker that coordinates a group, once it is known and none of the others."""
+    found: list[int | None] = []
+
+    def is_known() -> bool:
+        found.append(coordinator(recorder, group))
+        return found[-1] not in (None, *others)
+
+    wait_until(is_known, f"the coordinator of {group}")
+    assert found[-1] is not None
+    return found[-1]
+
+
 def content(recorder: Recorder, topic: str) -> list[Row]:
     return [(m.partition(), m.offset(), m.key(), m.value()) for m in recorder.cluster.read(topic)]
 
@@ -183,8 +196,7 @@ def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_i
     assigned: list[set[TopicPartition]] = []
     consumer.subscribe([name], assigned.append, lambda: None, lambda: None)
     wait_until(lambda: not consumer.consume(1, 0.1) and assigned != [], "the member has its partition")
-    first = coordinator(recorder, group)
-    assert first is not None
+    first = await_coordinator(recorder, group)
     holder = log._holder(group, member)
     assert holder is not None
     assert holder.coordinator == first
@@ -196,14 +208,12 @@ def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_i
         return bool(found)
 
     with without(brokers, first, recorder):
-        wait_until(lambda: coordinator(recorder, group) not in (first, None), "another coordinator")
-    second = coordinator(recorder, group)
-    assert second is not None
+        await_coordinator(recorder, group, first)
+    second = await_coordinator(recorder, group)
     assert log._holder(group, member) == holder._replace(coordinator=second), "the first coordinator was asked before"
     with without(brokers, second, recorder):
         wait_until(is_found, "the next coordinator answers")
-        third = coordinator(recorder, group)
-    assert third is not None
+        third = await_coordinator(recorder, group)
     assert found == [holder._replace(coordinator=third)]
     consumer.close()
 
