@@ -106,7 +106,8 @@ def test_function_that_hangs_is_named_with_its_line_and_the_other_processor_goes
         still = site.sums("still_seconds", "processor")
         assert still["odd",] > 5
         assert still["calm",] < 5
-        assert site.sums("lag_records", "processor") == {("calm",): 0, ("odd",): 500}
+        lags = {("calm",): 0, ("odd",): 500}
+        wait_until(lambda: site.sums("lag_records", "processor") == lags, "each lag is known")
         case.flag.unlink()
         site.await_findings({})
         site.await_page("/livez", 200, "^ok$")
@@ -275,9 +276,10 @@ def test_worker_that_is_killed_again_and_again_is_named_with_how_it_ends_and_the
         case.write(b"v")
         site.await_kinds({("killed", None)})
         (what,) = [each.what for each in site.findings() if each.kind == "killed"]
-        assert re.fullmatch(r"slot 0 was restarted \d times, the last time after: SIGKILL", what)
+        killed = r"^slot 0 was restarted \d+ times, the last time after: SIGKILL$"
+        assert re.search(killed, what)
         case.flag.unlink()
-        site.await_findings({("killed", None): what[:24]})
+        site.await_findings({("killed", None): killed})
         wait_until(lambda: case.outputs() == 1, "the record is processed")
         assert site.sums("restarts_total")[()] >= 3
 
