@@ -10,7 +10,14 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
@@ -169,17 +176,11 @@ def test_what_this_user_may_not_see_is_a_note_and_the_rest_is_seen(name: str, tm
         here = Site(cluster, name, tmp_path, MAP, "in")
         here.write("in", b"0")
         cluster.set_committed(here.group, {(here.topic("in"), 0): 0})
-        binding = AclBinding(
-            ResourceType.TOPIC,
-            here.topic("in"),
-            ResourcePatternType.LITERAL,
-            "User:reader",
-            "*",
-            AclOperation.DESCRIBE,
-            AclPermissionType.ALLOW,
-        )
-        for future in cluster.admin.create_acls([binding]).values():
+        literal, may = ResourcePatternType.LITERAL, (AclOperation.DESCRIBE, AclPermissionType.ALLOW)
+        fields = (ResourceType.TOPIC, here.topic("in"), literal, "User:reader", "*", *may)
+        for future in cluster.admin.create_acls([AclBinding(*fields)]).values():
             future.result()
+        wait_until(lambda: cluster.admin.describe_acls(AclBindingFilter(*fields)).result(), "the ACL is known")
         found = findings(
             here,
             KSTREAMS_BOOTSTRAP_SERVERS=address,
