@@ -28,7 +28,7 @@ from kstreams_py.settings import Settings
 NEWEST: Final = 10
 """Records that `tail` prints unless told."""
 
-CREATION_SECONDS: Final = 10.0
+CREATION_SECONDS: Final = 30.0
 """Seconds that a topic of a graph is waited for: `kstreams run --create-topics` may have just begun."""
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="the topic's name")]

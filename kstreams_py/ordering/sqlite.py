@@ -138,13 +138,19 @@ class SQLiteStorage:
         return None if found is None else str(found[0])
 
     def note_topic(self, topic: str, partitions: int, *, change: bool) -> tuple[str, int]:
+        with self._usable():
+            if not change and (known := self._known_topic()) is not None:
+                return known
         with self._transaction() as connection:
-            known = connection.execute("SELECT name, partitions FROM topics").fetchone()
-            if known is not None and not change:
-                return str(known[0]), int(known[1])
+            if not change and (known := self._known_topic()) is not None:  # another one has noted it since
+                return known
             connection.execute("DELETE FROM topics")
             connection.execute("INSERT INTO topics VALUES (?, ?)", (topic, partitions))
             return topic, partitions
+
+    def _known_topic(self) -> tuple[str, int] | None:
+        found = self._connection.execute("SELECT name, partitions FROM topics").fetchone()
+        return None if found is None else (str(found[0]), int(found[1]))
 
     def await_token(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -206,23 +212,34 @@ class SQLiteStorage:
             raise StoreUnavailable(text, may_return=code_of(error) in MAY_RETURN) from error
 
     def _prepare(self) -> None:
+        """Creates the tables if there are none. Waits for no writer otherwise."""
         connection = self._connection
+        if self._has_tables():
+            return
         with transaction(connection):
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if not tables:
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {_VERSION}")
-                for statement in filter(str.strip, _TABLES.split(";")):
-                    connection.execute(statement)
-            elif application != _APPLICATION:
-                raise SettingsError(f"{self.path} is a database of another program: name another file for the store")
-            elif version != _VERSION:
-                raise SettingsError(
-                    f"{self.path} was written by another version of kstreams_py (format {version}, here {_VERSION}): "
-                    "use that version, or name another file for the store"
-                )
+            if self._has_tables():  # another one has created them since
+                return
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+            for statement in filter(str.strip, _TABLES.split(";")):
+                connection.execute(statement)
+
+    def _has_tables(self) -> bool:
+        """Whether the file has the tables. Raises SettingsError if it has those of something else."""
+        execute = self._connection.execute
+        # asked first: what is asked next was written in one transaction with the tables
+        (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            return False
+        if execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
+            raise SettingsError(f"{self.path} is a database of another program: name another file for the store")
+        (version,) = execute("PRAGMA user_version").fetchone()
+        if version != _VERSION:
+            raise SettingsError(
+                f"{self.path} was written by another version of kstreams_py (format {version}, here {_VERSION}): "
+                "use that version, or name another file for the store"
+            )
+        return True
 
 
 def _run(connection: sqlite3.Connection, worker: str, step: Step) -> Answer:

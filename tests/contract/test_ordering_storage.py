@@ -434,6 +434,42 @@ def test_sqlite_file_that_is_locked_may_return_and_one_without_a_directory_will_
     assert not missing.value.may_return
 
 
+def test_sqlite_file_is_opened_and_read_while_another_process_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlite3  # noqa: PLC0415
+
+    monkeypatch.setattr("kstreams_py.sinks.sqlite_files.BUSY_SECONDS", 0.05)
+    path = tmp_path / "events.db"
+    with closing(SQLiteStorage(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        store.enqueue([change("a", b"1", data=b"state")])
+        store.note_topic("t", 3, change=False)
+        other.execute("BEGIN IMMEDIATE")
+        with closing(SQLiteStorage(path)) as second:
+            assert second.data("a") == b"state"
+            assert second.objects() == [ObjectStatus("a", 1, 0, 1, None)]
+            assert second.note_topic("other", 5, change=False) == ("t", 3)
+            with pytest.raises(StoreUnavailable, match="end the program that has locked it"):
+                second.note_topic("other", 5, change=True)
+
+
+def test_sqlite_file_is_created_once_by_processes_that_open_it_at_the_same_time(tmp_path: Path) -> None:
+    for number in range(20):
+        opened: list[SQLiteStorage] = []
+
+        def open_store(path: Path, opened: list[SQLiteStorage]) -> None:
+            opened.append(SQLiteStorage(path))
+
+        threads = [threading.Thread(target=open_store, args=[tmp_path / f"{number}.db", opened]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for store in opened:
+            store.close()
+        assert len(opened) == 4
+
+
 def test_redis_that_is_away_may_return_and_one_that_refuses_the_password_will_not() -> None:
     with closing(start_redis()) as server:
         url = f"redis://127.0.0.1:{server.port}/0"

@@ -100,6 +100,7 @@ class CopyApp:
                 self.cluster.await_committed(f"{self.name}.copy", self.source, {0: len(values)})
             except AssertionError as error:
                 raise AssertionError(running.text) from error
+        self.cluster.await_markers(self.target)
         assert self.cluster.values(self.target) == list(values)
 
 
@@ -141,7 +142,7 @@ def credentials(address: str, password: str) -> dict[str, str]:
 
 
 def test_wrong_password_is_reported_without_showing_the_password(app: CopyApp, protected: tuple[str, Cluster]) -> None:
-    done = app.run("--workers", 2, KSTREAMS_REQUEST_TIMEOUT_MS="3000", **credentials(protected[0], f"not {PASSWORD}"))
+    done = app.run("--workers", 2, KSTREAMS_REQUEST_TIMEOUT_MS="9000", **credentials(protected[0], f"not {PASSWORD}"))
     check_refusal(done, UNAVAILABLE, protected[0], "refuses the credentials", "sasl.")
     assert PASSWORD not in done.out + done.err
 
@@ -166,6 +167,7 @@ def test_password_from_environment_overrides_the_file_and_is_not_shown(
         app.cluster.await_committed(f"{app.name}.copy", app.source, {0: 3})
         running.process.terminate()
         assert running.wait() == 0, running.text
+    app.cluster.await_markers(app.target)
     assert app.cluster.values(app.target) == [b"0", b"1", b"2"]
     assert PASSWORD not in running.text
     assert "of the file" not in running.text
@@ -317,6 +319,7 @@ def test_topic_deleted_while_the_worker_runs_is_named_and_nothing_is_half_commit
             assert f"{name}-{deleted}.{deleted}" in messages[0]
             assert "kstreams topics create" in messages[0]
     assert cluster.committed(f"{name}-out.copy", apps["out"].source) == {0: 3}
+    cluster.await_markers(apps["in"].target)
     assert cluster.values(apps["in"].target) == [b"0", b"1", b"2"]
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import WAIT
+
 
 def test_bench_measures_kstreams_py_beside_a_plain_loop(broker: Any, tmp_path: Path) -> None:
     ours, plain = "pass-through: kstreams_py, no header", "pass-through: by hand"
@@ -26,7 +28,7 @@ def test_bench_measures_kstreams_py_beside_a_plain_loop(broker: Any, tmp_path: P
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

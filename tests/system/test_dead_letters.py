@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from kstreams_py import Settings
-from tests.system.command import Finished, command, kstreams
+from tests.system.command import Finished, RunningCommand, command, kstreams
 from tests.system.harness import Cluster, wait_until
 
 MakeSettings = Callable[..., Settings]
 
 GRAPH = """
 import json
+import os
 import time
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def price(order):
     global called
     called += 1
     while BLOCKED.exists() and called > {calls}:
+        BLOCKED.with_name(f"blocked-{{os.getpid()}}").touch()
         time.sleep(0.02)
     if not MENDED.exists():
         raise KeyError("unit_price")
@@ -78,6 +80,10 @@ class Shop:
 
     def dead_letters(self, verb: str, *options: object) -> Finished:
         return kstreams("dead-letters", verb, self.file, *options, environment=self.environment)
+
+    def await_block(self, replay: RunningCommand) -> None:
+        """Waits until a replay blocks: it has committed, and commits nothing more until it goes on."""
+        wait_until(self.blocked.with_name(f"blocked-{replay.process.pid}").exists, "the replay blocks")
 
     def numbers(self) -> list[int]:
         """The committed outputs, in order."""
@@ -139,10 +145,9 @@ def test_second_replay_ends_the_first_with_status_4_and_nothing_is_doubled(shop:
     shop.blocked.touch()
     arguments = ("dead-letters", "replay", shop.file)
     with command(shop.directory, *arguments, environment=shop.environment) as first:
-        wait_until(shop.numbers, "the first replay has committed")
-        committed = len(shop.numbers())
+        shop.await_block(first)
         with command(shop.directory, *arguments, environment=shop.environment) as second:
-            wait_until(lambda: len(shop.numbers()) > committed, "the second replay has committed")
+            shop.await_block(second)
             shop.blocked.unlink()
             assert first.wait() == 4, first.text
             assert f"another replay of graph '{shop.name}' has begun" in first.text

@@ -15,11 +15,10 @@ import pytest
 from bench.servers import start_redis
 from kstreams_py.sinks.redis_servers import open_client
 from tests.system.command import read_checks
+from tests.waiting import WAIT
 
 FLIGHTS = 800
 KILLS = 2
-LIMIT = 120.0
-"""Seconds for the whole command."""
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -46,7 +45,7 @@ def test_demo_of_ordering_with_kills_keeps_order_and_shows_what_overtakes_withou
         env={name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")},
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=WAIT,
         check=False,
     )
     log = (output / "run.log").read_text(encoding="utf-8", errors="replace")

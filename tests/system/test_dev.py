@@ -163,6 +163,7 @@ def test_worker_that_ends_by_an_exception_is_not_restarted_until_the_next_save(
         cluster.write(f"{name}.in", [b"0", b"1", b"2"], partition=0)
         running.await_text("ERROR .*slot 0 ended by status 1, see its lines above: nothing runs, the next save")
         assert running.text.count("[0] FileNotFoundError: [Errno 2] No such file or directory: '/absent/file'\n") == 1
+        cluster.await_markers(f"{name}.out")
         assert cluster.values(f"{name}.out") == [b"0-1"]
         save(file, right)
         running.await_text(rf'\[{name}\.out\] .*"value": "2-1"')

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,8 @@ def test_function_that_hangs_is_named_with_its_line_and_the_other_processor_goes
         still = site.sums("still_seconds", "processor")
         assert still["odd",] > 5
         assert still["calm",] < 5
-        assert site.sums("lag_records", "processor") == {("calm",): 0, ("odd",): 500}
+        lags = {("calm",): 0, ("odd",): 500}
+        wait_until(lambda: site.sums("lag_records", "processor") == lags, "each lag is known")
         case.flag.unlink()
         site.await_findings({})
         site.await_page("/livez", 200, "^ok$")
@@ -170,6 +171,17 @@ def test_function_that_is_slower_than_its_input_is_named_as_the_reason_of_the_la
         site.await_findings({})
 
 
+def failure_lines(site: Site) -> list[str]:
+    """The complete lines about failures for which there was no price."""
+    return [line for line in site.running.text.split("\n")[:-1] if "no price in" in line]
+
+
+def count_failures(lines: Sequence[str]) -> int:
+    """How many failures lines write or count."""
+    counted = [re.search(r"([\d,]+) more dead letters of processor odd in \d+ s, last ", line) for line in lines]
+    return sum(int(found[1].replace(",", "")) if found else 1 for found in counted)
+
+
 def test_burst_of_failures_is_counted_with_the_newest_shown_and_is_no_longer_bad_when_it_ends(
     case: Case, settings: Callable[..., Settings]
 ) -> None:
@@ -187,10 +199,10 @@ def test_burst_of_failures_is_counted_with_the_newest_shown_and_is_no_longer_bad
             {("dead_letters", "odd"): r"^odd: 2,000 failed steps since the run started, the last \d+ s ago$"}
         )
         wait_until(lambda: [each.level for each in site.findings()] == ["warning"], "it is no longer bad")
-        site.running.await_text(
-            r"1,995 more dead letters of processor odd in \d+ s, last ValueError: no price in b'1999'"
-        )
-        assert len([line for line in site.running.text.splitlines() if "no price in" in line]) == 6
+        wait_until(lambda: count_failures(failure_lines(site)) == 2_000, "each is written or counted")
+        lines = failure_lines(site)
+        assert "no price in b'1999'" in lines[-1]
+        assert len(lines) < 50, "\n".join(lines)  # 6, and 2 more for each time that the worker stood still for long
 
 
 def test_broker_that_is_away_is_named_by_each_processor_and_the_log_stays_short(
@@ -275,9 +287,10 @@ def test_worker_that_is_killed_again_and_again_is_named_with_how_it_ends_and_the
         case.write(b"v")
         site.await_kinds({("killed", None)})
         (what,) = [each.what for each in site.findings() if each.kind == "killed"]
-        assert re.fullmatch(r"slot 0 was restarted \d times, the last time after: SIGKILL", what)
+        killed = r"^slot 0 was restarted \d+ times, the last time after: SIGKILL$"
+        assert re.search(killed, what)
         case.flag.unlink()
-        site.await_findings({("killed", None): what[:24]})
+        site.await_findings({("killed", None): killed})
         wait_until(lambda: case.outputs() == 1, "the record is processed")
         assert site.sums("restarts_total")[()] >= 3
 

@@ -176,12 +176,11 @@ def test_what_this_user_may_not_see_is_a_note_and_the_rest_is_seen(name: str, tm
         here = Site(cluster, name, tmp_path, MAP, "in")
         here.write("in", b"0")
         cluster.set_committed(here.group, {(here.topic("in"), 0): 0})
-        kind, pattern = ResourceType.TOPIC, ResourcePatternType.LITERAL
-        right = kind, here.topic("in"), pattern, "User:reader", "*", AclOperation.DESCRIBE, AclPermissionType.ALLOW
-        for future in cluster.admin.create_acls([AclBinding(*right)]).values():
+        literal, may = ResourcePatternType.LITERAL, (AclOperation.DESCRIBE, AclPermissionType.ALLOW)
+        fields = (ResourceType.TOPIC, here.topic("in"), literal, "User:reader", "*", *may)
+        for future in cluster.admin.create_acls([AclBinding(*fields)]).values():
             future.result()
-        known = AclBindingFilter(*right)
-        wait_until(lambda: cluster.admin.describe_acls(known).result(), "the right is known")
+        wait_until(lambda: cluster.admin.describe_acls(AclBindingFilter(*fields)).result(), "the ACL is known")
         found = findings(
             here,
             KSTREAMS_BOOTSTRAP_SERVERS=address,

@@ -110,11 +110,13 @@ def test_record_whose_schema_the_reader_cannot_resolve_is_a_dead_letter_until_th
 
     with running(reading(name, STRICT), around):
         cluster.await_committed(f"{name}.tail", source, {0: 3})
+    cluster.await_markers(target, dead)
     assert cluster.values(target) == [b"N2"]
     dead_letters = [m.value() for m in cluster.read(dead)]
     assert [first in (value or b"") for value in dead_letters] == [True, True], "the raw bytes can be read again"
     assert all(b"seats" in (value or b"") for value in dead_letters), "each dead letter names the missing field"
     with running(reading(f"{name}-mended", FIRST), around):
         cluster.await_committed(f"{name}-mended.tail", source, {0: 3})
+    cluster.await_markers(target, dead)
     assert cluster.values(target) == [b"N2", b"N1", b"N1"]
     assert dict(cluster.read(dead)[-1].headers())["ks-proc"] == f"{name}-mended.tail".encode()

@@ -150,6 +150,7 @@ class MapApp:
     def check_works(self) -> None:
         with running(self.graph, self.settings):
             self.cluster.await_committed(self.group, self.source, {0: 3})
+        self.cluster.await_markers(self.target)
         assert self.cluster.values(self.target) == [b"0", b"1", b"2"]
 
 
@@ -310,6 +311,7 @@ def test_replay_that_lacks_a_right_names_it_and_writes_nothing(
         assert replay(app.graph, environment, Selection(), lambda *_: None).is_complete
     finally:
         cluster.close()
+    app.cluster.await_markers(app.target)
     assert app.cluster.values(app.target) == [b"0", b"1", b"2"]
 
 

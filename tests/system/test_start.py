@@ -85,6 +85,7 @@ def test_exception_that_stops_a_graph_is_raised_at_the_end_of_the_block(
     cluster.write(f"{name}.in", [b"1", b"enough", b"3"], partition=0)
     with pytest.raises(module.Enough, match="no more"), running:
         running.wait(WAIT)
+    cluster.await_markers(f"{name}.out")
     assert cluster.values(f"{name}.out") == [b"1"]
 
 

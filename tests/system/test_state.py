@@ -64,6 +64,14 @@ def start(
         sys.stdout.write(worker.text)  # shown if the test fails
 
 
+def await_joined(*workers: WorkerProcess) -> None:
+    """Waits until workers have partitions, and so handle signals.
+
+    One that is frozen before it joins, or goes on before the next one of its slot has joined, may take the slot back.
+    """
+    wait_until(lambda: all("count: holds" in worker.text for worker in workers), "the workers have joined")
+
+
 def test_workers_killed_at_random_count_each_record_once(
     start: Callable[[int], WorkerProcess],
     cluster: Cluster,
@@ -75,7 +83,7 @@ def test_workers_killed_at_random_count_each_record_once(
     chance, written = random.Random(3), dict[str, int].fromkeys(KEYS, 0)
     cluster.create(f"{name}.in", partitions=4)
     workers = {slot: start(slot) for slot in range(3)}
-    wait_until(lambda: all("count: holds" in worker.text for worker in workers.values()), "all have partitions")
+    await_joined(*workers.values())
     frozen: list[WorkerProcess] = []
     for turn in range(FAULTS):
         keys = chance.choices(KEYS, k=WRITTEN)
@@ -86,8 +94,7 @@ def test_workers_killed_at_random_count_each_record_once(
         least = chance.randrange(sum(written.values()))
         wait_until(lambda least=least: len(cluster.read(f"{name}.out")) >= least * 0.9, "outputs")  # type: ignore[misc]
         slot = chance.randrange(3)
-        joins = workers[slot]  # one that is frozen before it joins would take the slot back later
-        wait_until(lambda joins=joins: "count: holds" in joins.text, "the worker has joined")  # type: ignore[misc]
+        await_joined(workers[slot])
         if turn % 2:
             workers[slot].send(signal.SIGSTOP)  # its session ends: another slot takes its partitions meanwhile
             frozen.append(workers[slot])
@@ -97,7 +104,9 @@ def test_workers_killed_at_random_count_each_record_once(
             workers[slot].wait()
             workers[slot] = start(slot)
         if frozen and turn % 4 == 3:
+            await_joined(workers[slot])
             frozen[-1].send(signal.SIGCONT)
+    await_joined(*workers.values())
     for worker in frozen:
         worker.send(signal.SIGCONT)
     Recorder(cluster.bootstrap_servers).await_done(f"{name}.count", f"{name}.in")

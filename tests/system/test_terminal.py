@@ -41,7 +41,7 @@ def write_graph(directory: Path, name: str, *, prints: bool) -> Path:
 
 
 def environment_of(settings: MakeSettings) -> dict[str, str]:
-    return settings(drain_timeout_ms=5_000, session_timeout_ms=6_000, transaction_timeout_ms=5_000).as_environment()
+    return settings(drain_timeout_ms=60_000, session_timeout_ms=6_000, transaction_timeout_ms=5_000).as_environment()
 
 
 def test_prints_of_two_workers_one_of_them_killed_are_whole_lines_with_their_slot(

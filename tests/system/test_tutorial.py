@@ -83,6 +83,7 @@ def test_tutorial_runs_as_printed_from_the_graph_to_the_replay(terminal: Termina
         wait_until(
             lambda: sum(cluster.committed("weather.convert", "weather.readings").values()) == 3, "three are committed"
         )
+        cluster.await_markers("weather.celsius", "weather.errors")
         assert sorted(terminal.run("python read.py").splitlines()) == ['lima {"celsius":25.0}', 'oslo {"celsius":20.0}']
         listed = terminal.run("kstreams dead-letters list weather.py")
         assert re.findall(r"^weather\.convert +KeyError +1 +0 ", listed, flags=re.MULTILINE)
@@ -92,6 +93,7 @@ def test_tutorial_runs_as_printed_from_the_graph_to_the_replay(terminal: Termina
     terminal.write(", mended")
     with terminal.running("kstreams run weather.py --workers 2"):
         assert terminal.run("kstreams dead-letters replay weather.py") == "1 replayed\n"
+        cluster.await_markers("weather.celsius")
         expected = ['lima {"celsius":25.0}', 'oslo {"celsius":20.0}', 'turku {"celsius":20.0}']
         assert sorted(terminal.run("python read.py").splitlines()) == expected
         assert terminal.run("kstreams dead-letters replay weather.py") == "no dead letters to replay\n"

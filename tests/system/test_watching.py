@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kstreams_py import Settings
+from kstreams_py.running.pipe import REPORT_FD
 from tests.system.command import command, kstreams
 from tests.system.harness import Cluster, wait_until
 from tests.system.site import Found, Site
@@ -26,6 +27,13 @@ def copy(value):
     if value == b"not good":
         raise ValueError("no")
     return value
+"""
+
+WAITING = """
+import os, time
+
+while {report!r} in os.environ and not os.path.exists({goes_on!r}):  # in a worker
+    time.sleep(0.02)
 """
 
 
@@ -45,11 +53,16 @@ def test_metrics_agree_with_the_topics_and_health_follows_the_workers(
     graph: Path, name: str, cluster: Cluster, settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     create_topics(cluster, name, 4)
+    goes_on = tmp_path / "goes_on"
+    graph.write_text(graph.read_text() + WAITING.format(report=REPORT_FD, goes_on=str(goes_on)))
     environment = settings(livez_timeout_ms=5_000, session_timeout_ms=60_000).as_environment()
     with command(tmp_path, "run", graph, "--workers", 2, "--http", "127.0.0.1:0", environment=environment) as running:
-        site = Site(running)
-        status, text = site.get("/readyz")
-        assert (status, "starting" in text or "joining" in text) == (503, True), "before the workers have started"
+        try:
+            site = Site(running)
+            status, text = site.get("/readyz")
+        finally:
+            goes_on.touch()
+        assert (status, "starting" in text) == (503, True), "before the workers have started"
         site.await_page("/readyz", 200, "^ok$")
         wait_until(lambda: site.sums("partitions", "slot") == {("0",): 2, ("1",): 2}, "the partitions are shared")
         for partition in range(4):
