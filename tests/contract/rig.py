@@ -238,13 +238,18 @@ class KafkaRig(Rig):
             open_cluster(
                 Settings(
                     bootstrap_servers=bootstrap_servers,
-                    request_timeout_ms=5_000,
-                    session_timeout_ms=6_000,
-                    transaction_timeout_ms=6_000,
+                    request_timeout_ms=30_000,
+                    session_timeout_ms=60_000,
+                    transaction_timeout_ms=60_000,  # tests hold transactions open over slow requests
                     kafka=ClientSettings({"fetch.wait.max.ms": 50}),
                 )
             )
         )
+
+    def consumer(self, group: str | None = None, instance_id: str = "member") -> Consumer:
+        consumer = super().consumer(group, instance_id)
+        consumer.patience = 30.0  # type: ignore[attr-defined]  # no test is about the limit of added offsets
+        return consumer
 
     def uncommitted(self, topic: str) -> list[Row]:
         found: list[Row] = []

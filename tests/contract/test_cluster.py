@@ -10,6 +10,7 @@ import pytest
 
 from kstreams_py.errors import Abortable, Fenced, InputLost, Refused, Replaced, Retriable, TopicError
 from kstreams_py.graph.guarantees import Durability
+from kstreams_py.kafka import cluster
 from kstreams_py.kafka.contracts import Consumer
 from kstreams_py.kafka.groups import GroupOffsets
 from kstreams_py.kafka.membership import Membership, Owner
@@ -18,7 +19,8 @@ from tests.contract.rig import MURMUR2, KafkaRig, Member, MemoryRig, Rig, Row, o
 
 
 @pytest.fixture(params=["memory", "kafka"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(cluster, "LEAVE_SECONDS", 60.0)
     rig = MemoryRig() if request.param == "memory" else KafkaRig(request.getfixturevalue("broker").bootstrap_servers)
     try:
         yield rig
@@ -238,7 +240,7 @@ def test_committed_offsets_move_with_a_commit_outside_of_transactions(rig: Rig) 
 
 
 def test_pending_offsets_raise_retriable_until_their_transaction_ends(
-    rig: Rig,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, topic = rig.name(), rig.topic()
     tp = TopicPartition(topic, 0)
@@ -248,8 +250,10 @@ def test_pending_offsets_raise_retriable_until_their_transaction_ends(
     producer = rig.producer()
     producer.begin_transaction()
     producer.send_offsets({tp: 1}, member.consumer)
+    other = rig.consumer(group, "other")
+    monkeypatch.setattr(other, "_limit", 5.0, raising=False)  # the client asks again until then
     with pytest.raises(Retriable):
-        rig.consumer(group, "other").committed([tp])
+        other.committed([tp])
     producer.commit_transaction()
     assert rig.consumer(group, "other").committed([tp]) == {tp: 1}
 
@@ -684,6 +688,7 @@ def test_producer_writes_to_partitions_added_after_its_first_write(rig: Rig) -> 
     producer.begin_transaction()
     producer.write([output(topic, b"before")])
     rig.cluster.grow(topic, 3)
+    until(lambda: len(rig.partitions(topic)) == 3)
     left = [output(topic, b"a", partition=2), output(topic, b"b", partition=2), output(topic, b"c", partition=1)]
 
     def is_written() -> bool:

@@ -26,7 +26,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schemas import canonical, content_id
 
 USER = "alice:p@ss,w/rd"
-AT_ONCE = {"max.retries": 0, "timeout": 5}
+AT_ONCE = {"max.retries": 0, "timeout": 60}
 SUBJECT = "departures of to-day/EWR-value"
 
 
@@ -226,14 +226,14 @@ def test_registry_threads_that_register_at_once_agree(open_again: Callable[[], R
 
     def register() -> None:
         registry = open_again()
-        barrier.wait(10)
+        barrier.wait(60)
         found.append(registry.register(SUBJECT, V1))
 
     threads = [threading.Thread(target=register) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert found == [found[0]] * 8
     assert open_again().ids(SUBJECT) == [found[0]]
 

@@ -40,7 +40,7 @@ from kstreams_py.processing.guarantees import COMMITTERS
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import Headers, Positions, TopicPartition
 from tests.mock.cluster import ALWAYS, Api, MockCluster
-from tests.mock.plain import BOUND, read_all, wait_until, write
+from tests.mock.plain import read_all, wait_until, write
 
 E = ck.KafkaError
 
@@ -60,7 +60,10 @@ WARNINGS: Final = 5
 UNASSIGNED: Final = 12
 """The same for a warning each 2 s of a member without an assignment, which may wait 23 s for its JoinGroup (JOIN)."""
 
-ENDLESS_SECONDS: Final = 5 * BOUND
+BOUND: Final = 180.0
+"""Seconds after which a condition that does not come true fails a test: some joins take 40 s."""
+
+ENDLESS_SECONDS: Final = 300.0
 """Bound of a run under endless errors, some of which make each client occupy a CPU."""
 
 SILENT_TURNS: Final = 60
@@ -88,6 +91,9 @@ JOIN: Final = {"heartbeat.interval.ms": 200, "max.poll.interval.ms": 20_000}
 """A mock cluster that was delayed expires members that wait for the answer to their JoinGroup, and never answers: the
 client waits 3 s longer than max.poll.interval.ms. A real broker counts waiting members as alive."""
 
+TOGETHER: Final = {"linger.ms": 1_000, "socket.timeout.ms": 20_000}
+"""The outputs of a step are one batch, however long the thread is preempted between two of them; a flush sends it."""
+
 SETTINGS: Final = [
     Settings(
         request_timeout_ms=limit,
@@ -95,7 +101,7 @@ SETTINGS: Final = [
         transaction_timeout_ms=transaction,
         kafka={**JOIN, **client},
     )
-    for limit, session, transaction, client in ((30_000, 20_000, 20_000, {}), (1_500, 4_000, 4_000, SPARING))
+    for limit, session, transaction, client in ((30_000, 20_000, 20_000, TOGETHER), (1_500, 4_000, 4_000, SPARING))
 ]
 """Settings for one error, whose limits a slow machine does not reach, and for endless errors, which exhaust limits.
 
@@ -239,8 +245,8 @@ class LedgerProducer:
 class CellCluster(KafkaCluster):
     """The cluster of a cell: real clients, which are counted, and stubs for what the mock cluster does not support."""
 
-    def __init__(self, settings: Settings, *, taken: bool) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Settings, *, taken: bool, patient: bool) -> None:
+        super().__init__(settings, patient=patient)
         self.ledger = Ledger()
         self.producers = 0
         self.asked = 0
@@ -267,6 +273,8 @@ class CellCluster(KafkaCluster):
 
     def consumer(self, group: str, instance_id: str, **options: bool) -> KafkaConsumer:
         member = self._member = super().consumer(group, instance_id, **options)
+        if self._patient:
+            member.patience = self._limit
         committed, commit = member.committed, member.commit
 
         def read(partitions: Collection[TopicPartition]) -> Positions:
@@ -363,7 +371,7 @@ class Run:
 
         self._mock.create(INPUT, OUTPUT, DEAD_LETTERS, graph.beginnings)
         self._settings = SETTINGS[cell.forever].model_copy(update={"bootstrap_servers": self._mock.bootstrap_servers})
-        self._cluster = CellCluster(self._settings, taken=cell.taken)
+        self._cluster = CellCluster(self._settings, taken=cell.taken, patient=not cell.forever)
         self._worker: Worker | None = None
 
     def _make_worker(self) -> Worker:
@@ -390,7 +398,8 @@ class Run:
 
     def _write(self, numbers: range) -> None:
         values = [b"%d" % number for number in numbers]
-        together = {"linger.ms": 100}  # otherwise the worker may read them one by one, and one output is refused alone
+        # sent by the flush; otherwise the worker may read them one by one, and one output is refused alone
+        together = {"linger.ms": 60_000}
         assert set(write(self._mock, INPUT, values, together)) == {"ok"}
 
     def _inject(self) -> None:
@@ -455,9 +464,8 @@ class Run:
         cell = self._cell
         if cell.api is not Api.FindCoordinator or not COMMITTERS[cell.guarantee].transactional:
             if cell.api is Api.Metadata and not cell.forever:
-                self._cluster.before_first_producer = lambda: self._await_asked(
-                    Api.Metadata
-                )  # the consumer's request gets the error
+                # the consumer's request gets the error
+                self._cluster.before_first_producer = lambda: self._await_asked(Api.Metadata)
             self._inject()
             self._make_worker().start()
             return
@@ -468,6 +476,9 @@ class Run:
             return
         if self._concerns_the_group:
             self._cluster.before_first_producer = self._leave_the_transactional_id_out
+        elif not cell.forever:
+            # the consumer's request gets the error
+            self._cluster.before_first_producer = lambda: self._await_asked(Api.FindCoordinator)
         self._inject()
         self._make_worker().start()
         if self._concerns_the_group and cell.forever:

@@ -15,20 +15,19 @@ import pytest
 
 from kstreams_py.kafka.errors import MEMBERSHIP_LOST, ClientLog
 from tests.mock.cluster import Api, MockCluster
-from tests.mock.plain import member, outcome, settings_of, wait_until, write
+from tests.mock.plain import NONE, Settings, member, outcome, settings_of, wait_until, write
 
 E = ck.KafkaError
 
-TIMED_OUT = r"REQTMOUT \[.*\] \[thrd:{0}\]: {0}.*: Timed out {1}Request in flight \(after \d+ms, timeout #0\)"
+TIMED_OUT = r"REQTMOUT \[.*\] \[thrd:{0}\]: {0}.*: Timed out {1}Request in flight \(after \d+ms, timeout #\d+\)"
 BROKEN = r"FAIL \[.*\] \[thrd:{0}\]: {0}: .*Disconnected: .* \(after \d+ms in state UP\)"
 
 SETTINGS = {
     # settings of the product's clients
     "log_level": 6,
     "log.connection.close": True,
-    # short waits: shorter than a late answer, longer than a consumer needs to find its coordinator again
-    "socket.timeout.ms": 1_000,
-    "retry.backoff.ms": 750,
+    "socket.timeout.ms": 60_000,
+    "retry.backoff.ms": 750,  # longer than a consumer needs to find its coordinator again
     "fetch.wait.max.ms": 0,
 }
 
@@ -48,20 +47,20 @@ class RecordingLog(ClientLog):
         return [line for line in self.lines if re.fullmatch(pattern, line)]
 
 
-def join_group(mock: MockCluster, log: RecordingLog) -> ck.Consumer:
+def join_group(mock: MockCluster, log: RecordingLog, changed: Settings = NONE) -> ck.Consumer:
     """Creates the static member of a group that broker 2 coordinates, and waits for its first record."""
     mock.create("a")
     write(mock, "a", [b"0"])
     mock.set_coordinator("group", "group", 2)
     group = {"group.instance.id": "name", "session.timeout.ms": 30_000, "heartbeat.interval.ms": 100}
-    consumer = member(mock, "a", {**SETTINGS, **group, "logger": log.logger})
+    consumer = member(mock, "a", {**SETTINGS, **group, "logger": log.logger, **changed})
     wait_until(lambda: consumer.consume(1, 0.1), "the group's member reads")
     assert not log.tainted
     return consumer
 
 
 def answer_late(mock: MockCluster, api: Api) -> None:
-    mock.answer_from(2, api, (0, 2_500))
+    mock.answer_from(2, api, (0, 3_500))
 
 
 def break_connection(mock: MockCluster, api: Api) -> None:
@@ -69,24 +68,26 @@ def break_connection(mock: MockCluster, api: Api) -> None:
 
 
 FAULTS = pytest.mark.parametrize(
-    ("fault", "wording"), [(answer_late, TIMED_OUT), (break_connection, BROKEN)], ids=["late", "broken"]
+    ("fault", "wording", "changed"),
+    [(answer_late, TIMED_OUT, {"socket.timeout.ms": 2_000}), (break_connection, BROKEN, NONE)],
+    ids=["late", "broken"],
 )
 
 
 @FAULTS
 @pytest.mark.parametrize("api", [Api.OffsetCommit, Api.Heartbeat])
 def test_request_to_the_group_coordinator_that_may_arrive_late_is_detected(
-    api: Api, fault: Callable[[MockCluster, Api], None], wording: str, mock: MockCluster
+    api: Api, fault: Callable[[MockCluster, Api], None], wording: str, changed: Settings, mock: MockCluster
 ) -> None:
     log = RecordingLog()
-    consumer = join_group(mock, log)
+    consumer = join_group(mock, log, changed)
     fault(mock, api)
     if api is Api.OffsetCommit:
         positions = [ck.TopicPartition("a", 0, 1)]
         committing = threading.Thread(target=lambda: consumer.commit(offsets=positions, asynchronous=False))
         committing.start()
-    wait_until(lambda: consumer.consume(1, 0.1) or log.tainted, f"the client logs that a {api.name} failed")
-    assert log.find(wording.format("GroupCoordinator", api.name)), log.lines
+    line = wording.format("GroupCoordinator", api.name)
+    wait_until(lambda: consumer.consume(1, 0.1) or log.find(line), f"the client logs that a {api.name} failed")
     assert (log.tainted, log.coordinator_lost, log.fenced) == (True, True, False)
     if api is Api.OffsetCommit:
         committing.join()
@@ -104,14 +105,14 @@ def test_request_to_the_group_coordinator_that_may_arrive_late_is_detected(
     ],
 )
 def test_request_of_a_transaction_that_may_arrive_late_is_detected(
-    api: Api, thread: str, fault: Callable[[MockCluster, Api], None], wording: str, mock: MockCluster
+    api: Api, thread: str, fault: Callable[[MockCluster, Api], None], wording: str, changed: Settings, mock: MockCluster
 ) -> None:
     log = RecordingLog()
     mock.create("b")
     mock.set_coordinator("transaction", "id", 2)
     consumer = join_group(mock, RecordingLog())
-    settings = {"transactional.id": "id", "transaction.timeout.ms": 10_000, "logger": log.logger}
-    producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings}))
+    settings = {"transactional.id": "id", "transaction.timeout.ms": 60_000, "logger": log.logger}
+    producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings, **changed}))
     producer.init_transactions(10)
     producer.begin_transaction()
     producer.poll(0)  # serves the log
@@ -120,8 +121,8 @@ def test_request_of_a_transaction_that_may_arrive_late_is_detected(
     producer.produce("b", b"0")
     producer.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 10)
     producer.commit_transaction(10)  # the client sends the request again inside
-    wait_until(lambda: producer.poll(0.1) or log.tainted, f"the client logs that an {api.name} failed")
-    assert log.find(wording.format(thread, api.name)), log.lines
+    line = wording.format(thread, api.name)
+    wait_until(lambda: producer.poll(0.1) or log.find(line), f"the client logs that an {api.name} failed")
     assert (log.tainted, log.coordinator_lost, log.fenced) == (True, False, False)
     consumer.close()
 
@@ -129,7 +130,7 @@ def test_request_of_a_transaction_that_may_arrive_late_is_detected(
 def test_topic_that_a_transaction_may_not_write_to_is_named(mock: MockCluster) -> None:
     log = RecordingLog()
     mock.create("b")
-    settings = {"transactional.id": "id", "transaction.timeout.ms": 10_000, "logger": log.logger}
+    settings = {"transactional.id": "id", "transaction.timeout.ms": 60_000, "logger": log.logger}
     producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings}))
     producer.init_transactions(10)
     producer.begin_transaction()

@@ -152,8 +152,8 @@ def test_coordinator_is_the_broker_that_was_set(mock: MockCluster) -> None:
 def test_requests_are_kept_in_order_with_their_times(mock: MockCluster) -> None:
     mock.create("a")
     write(mock, "a", [b"0"])
-    mock.track()
     before = time.monotonic()
+    mock.track()
     write(mock, "a", [b"1"])
     kept = mock.requests()
     assert Counter(r.api for r in kept)[Api.Produce] == 1
@@ -211,10 +211,8 @@ def test_transactions_are_answered_but_hide_nothing_and_store_no_offsets(mock: M
     consumer.close()
 
 
-@pytest.mark.parametrize(("transactional", "stored"), [(True, 1), (False, 2)])
-def test_sequence_numbers_are_checked_for_transactional_producers_only(
-    transactional: bool, stored: int, mock: MockCluster
-) -> None:
+@pytest.mark.parametrize("transactional", [True, False])
+def test_sequence_numbers_are_checked_for_transactional_producers_only(transactional: bool, mock: MockCluster) -> None:
     """An answer after the client's time-out makes the client send the batch again."""
     mock.create("a")
     settings: dict[str, object] = {"enable.idempotence": True, "socket.timeout.ms": 1_000}
@@ -228,8 +226,9 @@ def test_sequence_numbers_are_checked_for_transactional_producers_only(
     mock.answer_from(1, Api.Produce, (0, 3_000))
     producer.produce("a", b"0")
     assert producer.flush(20) == 0
-    assert len(mock.requests(Api.Produce)) == 2
-    assert read(mock, "a") == [b"0"] * stored
+    sent = len(mock.requests(Api.Produce))
+    assert sent >= 2
+    assert read(mock, "a") == [b"0"] * (1 if transactional else sent)
 
 
 def test_second_static_member_with_the_same_name_is_a_second_member(mock: MockCluster) -> None:
@@ -239,8 +238,13 @@ def test_second_static_member_with_the_same_name_is_a_second_member(mock: MockCl
     wait_until(lambda: first.consume(1, 0.05) or len(first.assignment()) == 2, "the first has both partitions")
     second = member(mock, "a", settings)
     both = [first, second]
-    wait_until(lambda: [c.consume(1, 0.05) for c in both] and all(c.assignment() for c in both), "each has a partition")
-    assert [len(c.assignment()) for c in both] == [1, 1]
+
+    def each_has_one() -> bool:
+        for consumer in both:
+            consumer.consume(1, 0.05)
+        return [len(consumer.assignment()) for consumer in both] == [1, 1]
+
+    wait_until(each_has_one, "each has a partition")
     for consumer in both:
         consumer.close()
 

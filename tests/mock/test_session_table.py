@@ -43,6 +43,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.kafka import consumer, silence
 from kstreams_py.processing import attempts, worker
+from kstreams_py.processing.pace import Pace
 from tests.mock.cluster import Api
 from tests.mock.session import INPUT, OUTPUT, Cell, Lines, Run, Seen, is_rejoining
 
@@ -606,3 +607,4 @@ def shorten_bounds(patch: pytest.MonkeyPatch) -> None:
     for module, values in bounds.items():
         for name, value in values.items():
             patch.setattr(module, name, value)
+    patch.setattr(Pace, "FETCH_SECONDS", 1_000.0)  # else a slow step makes the next fetch one record

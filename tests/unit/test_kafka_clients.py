@@ -85,9 +85,8 @@ def test_dropped_client_ends_or_is_left_behind_with_a_warning(
     may_end = threading.Event()
     for module in (topic_admin, reader, consumer, producer, group_description):
         monkeypatch.setattr(module, "new_client", lambda *_: Client(ended, may_end))
-    if hangs:
-        monkeypatch.setattr(clients, "END_SECONDS", 0.01)
-    else:
+    monkeypatch.setattr(clients, "END_SECONDS", 0.01 if hangs else 60.0)
+    if not hangs:
         may_end.set()
     try:
         drop(KafkaCluster(CONNECTION))

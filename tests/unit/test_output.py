@@ -83,11 +83,19 @@ if nth == 1:
     for i in range(3000): os.write(1, b"%d %s\n" % (i, b"x" * 50))
     os.write(2, b"Traceback\n\n\xff\xfe no text\n"); os.write(1, b"last, without an end")
     die()
-report(1, 1); os.write(1, b"second\n")
+report(1, 1)
+while not os.path.exists(here + "/all.read"): time.sleep(0.01)
+os.write(1, b"second\n")
 while not signal.sigtimedwait({signal.SIGTERM}, 0.01): report(1, 1)
 """
     workers, outputs = Workers(tmp_path, script, [0, 3]), Outputs()
-    run(workers, outputs, lambda: workers.process_counts == {0: 2, 3: 2} and len(outputs.of(1, "3")) == 3_002)
+
+    def until() -> bool:
+        if all(len(outputs.of(STDOUT, slot)) == 3_001 for slot in ("0", "3")):
+            (tmp_path / "all.read").touch()
+        return workers.process_counts == {0: 2, 3: 2} and len(outputs.of(STDOUT, "3")) == 3_002
+
+    run(workers, outputs, until)
     lines = [b"%d %s" % (i, b"x" * 50) for i in range(3_000)]
     for slot in ("0", "3"):
         assert outputs.of(STDOUT, slot)[:3_001] == [*lines, b"last, without an end"]

@@ -157,12 +157,12 @@ def run_slot(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bool], None]:
 
 
 def test_runs_in_the_background_leave_the_tracer_provider_to_the_program(run_slot: Callable[[str, bool], None]) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for name in ("shop", "bank"):
         run_slot(name, True)
         assert trace._TRACER_PROVIDER is None
     assert exported() == [("commit shop.p", "shop"), ("commit bank.p", "bank")]
-    wait_until(lambda: threading.active_count() == before, "the end of their exporters")
+    wait_until(lambda: before.issuperset(threading.enumerate()), "the end of their exporters")
 
 
 def test_runs_in_the_foreground_export_spans_of_functions_too_and_name_the_service_of_each(

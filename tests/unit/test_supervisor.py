@@ -214,8 +214,9 @@ def test_counts_of_a_slot_are_shown_while_it_is_restarted(tmp_path: Path, monkey
     script = """
 if slot == 0 and nth == 1: report(1, 10); die()
 if slot == 1:
-    for records in range(1, 20):
-        report(0, records)
+    records = 0
+    while not os.path.exists(here + "/0.2"):
+        report(0, records := records + 1)
         if signal.sigtimedwait({signal.SIGTERM}, 0.02): report(1, 1); sys.exit()
 report(1, 1); await_sigterm()
 """
@@ -400,12 +401,19 @@ def test_worker_process_that_is_stopped_is_killed_and_restarted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "REPORTS_LATE", 0.1)
+    clock = ManualClock()
+
+    def tick() -> float:
+        if not (tmp_path / "0.2").exists():  # the second process is never late
+            clock.advance(0.2)
+        return clock()
+
     script = """
 report(1, nth)
 if nth == 1: os.kill(os.getpid(), signal.SIGSTOP)
 while not signal.sigtimedwait({signal.SIGTERM}, 0.01): report(1, nth)
 """
-    workers = Workers(tmp_path, script, stuck_timeout_ms=1_000)
+    workers = Workers(tmp_path, script, stuck_timeout_ms=1_000, clock=tick)
     workers.run(lambda counts: counts == {("p", 0): (2, 3)})
     assert "slot 0 ended by SIGKILL (its process has not reported for 1 s: it is stopped, or a function" in caplog.text
     assert workers.process_counts == {0: 2}
