@@ -303,9 +303,13 @@ def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: P
     assert kstreams("broker", "stop", **state) == (0, "no broker was running\n", "")
 
 
-def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    state = {"XDG_STATE_HOME": str(tmp_path)}
+def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(java: Path, tmp_path: Path) -> None:
+    data, program = tmp_path / "data", tmp_path / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    # the broker stands still, so that it is not ready before the signal; what ends it lets it go on
+    program.write_text(f'#!/bin/sh\ncase "$*" in *kafka.Kafka*) kill -STOP $$;; esac\nexec {java} "$@"\n')
+    program.chmod(0o755)
+    state = {"XDG_STATE_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path / "java")}
     command = [Path(sys.executable).with_name("kstreams"), "broker", "start", "--data-dir", data]
     accept_interrupts()
     with subprocess.Popen(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sized
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -30,12 +30,17 @@ from kstreams_py.ordering.front_end import open_storage
 from tests.system.command import kstreams
 from tests.system.cutting_proxy import Cut, CuttingProxy, choose_at_random
 from tests.system.harness import Cluster
+from tests.system.ordering_point import NAME as DYING
+from tests.system.test_ordering_points import die_at
 from tests.waiting import wait_until
 
 OBJECTS: Final = 12
 FRONT_ENDS: Final = 4
 CHANGES: Final = 300
 """Of each front end."""
+
+FAULTS: Final = 5
+"""The least number of faults that come at any moment of a run."""
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -131,10 +136,17 @@ def enqueue(ordering: Ordering, name: str, values: list[Any], state: Any) -> Non
             return
 
 
-def queue(store: str, front_end: int, pause: float = 0.0) -> None:
-    """Queues changes of all objects; each has a main event and up to two sub-events. `pause`: seconds between two."""
+def queue(store: str, front_end: int, pause: float = 0.0, faults: Sized | None = None) -> None:
+    """Queues changes of all objects; each has a main event and up to two sub-events.
+
+    - `pause`: seconds between two.
+    - `faults`: those that have come so far; a part of the changes waits for each of the first FAULTS.
+    """
     with closing(Ordering(store)) as ordering:
         for number in range(CHANGES):
+            if faults is not None:
+                part = number * (FAULTS + 1) // CHANGES
+                wait_until(lambda part=part: len(faults) >= part, f"{part} faults")  # type: ignore[misc]
             values = [[front_end, number, part] for part in range(1 + number % 3)]
             enqueue(ordering, f"object {number % OBJECTS}", values, {"newest": number})
             time.sleep(pause)
@@ -181,9 +193,13 @@ def assert_ordered(applied: dict[str, list[Any]]) -> None:
             assert found[begin:end] == [[front_end, number, part] for part in range(1 + number % 3)]
 
 
-def is_empty(store: str) -> bool:
+def await_empty(store: str, *names: str) -> None:
+    """Waits until all events are sent, and workers of these names have started."""
     with closing(open_storage(store)) as storage:
-        return storage.objects() == []
+        wait_until(
+            lambda: {*names} <= {each.name for each in storage.workers()} and storage.objects() == [],
+            "all events are sent",
+        )
 
 
 def processes_of(store: str) -> dict[str, int]:
@@ -197,10 +213,10 @@ def test_events_keep_their_order_while_workers_are_killed(
 ) -> None:
     chance = random.Random(13)
     running = {each: workers.start(each) for each in ("one", "two", "three")}
-    front_ends = [threading.Thread(target=queue, args=[store, number, 0.05]) for number in range(FRONT_ENDS)]
+    kills, before = list[str](), dict[str, int]()
+    front_ends = [threading.Thread(target=queue, args=[store, number, 0.05, kills]) for number in range(FRONT_ENDS)]
     for thread in front_ends:
         thread.start()
-    kills, before = 0, dict[str, int]()
     while any(thread.is_alive() for thread in front_ends):
         time.sleep(chance.uniform(0.5, 2.0))  # the fault: a kill at any moment
         killed = chance.choice(sorted(running))
@@ -208,11 +224,10 @@ def test_events_keep_their_order_while_workers_are_killed(
         assert running[killed].wait() == -signal.SIGKILL
         before[killed] = processes_of(store).get(killed, 0)
         running[killed] = workers.start(killed)
-        kills += 1
+        kills.append(killed)
     for thread in front_ends:
         thread.join()
-    assert kills >= 5
-    wait_until(lambda: is_empty(store), "all events are sent")
+    await_empty(store)
     wait_until(
         lambda: all(processes_of(store)[each] > number for each, number in before.items()), "all workers have started"
     )
@@ -255,7 +270,7 @@ def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
     for front_end in range(FRONT_ENDS):
         queue(store, front_end)
     second = workers.start("one")
-    wait_until(lambda: is_empty(store), "all events are sent")
+    await_empty(store)
     frozen.send_signal(signal.SIGCONT)
     assert frozen.wait() == Replaced.exit_status
     second.terminate()
@@ -274,7 +289,7 @@ def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Wor
     two = workers.start("two")
     for thread in front_ends:
         thread.join()
-    wait_until(lambda: "two" in processes_of(store) and is_empty(store), "all events are sent")
+    await_empty(store, "two")
     two.terminate()
     assert two.wait() == 0
     assert_ordered(read_applied(cluster, name))
@@ -284,20 +299,17 @@ def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
     cluster: Cluster, workers: Workers, store: str, name: str
 ) -> None:
     """EO-46: without it, or another start under the name, its objects wait."""
-    front_ends = [threading.Thread(target=queue, args=[store, number, 0.01]) for number in range(FRONT_ENDS)]
-    dead = workers.start("dead")
+    queue(store, 0)
+    dead = workers.start(DYING)
+    wait_until(lambda: cluster.read(name), "an event is sent")
+    dead.kill()
+    dead.wait()
+    front_ends = [threading.Thread(target=queue, args=[store, number, 0.01]) for number in range(1, FRONT_ENDS)]
     for thread in front_ends:
         thread.start()
-    wait_until(lambda: cluster.read(name), "an event is sent")
+    assert die_at("all is begun at once", store, name, cluster) == -signal.SIGKILL
     with closing(open_storage(store)) as storage:
-        while True:  # until it dies with an object
-            dead.kill()
-            dead.wait()
-            (status,) = storage.workers()
-            if status.objects:
-                break
-            dead = workers.start("dead")
-            wait_until(lambda: any(each.objects for each in storage.workers()), "the worker holds an object")
+        (status,) = storage.workers()
     other = workers.start("other")
     for thread in front_ends:
         thread.join()
@@ -305,9 +317,9 @@ def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
     with closing(open_storage(store)) as storage:
         wait_until(lambda: {each.name for each in storage.objects()} <= set(held), "only its objects are left")
         assert [each for each in storage.objects() if not each.owner] == []
-    told = workers.take_over("dead")
-    assert (f"and holds: {', '.join(held)}\n" in told, told.endswith("worker dead holds nothing now\n")) == (True, True)
-    wait_until(lambda: "other" in processes_of(store) and is_empty(store), "all events are sent")
+    told, ends = workers.take_over(DYING), f"worker {DYING} holds nothing now\n"
+    assert (f"and holds: {', '.join(held)}\n" in told, told.endswith(ends)) == (True, True)
+    await_empty(store, "other")
     other.terminate()
     assert other.wait() == 0
     assert_ordered(read_applied(cluster, name))
@@ -324,7 +336,7 @@ def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_the
     wait_until(lambda: cluster.partitions(name) == list(range(7)), "the partitions are known")
     for front_end in range(2):
         queue(store, front_end)
-    wait_until(lambda: is_empty(store), "all events are sent")
+    await_empty(store)
     assert {message.partition() for message in cluster.read(name)} == {0, 1, 2}
     one.terminate()
     assert one.wait() == 0
@@ -336,7 +348,7 @@ def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_the
     assert "then start with --accept-partitions" in refused
     assert processes_of(store) == {"one": 1}
     again = workers.start("one", "--accept-partitions")
-    wait_until(lambda: is_empty(store), "all events are sent")
+    await_empty(store)
     again.terminate()
     assert again.wait() == 0
     assert {message.partition() for message in cluster.read(name)} > {0, 1, 2}
@@ -353,16 +365,16 @@ def end_and_judge(
 
     `asked`: the address of the store by which workers know it; `store`: the one without faults.
     """
-    wait_until(lambda: is_empty(store), "all events are sent")
+    await_empty(store)
+    lines = [f"ordering worker {each} waits for its store: the store {asked}: " for each in running]
+    lines += [f"ordering worker {each}: the store {asked} answers again" for each in running]
+    # a worker that stood still meanwhile asks for events on and on, and so meets a fault
+    wait_until(lambda: all(line in "".join(map(workers.read_log, running)) for line in lines), "all have met a fault")
     assert [process.poll() for process in running.values()] == [None] * len(running)
     for process in running.values():
         process.terminate()
     assert [process.wait() for process in running.values()] == [0] * len(running)
     assert_ordered(read_applied(cluster, topic))
-    for name in running:
-        log = workers.read_log(name)
-        assert f"ordering worker {name} waits for its store: the store {asked}: " in log
-        assert f"ordering worker {name}: the store {asked} answers again" in log
 
 
 def await_workers(store: str, names: Collection[str]) -> None:
@@ -406,15 +418,16 @@ def test_store_that_dies_and_starts_again_under_load_loses_nothing_and_ends_no_w
         with working(cluster, store, name, tmp_path) as workers:
             running = {each: workers.start(each) for each in ("one", "two", "three")}
             await_workers(store, running)
-            front_ends = [threading.Thread(target=queue, args=[store, number, 0.03]) for number in range(FRONT_ENDS)]
+            crashes: list[int] = []
+            front_ends = [
+                threading.Thread(target=queue, args=[store, number, 0.03, crashes]) for number in range(FRONT_ENDS)
+            ]
             for thread in front_ends:
                 thread.start()
-            crashes = 0
             while any(thread.is_alive() for thread in front_ends):
                 time.sleep(chance.uniform(0.5, 1.5))  # the fault: a kill at any moment
                 server.crash()
-                crashes += 1
+                crashes.append(len(crashes))
             for thread in front_ends:
                 thread.join()
-            assert crashes >= 5
             end_and_judge(cluster, name, workers, running, store, store)
