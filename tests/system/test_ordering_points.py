@@ -20,12 +20,9 @@ from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.front_end import open_storage
 from tests.system.harness import Cluster
 from tests.system.ordering_point import BATCHES, NAME, SENDING, STEPS
-from tests.waiting import wait_until
+from tests.waiting import WAIT, wait_until
 
 OBJECTS: Final = ("a", "b")
-
-LIMIT: Final = 60.0
-"""Seconds for a worker to come to its point."""
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -41,7 +38,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def die_at(point: str, store: str, topic: str, cluster: Cluster) -> int:
     """The exit status of a worker that was to come to a point."""
     where = (store, topic, cluster.bootstrap_servers, str(BATCHES.get(point, 1)), point)
-    done = subprocess.run([sys.executable, "-m", "tests.system.ordering_point", *where], timeout=LIMIT, check=False)
+    done = subprocess.run([sys.executable, "-m", "tests.system.ordering_point", *where], timeout=WAIT, check=False)
     return done.returncode
 
 
