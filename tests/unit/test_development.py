@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from kstreams_py.development.following import Following, written_topics
 from kstreams_py.development.session import Asked, Changed, Session
 from kstreams_py.development.version import list_of, positions_of, showing
 from kstreams_py.development.versions import Ended, Position, Ready, Shown, Version, version_command
-from kstreams_py.embedded.nodes import open_data_dir, write_settings
+from kstreams_py.embedded.nodes import free_ports, open_data_dir, write_settings
 from kstreams_py.errors import BrokerUnavailable, GraphError, MissingSoftware, SchemaError, TopicError
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
@@ -151,6 +152,14 @@ def test_file_that_does_not_exist_is_refused_before_anything_starts(tmp_path: Pa
 
 
 # The broker.
+
+
+def test_port_that_was_given_is_given_to_no_other_process() -> None:
+    (mine,) = free_ports([None])
+    # nothing listens there, so that it looks free
+    program = f"from kstreams_py.embedded import nodes; nodes._PORTS = [{mine}]; print(nodes.free_ports([None]))"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (other.returncode, other.stdout, "StopIteration" in other.stderr) == (1, "", True), other
 
 
 def test_broker_keeps_the_offsets_of_a_graph_that_nobody_runs_for_a_year(tmp_path: Path) -> None:
