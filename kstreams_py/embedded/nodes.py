@@ -119,17 +119,22 @@ def free_ports(wanted: Sequence[int | None]) -> list[int]:
 
 def _claim(port: int) -> bool:
     """Locks a port's byte of a file, until this process ends; False if another process has it."""
+    if (claims := _claims()) is None:
+        return True
     try:
-        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:
         return False
     return True
 
 
 @cache
-def _claims() -> int:
-    """The file of the locks, which stays open: the system ends a process's locks on a file with any that it closes."""
-    return os.open(Path(tempfile.gettempdir(), f"kstreams-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
+def _claims() -> int | None:
+    """The file of the locks; None if it cannot be opened. It stays open: to close it would end the locks."""
+    try:
+        return os.open(Path(tempfile.gettempdir(), f"kstreams-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
 
 
 def _is_free(port: int) -> bool:

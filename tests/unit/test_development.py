@@ -162,6 +162,16 @@ def test_port_that_was_given_is_given_to_no_other_process() -> None:
     assert (other.returncode, other.stdout, "StopIteration" in other.stderr) == (1, "", True), other
 
 
+def test_port_is_given_where_no_file_for_locks_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / f"kstreams-ports-{os.getuid()}").mkdir()
+    program = "from kstreams_py.embedded.nodes import free_ports; print(len(free_ports([None])))"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    other = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (other.returncode, other.stdout, other.stderr) == (0, "1\n", "")
+
+
 def test_broker_keeps_the_offsets_of_a_graph_that_nobody_runs_for_a_year(tmp_path: Path) -> None:
     """By Kafka's default, the graph would end with InputLost after a holiday of a week."""
     _, nodes = open_data_dir(tmp_path, 1, None)
