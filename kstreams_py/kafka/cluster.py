@@ -114,9 +114,9 @@ class KafkaCluster(_Reading):
         self._groups = GroupReader(self._common, log)
         self._topics = TopicAdmin(self._common, self._limit, log, name)
         limits = self._limit, self._limit if patient else min(self._limit, ENDS_SECONDS)
-        self._reader = Reader(self._of_consumers, limits, self._topics.explain)
+        self._reader = Reader(self._of_consumers, *limits, self._topics.explain)
         self._uncommitted = Reader(
-            lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"}, limits, self._topics.explain
+            lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"}, *limits, self._topics.explain
         )
 
     def close(self) -> None:

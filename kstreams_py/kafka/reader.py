@@ -31,16 +31,18 @@ class Reader:
     def __init__(
         self,
         configuration: Callable[[], Mapping[str, Any]],
-        limits: tuple[float, float],
+        limit: float,
+        offsets_limit: float,
         explain: Callable[..., Exception],
     ) -> None:
         """Makes no client yet.
 
         - `configuration`: returns the client's settings.
-        - `limits`: seconds that each call may take, and one for the offsets of partitions.
+        - `limit`, `offsets_limit`: seconds that each call may take, and one for the offsets of partitions.
         - `explain`: maps an error, and the `topics` that it is about, to an exception.
         """
-        self._configuration, (self._limit, self._offsets_limit), self._explain = configuration, limits, explain
+        self._configuration, self._explain = configuration, explain
+        self._limit, self._offsets_limit = limit, offsets_limit
         self._client = LazyClient(self._make_client)
         self._lock = threading.Lock()
 

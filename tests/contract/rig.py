@@ -10,6 +10,7 @@ import confluent_kafka as ck
 
 from kstreams_py.errors import Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -248,7 +249,8 @@ class KafkaRig(Rig):
 
     def consumer(self, group: str | None = None, instance_id: str = "member") -> Consumer:
         consumer = super().consumer(group, instance_id)
-        consumer.patience = 30.0  # type: ignore[attr-defined]  # no test is about the limit of added offsets
+        assert isinstance(consumer, KafkaConsumer)
+        consumer.patience = 30.0  # no test is about the limit of added offsets
         return consumer
 
     def uncommitted(self, topic: str) -> list[Row]:

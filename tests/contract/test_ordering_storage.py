@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -382,8 +383,6 @@ def test_change_of_no_object_and_one_without_a_main_event_are_refused() -> None:
 
 
 def test_sqlite_file_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
-    import sqlite3  # noqa: PLC0415
-
     path = tmp_path / "other.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE events (x)")
@@ -394,8 +393,6 @@ def test_sqlite_file_of_another_program_is_refused_and_unchanged(tmp_path: Path)
 
 
 def test_sqlite_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    import sqlite3  # noqa: PLC0415
-
     path = tmp_path / "events.db"
     SQLiteStorage(path).close()
     with closing(sqlite3.connect(path)) as connection:
@@ -421,9 +418,7 @@ def test_redis_that_is_away_is_named_without_its_password() -> None:
 def test_sqlite_file_that_is_locked_may_return_and_one_without_a_directory_will_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sqlite3  # noqa: PLC0415
-
-    monkeypatch.setattr("kstreams_py.sinks.sqlite_files.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
     path = tmp_path / "events.db"
     with closing(SQLiteStorage(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -439,9 +434,7 @@ def test_sqlite_file_that_is_locked_may_return_and_one_without_a_directory_will_
 def test_sqlite_file_is_opened_and_read_while_another_process_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sqlite3  # noqa: PLC0415
-
-    monkeypatch.setattr("kstreams_py.sinks.sqlite_files.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
     path = tmp_path / "events.db"
     with closing(SQLiteStorage(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         store.enqueue([change("a", b"1", data=b"state")])
@@ -456,12 +449,11 @@ def test_sqlite_file_is_opened_and_read_while_another_process_writes(
 
 
 def test_sqlite_file_is_created_once_by_processes_that_open_it_at_the_same_time(tmp_path: Path) -> None:
+    def open_store(path: Path, opened: list[SQLiteStorage]) -> None:
+        opened.append(SQLiteStorage(path))
+
     for number in range(20):
         opened: list[SQLiteStorage] = []
-
-        def open_store(path: Path, opened: list[SQLiteStorage]) -> None:
-            opened.append(SQLiteStorage(path))
-
         threads = [threading.Thread(target=open_store, args=[tmp_path / f"{number}.db", opened]) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -60,7 +61,7 @@ WARNINGS: Final = 5
 UNASSIGNED: Final = 12
 """The same for a warning each 2 s of a member without an assignment, which may wait 23 s for its JoinGroup (JOIN)."""
 
-BOUND: Final = 180.0
+CELL_SECONDS: Final = 180.0
 """Seconds after which a condition that does not come true fails a test: some joins take 40 s."""
 
 ENDLESS_SECONDS: Final = 300.0
@@ -464,8 +465,7 @@ class Run:
         cell = self._cell
         if cell.api is not Api.FindCoordinator or not COMMITTERS[cell.guarantee].transactional:
             if cell.api is Api.Metadata and not cell.forever:
-                # the consumer's request gets the error
-                self._cluster.before_first_producer = lambda: self._await_asked(Api.Metadata)
+                self._give_the_error_to_the_consumer()
             self._inject()
             self._make_worker().start()
             return
@@ -477,12 +477,15 @@ class Run:
         if self._concerns_the_group:
             self._cluster.before_first_producer = self._leave_the_transactional_id_out
         elif not cell.forever:
-            # the consumer's request gets the error
-            self._cluster.before_first_producer = lambda: self._await_asked(Api.FindCoordinator)
+            self._give_the_error_to_the_consumer()
         self._inject()
         self._make_worker().start()
         if self._concerns_the_group and cell.forever:
             self._inject()
+
+    def _give_the_error_to_the_consumer(self) -> None:
+        """The producer, which sends the same request, is created after the consumer has sent its own."""
+        self._cluster.before_first_producer = partial(self._await_asked, self._cell.api)
 
     def _await_asked(self, api: Api, times: int = 1) -> None:
         wait_until(lambda: len(self._mock.requests(api)) >= times, f"{api.name} is sent")
@@ -528,9 +531,9 @@ class Run:
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
         assert self._worker is not None
-        deadline = time.monotonic() + BOUND
+        deadline = time.monotonic() + CELL_SECONDS
         while not condition():
-            assert time.monotonic() < deadline, f"after {BOUND:g} s still not: {what}"
+            assert time.monotonic() < deadline, f"after {CELL_SECONDS:g} s still not: {what}"
             self._worker.run_turn()
 
     def _is_over(self) -> bool:

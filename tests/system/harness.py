@@ -298,6 +298,14 @@ def broker_with_password(user: str, password: str, **settings: str) -> Iterator[
         yield f"127.0.0.1:{protected}", Cluster(kafka.bootstrap_servers)
 
 
+def await_joined(processor: str, *workers: WorkerProcess) -> None:
+    """Waits until workers have partitions, and so handle signals.
+
+    One that is frozen before it joins, or goes on before the next one of its slot has joined, may take the slot back.
+    """
+    wait_until(lambda: all(f"{processor}: holds" in each.text for each in workers), f"the workers of {processor} join")
+
+
 class RunningSlot:
     """Runs a slot of a graph in a thread of the test's process."""
 

@@ -18,7 +18,7 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from tests.system.command import kstreams
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined
 from tests.system.promises import by_key, key_of
 from tests.system.recorder import Recorder
 
@@ -100,7 +100,7 @@ def test_workers_killed_every_second_or_two_for_ten_minutes_deliver_everywhere_o
                 kills += 1
         for processor in PROCESSORS:
             recorder.await_done(f"{name}.{processor}", source)
-        wait_until(lambda: all("counted: holds" in worker.text for worker in workers), "all handle signals")
+        await_joined("counted", *workers)
         for worker in workers:
             worker.send(signal.SIGTERM)
         assert [worker.wait() for worker in workers] == [0] * WORKERS, [worker.text for worker in workers]

@@ -20,7 +20,7 @@ from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.testing import Expected
 from tests.system.command import RunningCommand, command, kstreams, list_children
-from tests.system.harness import FORGETFUL, WorkerProcess, list_transactional_ids, wait_until
+from tests.system.harness import FORGETFUL, WorkerProcess, await_joined, list_transactional_ids, wait_until
 from tests.system.recorder import Record, Recorder
 
 MANY = 1_200
@@ -218,7 +218,7 @@ def test_exactly_once_workers_join_and_leave_under_load_deliver_once_and_in_orde
             workers = [app.start(0)]
             reader.await_more(300)
             workers += [app.start(1), app.start(2)]
-            wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "three share")
+            await_joined("copy", *workers)
             reader.await_more(300)
             app.send(workers[1], signal.SIGTERM)
             app.send(workers[2], signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_exactly_once_workers_join_and_leave_under_load_deliver_once_and_in_orde
             everything = ", ".join(f"{app.source}[{p}]" for p in range(6))
             wait_until(lambda: workers[0].text.count(f"copy: holds {everything}\n") == 2, "one has all of them again")
             workers[1:] = [app.start(1), app.start(3)]
-            wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "three share again")
+            await_joined("copy", *workers)
             reader.await_more(300)
         app.drain(*workers)
         reader.finish()
@@ -256,7 +256,7 @@ def test_exactly_once_workers_idle_past_the_expiration_of_their_transactional_id
 ) -> None:
     app = new_forgetful_app(partitions=2)
     workers = [app.start(0), app.start(1)]
-    wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "both have a partition")
+    await_joined("copy", *workers)
     app.write(50, 0)
     app.write(50, 1)
     app.recorder.await_done(app.group, app.source)

@@ -17,7 +17,7 @@ import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.records import Place, Unit, newest_unit, type_of
-from tests.system.harness import Cluster, running, wait_until
+from tests.system.harness import Cluster, await_joined, running, wait_until
 from tests.system.recorder import Record
 from tests.system.test_faults import MakeApp, app_factory
 
@@ -293,7 +293,7 @@ def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: 
                 app.send(workers[slot], signal.SIGKILL)
                 workers[slot].wait()
                 workers[slot] = app.start(slot)
-            wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "both have partitions")
+            await_joined("copy", *workers)
         app.drain(*workers)
         reader.finish()
     app.verify()

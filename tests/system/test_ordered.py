@@ -18,7 +18,7 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from tests.system.command import command, kstreams
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 
 GRAPH = """
@@ -85,33 +85,25 @@ def write_events(cluster: Cluster, topic: str, newest: dict[str, tuple[int, int]
     assert producer.flush(30) == 0
 
 
-def await_joined(*workers: WorkerProcess) -> None:
-    """Waits until workers have partitions, and so handle signals.
-
-    One that is frozen before it joins, or goes on before the next one of its slot has joined, may take the slot back.
-    """
-    wait_until(lambda: all("apply: holds" in worker.text for worker in workers), "the workers have joined")
-
-
 def test_workers_killed_and_frozen_apply_each_event_once_in_order(
     start: Callable[[int], WorkerProcess], cluster: Cluster, name: str
 ) -> None:
     chance, newest = random.Random(11), {f"o{number}": (0, 0) for number in range(OBJECTS)}
     cluster.create(f"{name}.in", partitions=4)
     workers = {slot: start(slot) for slot in range(2)}
-    await_joined(*workers.values())
+    await_joined("apply", *workers.values())
     frozen: list[WorkerProcess] = []
     for turn in range(ROUNDS):
         write_events(cluster, f"{name}.in", newest, chance)
         slot = chance.randrange(2)
-        await_joined(workers[slot])
+        await_joined("apply", workers[slot])
         workers[slot].send(signal.SIGSTOP if turn % 2 else signal.SIGKILL)
         if turn % 2:
             frozen.append(workers[slot])
         workers[slot] = start(slot)
         least = OBJECTS * EACH_ROUND * turn
         wait_until(lambda least=least: len(cluster.read(f"{name}.out")) >= least, "outputs")  # type: ignore[misc]
-    await_joined(*workers.values())
+    await_joined("apply", *workers.values())
     for worker in frozen:
         worker.send(signal.SIGCONT)
     Recorder(cluster.bootstrap_servers).await_done(f"{name}.apply", f"{name}.in")

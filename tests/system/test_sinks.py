@@ -13,7 +13,7 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.graph.sink import Evidence
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 from tests.system.sqlite_target import SqliteTarget
 
@@ -79,7 +79,7 @@ class App:
         """Stops the workers; each row must be there once, and each dead letter: with offsets perhaps again."""
         self.await_rows()
         running = [worker for worker in self.workers if worker.process.poll() is None]
-        wait_until(lambda: all("store: holds" in worker.text for worker in running), "all have joined")
+        await_joined("store", *running)
         # rows may be stored of steps that are not committed: their dead letters come when they are run again
         Recorder(self.cluster.bootstrap_servers).await_done(self.group, f"{self.name}.in")
         for worker in running:

@@ -15,7 +15,7 @@ import pytest
 
 from kstreams_py import Settings
 from tests.system.command import clean_environment
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 
 GRAPH = """
@@ -64,14 +64,6 @@ def start(
         sys.stdout.write(worker.text)  # shown if the test fails
 
 
-def await_joined(*workers: WorkerProcess) -> None:
-    """Waits until workers have partitions, and so handle signals.
-
-    One that is frozen before it joins, or goes on before the next one of its slot has joined, may take the slot back.
-    """
-    wait_until(lambda: all("count: holds" in worker.text for worker in workers), "the workers have joined")
-
-
 def test_workers_killed_at_random_count_each_record_once(
     start: Callable[[int], WorkerProcess],
     cluster: Cluster,
@@ -83,7 +75,7 @@ def test_workers_killed_at_random_count_each_record_once(
     chance, written = random.Random(3), dict[str, int].fromkeys(KEYS, 0)
     cluster.create(f"{name}.in", partitions=4)
     workers = {slot: start(slot) for slot in range(3)}
-    await_joined(*workers.values())
+    await_joined("count", *workers.values())
     frozen: list[WorkerProcess] = []
     for turn in range(FAULTS):
         keys = chance.choices(KEYS, k=WRITTEN)
@@ -94,7 +86,7 @@ def test_workers_killed_at_random_count_each_record_once(
         least = chance.randrange(sum(written.values()))
         wait_until(lambda least=least: len(cluster.read(f"{name}.out")) >= least * 0.9, "outputs")  # type: ignore[misc]
         slot = chance.randrange(3)
-        await_joined(workers[slot])
+        await_joined("count", workers[slot])
         if turn % 2:
             workers[slot].send(signal.SIGSTOP)  # its session ends: another slot takes its partitions meanwhile
             frozen.append(workers[slot])
@@ -104,9 +96,9 @@ def test_workers_killed_at_random_count_each_record_once(
             workers[slot].wait()
             workers[slot] = start(slot)
         if frozen and turn % 4 == 3:
-            await_joined(workers[slot])
+            await_joined("count", workers[slot])
             frozen[-1].send(signal.SIGCONT)
-    await_joined(*workers.values())
+    await_joined("count", *workers.values())
     for worker in frozen:
         worker.send(signal.SIGCONT)
     Recorder(cluster.bootstrap_servers).await_done(f"{name}.count", f"{name}.in")

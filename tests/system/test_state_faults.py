@@ -17,7 +17,7 @@ from kstreams_py import Settings
 from kstreams_py.graph.sink import Evidence
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 from tests.system.counting import Counting
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 from tests.system.sqlite_target import STRIKES, SqliteTarget
 from tests.system.test_growing_topics import SOON, grow
@@ -335,7 +335,7 @@ def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
     cluster.create(f"{name}.errors")
     workers, frozen, strikes = [start(0), start(1)], list[WorkerProcess](), [*STRIKES, *STRIKES, None]
     try:
-        wait_until(lambda: all("store: holds" in each.text for each in workers), "both have partitions")
+        await_joined("store", *workers)
         for place in strikes:
             struck = None if place is None else tmp_path / place
             if struck is not None:
@@ -353,7 +353,7 @@ def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
                 slot = next(slot for slot, each in enumerate(workers) if is_down(each))
                 frozen += [workers[slot]] if workers[slot].process.poll() is None else []
             workers[slot] = start(slot)
-            wait_until(lambda slot=slot: "store: holds" in workers[slot].text, "it has joined")  # type: ignore[misc]
+            await_joined("store", workers[slot])
         for each in frozen:
             each.send(signal.SIGCONT)
         Recorder(cluster.bootstrap_servers).await_done(f"{name}.store", f"{name}.in")

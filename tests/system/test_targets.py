@@ -17,7 +17,7 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.graph.sink import Evidence
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 
 GRAPH = """
@@ -135,7 +135,7 @@ def test_workers_killed_at_random_store_each_row_once(
     cluster.create(f"{name}.in", partitions=4)
     cluster.create(f"{name}.errors")
     workers = [start(0), start(1)]
-    wait_until(lambda: all("store: holds" in worker.text for worker in workers), "both have partitions")
+    await_joined("store", *workers)
     for _ in range(KILLS):
         values: list[bytes | None] = [b"%d" % number for number in range(written, written + WRITTEN)]
         least = written + chance.randrange(WRITTEN // 2)
@@ -148,7 +148,7 @@ def test_workers_killed_at_random_store_each_row_once(
         workers[slot] = start(slot)
     expected = expected_rows(written)
     wait_until(lambda: Counter(target.rows()) >= expected, "all rows")
-    wait_until(lambda: all("store: holds" in worker.text for worker in workers), "both have partitions")
+    await_joined("store", *workers)
     # rows may be stored of steps that are not committed: their dead letters come when they are run again
     Recorder(cluster.bootstrap_servers).await_done(f"{name}.store", f"{name}.in")
     stop(*workers)

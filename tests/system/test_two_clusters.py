@@ -16,7 +16,7 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from tests.system.command import Finished, command, kstreams
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 from tests.system.site import Site
 
@@ -118,7 +118,7 @@ def app(
 
 def await_partitions(*workers: WorkerProcess) -> None:
     """Waits until workers hold partitions: they handle signals by then."""
-    wait_until(lambda: all("copy: holds" in worker.text for worker in workers), "all hold partitions")
+    await_joined("copy", *workers)
 
 
 def digits(first: int, end: int) -> list[bytes]:
