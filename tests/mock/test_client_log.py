@@ -113,14 +113,14 @@ def test_request_of_a_transaction_that_may_arrive_late_is_detected(
     consumer = join_group(mock, RecordingLog())
     settings = {"transactional.id": "id", "transaction.timeout.ms": 60_000, "logger": log.logger}
     producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings, **changed}))
-    producer.init_transactions(10)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.poll(0)  # serves the log
     assert not log.tainted
     fault(mock, api)
     producer.produce("b", b"0")
-    producer.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 10)
-    producer.commit_transaction(10)  # the client sends the request again inside
+    producer.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 60)
+    producer.commit_transaction(60)  # the client sends the request again inside
     line = wording.format(thread, api.name)
     wait_until(lambda: producer.poll(0.1) or log.find(line), f"the client logs that an {api.name} failed")
     assert (log.tainted, log.coordinator_lost, log.fenced) == (True, False, False)
@@ -132,14 +132,14 @@ def test_topic_that_a_transaction_may_not_write_to_is_named(mock: MockCluster) -
     mock.create("b")
     settings = {"transactional.id": "id", "transaction.timeout.ms": 60_000, "logger": log.logger}
     producer = ck.Producer(settings_of(mock, {**SETTINGS, **settings}))
-    producer.init_transactions(10)
+    producer.init_transactions(60)
     producer.begin_transaction()
     mock.answer(Api.AddPartitionsToTxn, E.TOPIC_AUTHORIZATION_FAILED)
     producer.produce("b", b"0")
-    assert outcome(lambda: producer.commit_transaction(10)) == "TOPIC_AUTHORIZATION_FAILED"
+    assert outcome(lambda: producer.commit_transaction(60)) == "TOPIC_AUTHORIZATION_FAILED"
     wait_until(lambda: producer.poll(0.1) or log.refused, "the client logs the topic")
     assert (log.refused, log.tainted) == ({"b"}, False), log.lines
-    producer.abort_transaction(10)
+    producer.abort_transaction(60)
 
 
 @pytest.mark.parametrize("api", [Api.Heartbeat, Api.OffsetCommit])

@@ -143,7 +143,7 @@ def test_coordinator_is_the_broker_that_was_set(mock: MockCluster) -> None:
     consumer = member(mock, "a")
     wait_until(lambda: consumer.consume(1, 0.05) or consumer.assignment(), "the group has a member")
     producer = ck.Producer(settings_of(mock, {"transactional.id": "id"}))
-    producer.init_transactions(10)
+    producer.init_transactions(60)
     brokers = {r.api: r.broker for r in mock.requests(Api.JoinGroup, Api.SyncGroup, Api.InitProducerId)}
     assert brokers == {Api.JoinGroup: 2, Api.SyncGroup: 2, Api.InitProducerId: 1}
     consumer.close()
@@ -191,22 +191,22 @@ def test_transactions_are_answered_but_hide_nothing_and_store_no_offsets(mock: M
     consumer = member(mock, "a")
     wait_until(lambda: consumer.consume(1, 0.1), "a record is read")
     first, second = (ck.Producer(settings_of(mock, {"transactional.id": "id"})) for _ in range(2))
-    first.init_transactions(10)
+    first.init_transactions(60)
     first.begin_transaction()
     first.produce("b", b"open")
     assert first.flush(10) == 0
     assert read(mock, "b", {"isolation.level": "read_committed"}) == [b"open"]
-    first.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 10)
-    first.commit_transaction(10)
+    first.send_offsets_to_transaction([ck.TopicPartition("a", 0, 1)], consumer.consumer_group_metadata(), 60)
+    first.commit_transaction(60)
     assert [p.offset for p in consumer.committed([ck.TopicPartition("a", 0)], 10)] == [ck.OFFSET_INVALID]
     first.begin_transaction()
     first.produce("b", b"aborted")
     assert first.flush(10) == 0
-    first.abort_transaction(10)
-    second.init_transactions(10)
+    first.abort_transaction(60)
+    second.init_transactions(60)
     first.begin_transaction()
     first.produce("b", b"of a fenced one")
-    first.commit_transaction(10)
+    first.commit_transaction(60)
     assert read(mock, "b", {"isolation.level": "read_committed"}) == [b"open", b"aborted", b"of a fenced one"]
     consumer.close()
 
@@ -220,7 +220,7 @@ def test_sequence_numbers_are_checked_for_transactional_producers_only(transacti
         settings |= {"transactional.id": "id", "transaction.timeout.ms": 10_000}
     producer = ck.Producer(settings_of(mock, settings))
     if transactional:
-        producer.init_transactions(10)
+        producer.init_transactions(60)
         producer.begin_transaction()
     mock.track()
     mock.answer_from(1, Api.Produce, (0, 3_000))

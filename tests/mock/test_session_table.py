@@ -50,8 +50,8 @@ from tests.mock.session import INPUT, OUTPUT, Cell, Lines, Run, Seen, is_rejoini
 E = ck.KafkaError
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = Guarantee
 
-AT_ONCE: Final = 100
-"""Cells that run in parallel; most of them wait."""
+AT_ONCE: Final = 32
+"""Cells that run in parallel: most of them wait. With 100, a cell may get no CPU for its `max.poll.interval.ms`."""
 
 # Outcomes of one error:
 AGAIN: Final = "sends the request again"

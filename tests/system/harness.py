@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -39,6 +39,9 @@ NONE: Final[Config] = {}
 
 BATCH_BYTES = 500_000
 """Bytes of values that are written at once: the client makes one batch of them for each partition."""
+
+MOVING = (ck.KafkaError.NOT_COORDINATOR, ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+"""Answers for a coordinator that has just started, or moves to another broker."""
 
 SET_SECONDS = 10.0
 """Limit of a request that sets offsets. librdkafka asks for a group's coordinator again only once a connection changes,
@@ -210,16 +213,22 @@ class Cluster:
         return [m.value() for m in self.read(topic, isolation)]
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The group's committed offset of each partition that has one."""
+        """The group's committed offset of each partition that has one; waits for a coordinator that moves or loads."""
         consumer = ck.Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
-        try:
-            found = consumer.committed([ck.TopicPartition(topic, p) for p in self.partitions(topic)], timeout=20)
-        except ck.KafkaException as error:
-            if error.args[0].code() in (ck.KafkaError.NOT_COORDINATOR, ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
-                return {}  # the broker has just started
-            raise
-        finally:
-            consumer.close()
+        asked = [ck.TopicPartition(topic, p) for p in self.partitions(topic)]
+        found: list[ck.TopicPartition] = []
+
+        def answered() -> bool:
+            try:
+                found[:] = consumer.committed(asked, timeout=20)
+            except ck.KafkaException as error:
+                if error.args[0].code() not in MOVING:
+                    raise
+                return False
+            return True
+
+        with closing(consumer):
+            waiting.wait_until(answered, f"the coordinator of {group} answers")
         return {p.partition: p.offset for p in found if p.offset >= 0}
 
     def members(self, group: str) -> list[str]:

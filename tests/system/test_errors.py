@@ -486,13 +486,14 @@ def test_stopping_exception_commits_earlier_records_and_the_next_start_reads_its
     for _ in range(2):  # each start reads the record again
         stopped = worker(raises)
         assert stopped.wait() == status, stopped.text
-        cluster.await_markers(pipe.target)
+        cluster.await_markers(pipe.target, pipe.errors)
         assert (pipe.outputs, pipe.committed, pipe.dead_letters) == ([b"0", b"bad"], 2, [])
     (tmp_path / "mended").touch()
     mended = worker(raises)
     pipe.await_committed(4)
     mended.send(signal.SIGTERM)
     assert mended.wait() == 0, mended.text
+    cluster.await_markers(pipe.target, pipe.errors)
     assert (pipe.outputs, pipe.dead_letters) == ([b"0", b"bad", b"odd", b"3"], [])
 
 
@@ -643,6 +644,7 @@ def test_exactly_once_stop_in_mid_batch_then_a_new_start_delivers_each_record_on
     with running(graph, settings()):
         for topic in inputs:
             cluster.await_committed(pipe.group, topic, {0: 30})
+    cluster.await_markers(pipe.target, pipe.errors)
     assert pipe.dead_letters == []
     expected = values + (others if kind == "alts" else [])
     if kind == "sink":

@@ -277,7 +277,7 @@ def test_exactly_once_coordinator_down_past_the_session_while_a_function_runs_re
     worker = app.start(0)
     wait_until(app.waiting.exists, "the function waits")
     # the worker's first commit has returned before its markers are written: those of a broker that dies may be skipped
-    app.recorder.await_no_open_transaction(f"__ks.{name}.beginnings", "__consumer_offsets")
+    app.recorder.await_no_open_transaction(f"__ks.{name}.beginnings", "__consumer_offsets", app.target)
     app.recorder.history.fault("the broker is killed")
     forgetful.kill(0)
     forgetful.restart(0)  # ready once its old session with the controller has expired: after the worker's session

@@ -370,6 +370,7 @@ def test_exactly_once_lost_and_doubled_requests_change_nothing(
     rule = disturb(proxy, api, fault, copier.client)
     copier.deliver_more()
     assert len(rule.caught) == 1
+    copier.cluster.await_markers(copier.target)
     assert copier.cluster.values(copier.target) == copier.written
     assert copier.cluster.committed(copier.group, copier.source) == {0: len(copier.written)}
 

@@ -183,6 +183,7 @@ def test_other_cluster_that_is_away_is_waited_for(app: App, elsewhere: EmbeddedK
     app.write(*digits(0, 10))
     worker = app.start(0)
     app.await_copied()
+    app.other.await_markers(app.target)
     elsewhere.kill(0)
     app.write(*digits(10, 60))
     wait_until(
@@ -248,6 +249,7 @@ def test_other_cluster_that_is_away_for_longer_than_each_timeout_is_waited_for(
         app.write(*digits(0, 10))
         worker = app.start(0)
         app.await_copied()
+        app.other.await_markers(app.target)
         elsewhere.kill(0)
         app.write(*digits(10, 60))
         back = time.monotonic() + (short.session_timeout_ms + short.request_timeout_ms) / 1000
@@ -277,6 +279,7 @@ def test_other_cluster_that_is_away_for_a_minute_leaves_the_run_alive(
         site = Site(running)
         app.write(*digits(0, 10))
         app.await_copied()
+        app.other.await_markers(app.target)
         elsewhere.kill(0)
         app.write(*digits(10, 500))
         killed_at, answers = time.monotonic(), list[tuple[int, str]]()
