@@ -147,7 +147,7 @@ def test_rolling_restart_of_brokers_loses_doubles_and_reorders_nothing(
     tmp_path: Path, name: str, brokers: EmbeddedKafka
 ) -> None:
     """Each worker has nine processors. As no worker ends, at_most_once must lose nothing either."""
-    Chains(tmp_path, name, brokers).run(Size(records=500, per_second=150, rounds=1))
+    Chains(tmp_path, name, brokers).run(Size(records=200, per_second=50, rounds=1))
 
 
 @pytest.mark.long
