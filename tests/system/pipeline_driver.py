@@ -29,6 +29,8 @@ from kstreams_py.spark.sessions import path_of_archive
 from kstreams_py.spark.targets.delta import DeltaLakeTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
+from tests.delta_sessions import ONE_PARTITION
+from tests.spark_sessions import SHORT_QUERIES
 
 AROUND: Final[dict[str, tuple[Any, str, bool]]] = {
     "before-cut": (runner, "cut", False),
@@ -82,10 +84,9 @@ def main() -> None:
     options = {"spark.master": master, "spark.driver.host": here, "spark.driver.bindAddress": here}
     # the drivers map the archive by themselves; these are executors on this machine
     options["spark.executor.defaultJavaOptions"] = " ".join(class_archive.to_use(path_of_archive()))
-    options |= delta_conf() if any(isinstance(each.target, Delta) for each in graph.pipelines) else {}
-    spark = session(
-        "driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **{"spark.log.level": "ERROR"}
-    )
+    if any(isinstance(each.target, Delta) for each in graph.pipelines):
+        options |= delta_conf() | ONE_PARTITION
+    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **SHORT_QUERIES)
     tell({"master": master})
     for line in sys.stdin:
         pipeline_id, _, point = line.strip().partition(" ")

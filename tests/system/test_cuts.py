@@ -14,8 +14,6 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from kstreams_py.cli.main import app
-from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import InputLost, SettingsError, TopicError
 from kstreams_py.formats.serdes import String
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
@@ -23,11 +21,12 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, TopicPartition
 from kstreams_py.settings import Settings
-from kstreams_py.spark import Cut, cut, read_cut, session, view
+from kstreams_py.spark import Cut, cut, read_cut, view
 from kstreams_py.spark.cut_filters import is_inside
 from kstreams_py.spark.cutting import Cutting
 from kstreams_py.testing import TestDriver
 from tests.clusters import open_cluster
+from tests.spark_sessions import kafka_session
 from tests.system.harness import metadata
 from tests.waiting import wait_until
 
@@ -41,9 +40,8 @@ SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with_kafka = session("test_cuts", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    yield with_kafka
-    with_kafka.stop()
+    with kafka_session("test_cuts") as made:
+        yield made
 
 
 class Rig:

@@ -13,13 +13,14 @@ from pyspark.sql import SparkSession
 
 import kstreams_py as ks
 from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath, spark_jars
+from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
-from kstreams_py.spark import runner, session
+from kstreams_py.spark import runner
 from kstreams_py.spark.targets.parquet import ParquetTable
+from tests.spark_sessions import kafka_session
 from tests.system.command import command, kstreams
 from tests.system.harness import Cluster
 
@@ -45,9 +46,8 @@ def streamed(orders):
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("test_frozen", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "OFF"})
-    yield made
-    made.stop()
+    with kafka_session("test_frozen", **{"spark.log.level": "OFF"}) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,11 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable, UserMistake
 from kstreams_py.records import TopicPartition
-from kstreams_py.spark import cut, cutting, runner, session
+from kstreams_py.spark import cut, cutting, runner
 from kstreams_py.spark.cutting import Cutting
+from tests.spark_sessions import kafka_session
 from tests.system.harness import metadata
 from tests.system.proxy import Proxy, Rule, proxied_replication
 from tests.system.test_cuts import Rig, values
@@ -40,9 +39,8 @@ OFFSETS: Final = "__consumer_offsets"
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("test_late", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    yield made
-    made.stop()
+    with kafka_session("test_late") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -19,16 +19,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import kstreams_py as ks
-from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.records import TopicPartition
-from kstreams_py.spark import Cut, cutting, driver, runner, session
+from kstreams_py.spark import Cut, cutting, driver, runner
 from kstreams_py.spark.cuts import CutTopic, Span
 from kstreams_py.spark.cutting import Cutting
 from kstreams_py.spark.runs import Run
 from tests.clusters import open_cluster
+from tests.spark_sessions import kafka_session
 from tests.system.harness import WorkerProcess
 from tests.system.recorder import Record, Recorder
 from tests.system.test_cuts import Rig
@@ -39,9 +38,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("test_faults", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    yield made
-    made.stop()
+    with kafka_session("test_faults") as made:
+        yield made
 
 
 def read(target: ks.Parquet) -> list[tuple[Any, ...]]:

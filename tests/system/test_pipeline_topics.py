@@ -16,8 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import kstreams_py as ks
-from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import (
     OutcomeUnknown,
     PipelineFailed,
@@ -34,11 +32,12 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.records import HASH_HEADER, TopicPartition
-from kstreams_py.spark import runner, session
+from kstreams_py.spark import runner
 from kstreams_py.spark.runs import Published, Run, decode_published
 from kstreams_py.spark.targets import kafka
 from kstreams_py.spark.targets.kafka import encode_runs
 from kstreams_py.spark.targets.opening import open_target
+from tests.spark_sessions import kafka_session
 from tests.system.harness import Cluster
 from tests.system.shop import run_and_die
 from tests.waiting import wait_until
@@ -77,9 +76,8 @@ AVRO: Final = ks.Avro(
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("test_topics", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    yield made
-    made.stop()
+    with kafka_session("test_topics") as made:
+        yield made
 
 
 class Shop:

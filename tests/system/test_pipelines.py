@@ -20,7 +20,6 @@ from pyspark.sql import functions as sf
 
 import kstreams_py as ks
 from bench.servers import Server
-from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import (
     GraphError,
@@ -34,12 +33,13 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
-from kstreams_py.spark import Cut, inputs, options, runner, session, views
+from kstreams_py.spark import Cut, inputs, options, runner, views
 from kstreams_py.spark.reader_options import Options
 from kstreams_py.spark.runs import Published
 from kstreams_py.spark.targets import parquet
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.parquet import ParquetTable
+from tests.spark_sessions import kafka_session
 from tests.system.command import command
 from tests.system.harness import Cluster, metadata
 from tests.system.shop import Shop
@@ -50,9 +50,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("test_pipelines", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    yield made
-    made.stop()
+    with kafka_session("test_pipelines") as made:
+        yield made
 
 
 @pytest.fixture

@@ -14,11 +14,9 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from bench.servers import Server
-from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Row
-from kstreams_py.spark import session
+from tests.spark_sessions import kafka_session
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text(encoding="utf-8")
 DECLARE, READ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -64,11 +62,8 @@ def test_declarations_of_the_page_store_each_row_once(page: dict[str, Any]) -> N
 
 @pytest.fixture
 def spark() -> Iterator[Any]:
-    opened = session(
-        "test_sinks_page", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"}
-    )
-    yield opened
-    opened.stop()
+    with kafka_session("test_sinks_page") as made:
+        yield made
 
 
 def test_spark_reads_the_published_files_and_nothing_of_the_directory(spark: Any, page: dict[str, Any]) -> None:

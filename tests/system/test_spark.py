@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from kstreams_py.embedded.jars import delta_jars, spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.file_registry import FileRegistry
@@ -36,12 +35,12 @@ from kstreams_py.spark import (
     json_columns,
     options,
     sampled_schema,
-    session,
     stream,
     view,
     view_errors,
 )
 from kstreams_py.spark.views import META
+from tests.spark_sessions import kafka_session
 from tests.system.harness import Cluster, metadata
 from tests.waiting import WAIT, wait_until
 
@@ -55,11 +54,8 @@ NOON = 1_700_000_000_000
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with_kafka = session(
-        "test_spark", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"}
-    )
-    yield with_kafka
-    with_kafka.stop()
+    with kafka_session("test_spark") as made:
+        yield made
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import kstreams_py as ks
-from kstreams_py.embedded.jars import spark_jars
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.spark import driver, private_api, session
+from kstreams_py.spark import driver, private_api
 from kstreams_py.spark.frames import evaluate
+from tests.spark_sessions import kafka_session
 from tests.waiting import WAIT
 
 PACKAGE: Final = Path(private_api.__file__).parent
@@ -42,9 +41,8 @@ OF_BATCH: Final = ("_jsq", "streamingQuery", "lastExecution", "observedMetrics")
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("test_private", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    yield made
-    made.stop()
+    with kafka_session("test_private") as made:
+        yield made
 
 
 class Lacking:

@@ -19,18 +19,18 @@ from pyspark.sql import functions as sf
 
 import kstreams_py as ks
 from bench.servers import Server
-from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, SettingsError
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.loading import load
-from kstreams_py.spark import driver, runner, session, streaming
+from kstreams_py.spark import driver, runner, streaming
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.frames import start_query
 from kstreams_py.spark.runs import Run
 from kstreams_py.spark.streaming import Streaming
 from kstreams_py.spark.targets.opening import open_target
+from tests.spark_sessions import kafka_session
 from tests.system.command import command
 from tests.system.harness import Cluster
 from tests.system.shop import run_and_die
@@ -95,9 +95,8 @@ def both(orders, copies):
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("test_streaming", jars=spark_jars(), java=find_java(for_spark=True), **{"spark.log.level": "ERROR"})
-    yield made
-    made.stop()
+    with kafka_session("test_streaming") as made:
+        yield made
 
 
 class Shop:
