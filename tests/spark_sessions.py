@@ -14,12 +14,19 @@ from kstreams_py.spark import session
 
 SHORT_QUERIES: Final = {
     "spark.log.level": "ERROR",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:CompileThresholdScaling=0.3",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.ui.explainMode": "simple",
 }
-"""For a few rows, to compile code takes longer than to interpret expressions. No plan is formatted for pages that
-nobody sees. Commands and scripts that tests start have Spark's own settings."""
+"""For a few rows, to compile code takes longer than to interpret expressions, and nobody sees the pages that plans are
+formatted for. The JVM compiles its own code early: a quarter of its samples were interpreted.
+
+Commands and scripts that tests start have Spark's own settings."""
+
+
+COMPILED: Final = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+"""Spark's own settings, as of sessions of users: its interpreter fails at the rows of `catalog.listTables()`."""
 
 
 @contextmanager
