@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from kstreams_py.embedded.jars import delta_jars, spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.spark import delta_conf, session
-from tests.spark_sessions import SHORT_QUERIES
+from tests.spark_sessions import OF_TESTS
 
 ONE_PARTITION: Final = {"spark.databricks.delta.snapshotPartitions": "1"}
 """Each partition of a log is a task of every look at a table, and the logs of tests have a few files."""
@@ -21,7 +21,7 @@ ONE_PARTITION: Final = {"spark.databricks.delta.snapshotPartitions": "1"}
 def delta_session(name: str) -> Iterator[SparkSession]:
     """A session with Delta Lake, ended with its settings."""
     delta_jars()
-    conf = {**SHORT_QUERIES, **delta_conf(), **ONE_PARTITION}
+    conf = {**OF_TESTS, **delta_conf(), **ONE_PARTITION}
     made = session(name, jars=spark_jars(), java=find_java(for_spark=True), **conf)
     try:
         yield made

@@ -30,7 +30,7 @@ from kstreams_py.spark.targets.delta import DeltaLakeTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 from tests.delta_sessions import ONE_PARTITION
-from tests.spark_sessions import SHORT_QUERIES
+from tests.spark_sessions import OF_TESTS
 
 AROUND: Final[dict[str, tuple[Any, str, bool]]] = {
     "before-cut": (runner, "cut", False),
@@ -86,7 +86,7 @@ def main() -> None:
     options["spark.executor.defaultJavaOptions"] = " ".join(class_archive.to_use(path_of_archive()))
     if any(isinstance(each.target, Delta) for each in graph.pipelines):
         options |= delta_conf() | ONE_PARTITION
-    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **SHORT_QUERIES)
+    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **OF_TESTS)
     tell({"master": master})
     for line in sys.stdin:
         pipeline_id, _, point = line.strip().partition(" ")

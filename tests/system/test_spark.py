@@ -40,7 +40,7 @@ from kstreams_py.spark import (
     view_errors,
 )
 from kstreams_py.spark.views import META
-from tests.spark_sessions import COMPILED, kafka_session
+from tests.spark_sessions import kafka_session
 from tests.system.harness import Cluster, metadata
 from tests.waiting import WAIT, wait_until
 
@@ -54,7 +54,7 @@ NOON = 1_700_000_000_000
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_spark", **COMPILED) as made:
+    with kafka_session("test_spark") as made:
         yield made
 
 
