@@ -40,7 +40,8 @@ def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PART
 
 def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
     """The topics of a graph that exist, by name, each as its own cluster describes it; all of them without `names`."""
-    asked = list(graph.topics.values()) if names is None else [graph.topics[name] for name in names]
+    declared = graph.topics
+    asked = list(declared.values()) if names is None else [declared[name] for name in names]
     found: dict[str, TopicInfo] = {}
     for place in dict.fromkeys(topic.cluster for topic in asked):
         found |= cluster.named(place).topics([topic.name for topic in asked if topic.cluster == place])

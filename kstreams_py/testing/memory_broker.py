@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kstreams_py.errors import (
     Abortable,
@@ -60,16 +60,17 @@ class Content(NamedTuple):
     headers: list[tuple[str, bytes | None]] | None
     timestamp: int
 
-    def check_size(self, topic: str, limit: int, outputs: Sequence[Any] = ()) -> None:
-        """Raises Refused, with these outputs, if a batch with this record alone is larger than `limit` bytes."""
-        headers = sum(len(name) + len(value or b"") for name, value in self.headers or ())
-        size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
-        if size > limit:
-            mistake = RecordTooLarge(
-                f"a record for topic {topic!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
-                "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
-            )
-            raise Refused(mistake, outputs)
+    def find_excess(self, topic: str, limit: int) -> RecordTooLarge | None:
+        """Why a batch with this record alone is refused, if it is larger than `limit` bytes."""
+        size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers or ():
+            size += len(name) + len(value or b"")
+        if size <= limit:
+            return None
+        return RecordTooLarge(
+            f"a record for topic {topic!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
+            "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
+        )
 
     def output(self, partition: TopicPartition) -> Output:
         """The record as an Output to this partition."""
@@ -345,8 +346,8 @@ class Group:
         """Joins the next generation."""
         self.static_members[instance_id].joined = True
 
-    def deal(self, counts: Mapping[str, int]) -> bool:
-        """Assigns a new generation if all members have joined it; returns whether the newest generation is assigned.
+    def deal(self, counts: Mapping[str, int]) -> None:
+        """Assigns a new generation if all members have joined it.
 
         `counts` are the numbers of partitions by topic. Partitions are assigned by range over the sorted instance ids,
         each topic by itself, so topics with equal numbers of partitions are assigned alike.
@@ -363,7 +364,6 @@ class Group:
                     first = share * index + min(index, extra)
                     numbers = range(first, first + share + (index < extra))
                     member.partitions |= {TopicPartition(topic, number) for number in numbers}
-        return not self._rebalancing
 
     def check(self, membership: GroupMetadata) -> None:
         """Raises Replaced if another member holds the membership, Abortable if this one is of an old generation.
@@ -387,11 +387,11 @@ class Group:
 
     def expire(self, before: float) -> None:
         """Ends the memberships without a heartbeat since `before`."""
-        for name, member in list(self.static_members.items()):
-            if member.heard < before:
-                self.rebalance()
-                del self.static_members[name]
-        if self.leader not in self.static_members:
+        expired = [name for name, member in self.static_members.items() if member.heard < before]
+        for name in expired:
+            self.rebalance()
+            del self.static_members[name]
+        if expired and self.leader not in self.static_members:
             self.leader = min(self.static_members, default="")
 
     def leave(self, instance_id: str, member: int) -> bool:
@@ -429,6 +429,8 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
         self._transactional: dict[str, TransactionalId] = {}
+        self._begun: dict[int, TransactionalId] = {}
+        """Those whose transaction may be open or without its markers, by producer id."""
         self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
         self._marker_delay = marker_delay
@@ -446,14 +448,18 @@ class Broker:
         if now == self._now:
             return
         self._now = now
-        for held in self._transactional.values():
+        for producer_id in sorted(self._begun):
+            held = self._begun[producer_id]
             if held.ends_at is not None and held.ends_at <= now:
                 self._write_markers(held)
             if held.since is not None and now - held.since > self._transaction_timeout:
                 self._abort(held)
                 held.epoch += 1
+            if held.since is None and held.ends_at is None:
+                del self._begun[producer_id]
         for group in self.groups.values():
-            group.expire(now - self.session_timeout)
+            if group.static_members:
+                group.expire(now - self.session_timeout)
 
     def grow_topic(self, name: str, partitions: int) -> None:
         """Adds partitions until the topic has this number of them."""
@@ -483,14 +489,17 @@ class Broker:
 
     def partition(self, name: TopicPartition) -> Partition:
         """Returns a partition. Raises TopicError if it does not exist."""
-        partitions = self.topic(name.topic).partitions
-        if not 0 <= name.partition < len(partitions):
-            raise TopicError(f"topic {name.topic!r} has {len(partitions)} partitions, and no {name.partition}")
-        return partitions[name.partition]
+        topic, number = name
+        partitions = self.topic(topic).partitions
+        if not 0 <= number < len(partitions):
+            raise TopicError(f"topic {topic!r} has {len(partitions)} partitions, and no {number}")
+        return partitions[number]
 
     def group(self, name: str) -> Group:
         """Returns a group; creates it if it does not exist."""
-        return self.groups.setdefault(name, Group(name))
+        if name not in self.groups:
+            self.groups[name] = Group(name)
+        return self.groups[name]
 
     # Transactions.
 
@@ -515,7 +524,7 @@ class Broker:
         else:
             held.partitions.add(self.partition(partition).name)
         if held.since is None:
-            held.since = now
+            held.since, self._begun[held.producer_id] = now, held
 
     def produce(
         self, partition: TopicPartition, batch: Sequence[Content], stamp: Stamp | None, transactional_id: str | None
@@ -525,11 +534,13 @@ class Broker:
         Raises Fenced, Abortable, Refused.
         """
         target, settings = self.partition(partition), self.topic(partition.topic).settings
-        outputs = [content.output(partition) for content in batch]
+        limit, compacts = int(settings["max.message.bytes"]), settings["cleanup.policy"] == "compact"
         for content in batch:
-            content.check_size(partition.topic, int(settings["max.message.bytes"]), outputs)
-            if settings["cleanup.policy"] == "compact" and content.key is None:
-                raise Refused(RecordRefused(f"topic {partition.topic!r} refuses a record without a key"), outputs)
+            mistake: RecordRefused | None = content.find_excess(partition.topic, limit)
+            if compacts and content.key is None:
+                mistake = mistake or RecordRefused(f"topic {partition.topic!r} refuses a record without a key")
+            if mistake is not None:
+                raise Refused(mistake, [each.output(partition) for each in batch])
         if stamp is not None and transactional_id is not None:
             held = self._of_epoch(transactional_id, stamp.epoch)
             if partition not in held.partitions:

@@ -177,7 +177,8 @@ class MemoryProducer:
                 topic, value, key, number, report, _, timestamp, headers = output
                 done += 1
                 content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
-                content.check_size(topic, CLIENT_MESSAGE_MAX, [output])
+                if (mistake := content.find_excess(topic, CLIENT_MESSAGE_MAX)) is not None:
+                    raise Refused(mistake, [output])
                 if not self._queue:
                     self._queued_at = now
                     self._network.lingering.append(self)
@@ -518,8 +519,9 @@ class MemoryConsumer:
             self._join()
         if self._joins or self._lost or not self._is_heard():
             return
-        counts = {name: len(topic.partitions) for name, topic in broker.topics.items()}
-        if self._group.deal(counts) and self._generation != self._group.generation:
+        if not self._group.is_stable:
+            self._group.deal({name: len(topic.partitions) for name, topic in broker.topics.items()})
+        if self._group.is_stable and self._generation != self._group.generation:
             self._generation = self._group.generation
             self._rebalances += 1
             self._positions = {}
@@ -587,14 +589,13 @@ class MemoryConsumer:
         position = self._positions[tp]
         partition.check(position)
         found: list[Message] = []
-        for m in partition.read(position, Isolation.COMMITTED):
+        for m in partition.read(position, Isolation.COMMITTED) if position < partition.stable else ():
             if len(found) == limit:
                 break
             found.append(m)
             position = m.offset() + 1
         else:
-            position = max(position, partition.stable)
-            self.ends[tp] = position
+            self.ends[tp] = position = max(position, partition.stable)
         if found:
             del self._positions[tp]
         self._positions[tp] = position
