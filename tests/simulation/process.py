@@ -123,8 +123,8 @@ class Process:
         return any(watched.busy for watched in self.workers)
 
     def stage_of(self, client: object) -> str:
-        """The id of the processor that has this client; "" if the process has only one processor."""
-        if client is None or len(self.workers) == 1:
+        """The id of the processor that has this client; "" for none."""
+        if client is None:
             return ""
         return next((watched.stage.id for watched in self.workers if watched.has(client)), "")
 
@@ -132,8 +132,9 @@ class Process:
         """Whether this client belongs to the process, and is not a producer that it has dropped."""
         if not isinstance(client, MemoryProducer):
             return True
-        first, *others = self.workers  # mostly there is no other: this is asked at each point of a run
-        return first.sends_as(client) or any(watched.sends_as(client) for watched in others)
+        if len(self.workers) == 1:  # as mostly: this is asked at each point of a run
+            return self.workers[0].sends_as(client)
+        return any(watched.sends_as(client) for watched in self.workers)
 
     def is_transactional(self, client: object) -> bool:
         """Whether this client is a transactional producer."""

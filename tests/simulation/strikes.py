@@ -63,8 +63,10 @@ class Strikes:
         process = world.running
         if process is None or not process.sends_as(client):
             return None
-        world.clock.advance(world.latency)
-        world.trace.append(f"{process}{process.stage_of(client)} {name}")
+        if world.latency:
+            world.clock.advance(world.latency)
+        stage = process.stage_of(client) if len(process.workers) > 1 else ""
+        world.trace.append(f"{process.name}{stage} {name}")
         self.points.append(name)
         if self.left and len(self.points) == self.left[0].after:
             self.points.clear()

@@ -22,8 +22,10 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._partitions = [world.other._broker.partition(tp) for tp in world.outputs]
+        """The output partitions; only inputs grow or are made again."""
         self._seen: object = None
-        """The state at the last look."""
+        """The outputs and calls at the last look; each record and each marker moves the end of its partition."""
         self._positions: dict[str, Positions] = {}
         self._read: Counter[TopicPartition] = Counter()
         """The next offset to read of each output partition: committed records do not change any more."""
@@ -39,23 +41,22 @@ class Watch:
             return
         for cluster in world.clusters:
             cluster._network.pass_time()
-        positions = {
-            stage.id: world.cluster._broker.group(stage.group).positions | stored(world, stage)
-            for stage in world.stages
-        }
-        partitions = [world.other._broker.partition(tp) for tp in world.outputs]
-        functions = world.functions
-        rows = sum(len(target.rows) for target in world.targets.values())
-        ends = [(p.end, p.stable) for p in partitions]
-        seen = (positions, ends, rows, len(functions.steps), functions.effects.total())
-        if seen == self._seen:
+        functions, broker = world.functions, world.cluster._broker
+        positions = {stage.id: broker.group(stage.group).positions for stage in world.stages}
+        for stage in world.stages:
+            if stage.stores is Evidence.OFFSETS:
+                positions[stage.id] = positions[stage.id] | stored(world, stage)
+        rows = [len(target.rows) for target in world.targets.values()] if world.targets else None
+        effects = functions.effects.total() if functions.effects else 0
+        seen = ([partition.end for partition in self._partitions], rows, len(functions.steps), effects)
+        if seen == self._seen and positions == self._positions:
             return
         self._seen = seen
         if any(
             at > positions[stage].get(tp, 0) for stage, known in self._positions.items() for tp, at in known.items()
         ):
             self._sound.clear()
-        self._positions = positions
+        self._positions = {stage: dict(found) for stage, found in positions.items()}
         hidden = self._read_on()
         for digest, called in functions.steps.items():
             if digest not in self._sound and digest not in hidden:
@@ -67,12 +68,14 @@ class Watch:
         These cannot be checked: they are not committed, or wait for the end of another transaction.
         """
         hidden: set[bytes] = set()
-        for tp in self._world.outputs:
-            partition = self._world.other._broker.partition(tp)
-            for m in partition.read(self._read[tp], Isolation.COMMITTED):
-                self._found[hash_of(m)].add(tp.topic)
-            self._read[tp] = partition.stable
-            hidden.update(hash_of(m) for m in partition.read(partition.stable, Isolation.UNCOMMITTED))
+        for partition in self._partitions:
+            tp, stable = partition.name, partition.stable
+            if stable > self._read[tp]:
+                for m in partition.read(self._read[tp], Isolation.COMMITTED):
+                    self._found[hash_of(m)].add(tp.topic)
+                self._read[tp] = stable
+            if stable < partition.end:
+                hidden.update(hash_of(m) for m in partition.read(stable, Isolation.UNCOMMITTED))
         for target in self._world.targets.values():
             for row in target.rows:
                 self._found[row.values[0]].add(ROWS)

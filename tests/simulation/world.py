@@ -198,7 +198,7 @@ class World:
             self.is_feeding = all(set(invariants.inputs(self, s)) <= found for s, found in begun.items())
         if self.restarts.due and not any(process.is_acting for process in self.processes):
             self.restarts.carry_out()
-        while (start := min(self._due_starts, default=None)) and start[0] <= self.clock():
+        while self._due_starts and (start := min(self._due_starts))[0] <= self.clock():
             self._due_starts.remove(start)
             self.begin(start[1])
         awake = [process for process in self.processes if not process.is_acting]
