@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "240"))
+WAIT = float(os.environ.get("KSTREAMS_TEST_WAIT", "400"))
 """Seconds after which a test fails whose condition is still false."""
 
 

@@ -36,6 +36,18 @@ PACKAGES: Final = "spark.jars.packages"
 OF_DRIVER: Final = "SPARK_SUBMIT_OPTS"
 """The environment variable with options of the driver's JVM, which takes effect beside those of the configuration."""
 
+_PAGES: Final = {
+    "spark.ui.enabled": "false",
+    # Spark keeps what its pages would show without them, too: of 1,000 queries by default, 0.07 MB for each run
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "20",
+    # and it formats each plan for them, in full by default: a tenth of the CPU time of short runs
+    "spark.sql.ui.explainMode": "simple",
+}
+"""Spark's configuration of its pages."""
+
 _IVY: Final = {"spark.jars.ivy": str(cache_directory() / "ivy")}
 _SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
 _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
@@ -59,15 +71,8 @@ def session(
     _check_scala()
     _choose_java(java)
     ours = {
-        "spark.ui.enabled": "false",
+        **_PAGES,
         "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
-        # Spark keeps what its pages would show without them, too: of 1,000 queries by default, 0.07 MB for each run
-        "spark.ui.retainedJobs": "50",
-        "spark.ui.retainedStages": "50",
-        "spark.ui.retainedTasks": "1000",
-        "spark.sql.ui.retainedExecutions": "20",
-        # Spark formats each plan for them, too (a tenth of the CPU time of short runs): in full by default
-        "spark.sql.ui.explainMode": "simple",
         # Spark keeps the records that it has fetched for 5 minutes by default, those of each run apart from the others
         "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",

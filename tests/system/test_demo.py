@@ -15,7 +15,7 @@ from tests.waiting import accept_interrupts, wait_until
 
 RECORDS = 6_000
 KILLS = 3
-LIMIT = 240.0
+LIMIT = 540.0
 """Seconds for the whole command: a broker, its workers and Spark."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kstreams_py import Settings
 from tests.system.harness import Cluster, running
+from tests.waiting import WAIT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MakeSettings = Callable[..., Settings]
@@ -28,7 +29,7 @@ def run_history_check(directory: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=WAIT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -45,7 +46,7 @@ def test_example_on_a_real_broker_runs_as_printed_without_a_warning(tmp_path: Pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=WAIT,
     )
     assert (done.returncode, re.findall(r"(\d+) passed", done.stdout)) == (0, ["1"]), done.stdout
 

@@ -165,7 +165,10 @@ def test_readme_names_only_commands_that_exist() -> None:
     names = "run|send|tail|topics|graph|broker start|broker stop|broker|dead-letters show|demo flights|spark-options"
     for line in sorted(set(re.findall(rf"kstreams ({names})", text))):
         done = subprocess.run(
-            [sys.executable, "-m", "kstreams_py", *line.split(), "--help"], capture_output=True, check=False, timeout=60
+            [sys.executable, "-m", "kstreams_py", *line.split(), "--help"],
+            capture_output=True,
+            check=False,
+            timeout=WAIT,
         )
         assert done.returncode == 0, line
 

@@ -427,7 +427,7 @@ def test_workers_of_a_sigkilled_supervisor_drain_and_end(app: App) -> None:
 def supervise(monkeypatch: pytest.MonkeyPatch, *commands: str, backoff: tuple[float, ...] = (0.0,)) -> Supervisor:
     """Creates a supervisor of one Python program per slot that restarts without a pause."""
     monkeypatch.setattr(supervised, "BACKOFF", backoff)
-    return Supervisor(lambda slot: [sys.executable, "-S", "-c", commands[slot]], range(len(commands)), drain_seconds=5)
+    return Supervisor(lambda slot: [sys.executable, "-S", "-c", commands[slot]], range(len(commands)), drain_seconds=60)
 
 
 FOREVER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"

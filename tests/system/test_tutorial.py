@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.harness import Cluster, metadata, wait_until
+from tests.waiting import WAIT
 
 TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, flags=re.DOTALL) for line in block.splitlines()]
@@ -50,7 +51,7 @@ class Terminal:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=WAIT,
         )
         assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         return done.stdout
