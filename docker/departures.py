@@ -6,6 +6,7 @@ The argument is their number, spread evenly over the year; without it, all 336,7
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from threading import Event
 
 from kstreams_py import Settings
@@ -22,7 +23,8 @@ RATE = 5_000
 settings = Settings.load()
 registry = open_registry(settings.schema_registry_url, settings.schema_directory)
 rows = data_files.read(int(sys.argv[1]) if sys.argv[1:] else None)
-cluster = KafkaCluster(settings)
-create_topics(graph, cluster)
-Loader(cluster, registry, graph, rows, len(rows) / RATE).run(Event())
+# a client that is left to the end of the process may keep it from ending (kafka/clients.py)
+with closing(KafkaCluster(settings)) as cluster:
+    create_topics(graph, cluster)
+    Loader(cluster, registry, graph, rows, len(rows) / RATE).run(Event())
 print(f"{len(rows):,} departures written")

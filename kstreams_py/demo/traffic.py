@@ -60,16 +60,19 @@ class Loader:
         }
 
     def run(self, stopping: Event) -> None:
-        """Writes until all departures are acknowledged, or `stopping` is set."""
+        """Writes until all departures are acknowledged, or `stopping` is set; ends the producer."""
         started = time.monotonic()
-        while self.written < len(self._rows) and not stopping.is_set():
-            share = min(1.0, (time.monotonic() - started) / self._seconds)
-            due = self._rows[self.written : int(share * len(self._rows))]
-            self._producer.write([self._record(row) for row in due])
-            self.written += len(due)
-            stopping.wait(TICK)
-        self._producer.flush()
-        self.done = self.written == len(self._rows)
+        try:
+            while self.written < len(self._rows) and not stopping.is_set():
+                share = min(1.0, (time.monotonic() - started) / self._seconds)
+                due = self._rows[self.written : int(share * len(self._rows))]
+                self._producer.write([self._record(row) for row in due])
+                self.written += len(due)
+                stopping.wait(TICK)
+            self._producer.flush()
+            self.done = self.written == len(self._rows)
+        finally:
+            self._producer.drop()
 
     def _record(self, row: Row) -> Output:
         topic, serialize = self._topics[row[ORIGIN]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import warnings
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakSet
 
 import confluent_kafka as ck
 
@@ -103,13 +105,16 @@ class LazyClient(Generic[C]):
     """A client that its first use makes, and that its owner ends.
 
     One that is dropped instead ends in a thread of its own, with a ResourceWarning: in the thread that happens to
-    collect the garbage it might never end (see `end`).
+    collect the garbage it might never end (see `end`). One that is left is closed when the process exits.
     """
+
+    _all: Final[WeakSet[LazyClient[Any]]] = WeakSet()
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
         self._made: list[C] = []
         self._is_closed = False
+        self._all.add(self)
 
     def get(self) -> C:
         """The client; the first call makes it, and the first after `end`. Raises Abortable after `close`."""
@@ -136,3 +141,12 @@ class LazyClient(Generic[C]):
         if self._made:
             threading.Thread(target=self._made.clear, name="ending clients", daemon=True).start()
             warnings.warn("a client of Kafka was not closed", ResourceWarning, stacklevel=2, source=self)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Closes every client. After the exit no thread starts any more, and a start waits for ever (Python 3.11)."""
+        for client in list(cls._all):
+            client.close()
+
+
+atexit.register(LazyClient.close_all)

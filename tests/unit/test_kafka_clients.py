@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,7 +19,7 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
-from tests.waiting import wait_until
+from tests.waiting import WAIT, wait_until
 
 CONNECTION = Settings(bootstrap_servers="127.0.0.1:1")
 
@@ -125,3 +127,16 @@ def test_client_that_was_not_closed_ends_in_another_thread_with_a_warning() -> N
         del forgotten  # returns although the client does not end
     hangs.set()
     wait_until(lambda: ended == ["ending clients"], "the client ended")
+
+
+def test_client_that_is_left_at_the_exit_of_the_process_does_not_keep_it() -> None:
+    script = """
+from kstreams_py import Settings
+from kstreams_py.kafka.cluster import KafkaCluster
+
+cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1"))
+made = [type(client).__name__ for client in (cluster._reader._client.get(), cluster._topics.client)]
+assert made == ["Consumer", "AdminClient"], made
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=WAIT)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
