@@ -122,7 +122,8 @@ def test_values_are_shown_beside_the_mouse_and_go_with_it(chromium: Browser, fil
         at = column(page, 1, 1)
         page.mouse.move(at["x"], at["y"])
         assert words(tip.inner_text()) == (
-            "Feb United Air Lines Inc. 12.0 min, 8 flights Delta Air Lines Inc. 12.0 min, 4 flights"
+            "Feb United Air Lines Inc. 12.0 min, 8 flights, 1 cancelled"
+            " Delta Air Lines Inc. 12.0 min, 4 flights, 0 cancelled"
         )
         box = tip.bounding_box()
         assert box is not None
