@@ -62,7 +62,7 @@ UNASSIGNED: Final = 12
 """The same for a warning each 2 s of a member without an assignment, which may wait 23 s for its JoinGroup (JOIN)."""
 
 CELL_SECONDS: Final = 180.0
-"""Seconds after which a condition that does not come true fails a test: some joins take 40 s."""
+"""Seconds after which a condition that does not come true fails a test: a join without an answer takes 63 s."""
 
 ENDLESS_SECONDS: Final = 300.0
 """Bound of a run under endless errors, some of which make each client occupy a CPU."""
