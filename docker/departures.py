@@ -23,7 +23,6 @@ RATE = 5_000
 settings = Settings.load()
 registry = open_registry(settings.schema_registry_url, settings.schema_directory)
 rows = data_files.read(int(sys.argv[1]) if sys.argv[1:] else None)
-# a client that is left to the end of the process may keep it from ending (kafka/clients.py)
 with closing(KafkaCluster(settings)) as cluster:
     create_topics(graph, cluster)
     Loader(cluster, registry, graph, rows, len(rows) / RATE).run(Event())

@@ -92,11 +92,9 @@ JOIN: Final = {"heartbeat.interval.ms": 200, "max.poll.interval.ms": 20_000}
 """A mock cluster that was delayed expires members that wait for the answer to their JoinGroup, and never answers: the
 client waits 3 s longer than max.poll.interval.ms. A real broker counts waiting members as alive."""
 
-PATIENT_JOIN: Final = {**JOIN, "max.poll.interval.ms": 60_000}
-"""The same for one error: a turn of a machine without CPU time is not to end the membership."""
-
-TOGETHER: Final = {**PATIENT_JOIN, "linger.ms": 1_000, "socket.timeout.ms": 50_000}
-"""The outputs of a step are one batch, however long the thread is preempted between two of them; a flush sends it."""
+TOGETHER: Final = {"linger.ms": 1_000, "socket.timeout.ms": 50_000, "max.poll.interval.ms": 60_000}
+"""The outputs of a step are one batch, however long the thread is preempted between two of them; a flush sends it. A
+cell that gets no CPU time for long keeps its membership."""
 
 SETTINGS: Final = [
     Settings(
