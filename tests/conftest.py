@@ -1,4 +1,4 @@
-"""Fixtures of all tests: one real broker for the session, and a new topic name for each test."""
+"""Fixtures of all tests, the order in which files run, and the tiers: `--tier` and `--part`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from bench.servers import Server, start_postgresql, start_redis
-from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
-from kstreams_py.embedded.java import find_java
 from tests.clusters import close_clusters
+from tests.costs import Costs
+from tests.servers import Servers, find_bootstrap_servers
+from tests.tiers import PARTS, part_of
 
 THREE_BROKERS: Final = "tests/system/three_brokers/"
 
@@ -55,12 +55,34 @@ ONLY_FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=2
 thrown away and compiled again (a ninth of the CPU time of 12 tests of Delta Lake)."""
 
 
-def pytest_configure() -> None:
-    """Sets environment variables for the many short processes that tests start."""
+IS_WORKER: Final = "PYTEST_XDIST_WORKER" in os.environ
+
+SERVERS: Final = pytest.StashKey[Servers]()
+
+COSTS: Final = pytest.StashKey[Costs]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=sorted(PARTS), help="of the tests marked `long`, only those of this part")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets environment variables for the many short processes that tests start, and starts what workers share."""
+    config.stash[COSTS] = Costs()
+    config.pluginmanager.register(config.stash[COSTS])
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process compiles the whole package
     # measured: the start of a broker takes 8.4 s of CPU time, and 6.3 s without the second compiler
     if ONLY_FAST_COMPILER not in (options := os.environ.get("JAVA_TOOL_OPTIONS", "")):
         os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {ONLY_FAST_COMPILER}".strip()
+    if not IS_WORKER:
+        config.stash[SERVERS] = Servers()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends what workers share, once all of them have ended."""
+    if (servers := session.config.stash.get(SERVERS, None)) is not None:
+        session.config.stash[COSTS].add("clusters that workers share", servers.close())
 
 
 @dataclass(frozen=True)
@@ -71,14 +93,15 @@ class RunningBroker:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[RunningBroker]:
-    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise an embedded one for the session."""
-    address = os.environ.get("KSTREAMS_TEST_BOOTSTRAP")
-    if address:
-        yield RunningBroker(address)
-        return
-    with EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
-        yield RunningBroker(kafka.bootstrap_servers)
+def broker() -> RunningBroker:
+    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise one that all workers of a run share."""
+    return RunningBroker(os.environ.get("KSTREAMS_TEST_BOOTSTRAP") or find_bootstrap_servers("cluster"))
+
+
+@pytest.fixture(scope="session")
+def elsewhere() -> RunningBroker:
+    """A second cluster that all workers of a run share. Tests that stop it have one of their own."""
+    return RunningBroker(find_bootstrap_servers("second cluster"))
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +116,15 @@ def redis_server() -> Iterator[Server]:
     """A Redis of this session."""
     with closing(start_redis()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The session of Spark of this process, with Delta Lake: see tests/spark_sessions.py."""
+    from tests.spark_sessions import shared_session  # noqa: PLC0415 most tests need no PySpark
+
+    with shared_session() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +158,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAt
     return OneClusterAtATime(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Runs the files that take longest first: the others run beside them, and none runs alone at the end."""
+    if (part := config.getoption("--part")) is not None:
+        others = [item for item in items if part_of(item.nodeid.split("::", 1)[0]) != part]
+        items[:] = [item for item in items if item not in set(others)]
+        config.hook.pytest_deselected(items=others)
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
 
     def place(item: pytest.Item) -> int:

@@ -9,9 +9,6 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
-from kstreams_py.embedded.java import find_java
 from tests.system.harness import Cluster
 from tests.system.proxy import Proxy, proxied_broker
 
@@ -35,13 +32,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture
 def cluster(broker: Any) -> Cluster:
     return Cluster(broker.bootstrap_servers)
-
-
-@pytest.fixture(scope="session")
-def elsewhere() -> Iterator[EmbeddedKafka]:
-    """A second cluster. Tests that stop it have one of their own."""
-    with EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
-        yield kafka
 
 
 @pytest.fixture
