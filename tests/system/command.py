@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 from kstreams_py.embedded.process_table import await_stopped
 from tests.system.harness import Cluster, wait_until
+from tests.system.launcher import Launched
 from tests.waiting import WAIT
 
 
@@ -39,21 +39,20 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**ours, **environment}
 
 
-def kstreams(
-    *arguments: object, environment: Mapping[str, str], cwd: Path | None = None, typed: str | None = None
-) -> Finished:
-    """Runs the command to its end; `typed` is its standard input, None for that of the test."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kstreams_py", *map(str, arguments)],
-        env=clean_environment(environment),
-        cwd=cwd,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+def kstreams(*arguments: object, environment: Mapping[str, str], cwd: Path | None = None, typed: str = "") -> Finished:
+    """Runs the command to its end; `typed` is its standard input."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(typed.encode())
+        given.seek(0)
+        streams = {"stdin": given.fileno(), "stdout": out.fileno(), "stderr": err.fileno()}
+        process = Launched(arguments, clean_environment(environment), cwd=cwd, **streams)
+        try:
+            status = process.wait(WAIT)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return Finished(status, out.read().decode(), err.read().decode())
 
 
 class RunningCommand:
@@ -62,13 +61,7 @@ class RunningCommand:
     def __init__(self, log: Path, arguments: tuple[object, ...], environment: Mapping[str, str]) -> None:
         self.log = log
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "kstreams_py", *map(str, arguments)],
-                env=clean_environment(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+            self.process = Launched(arguments, clean_environment(environment), stdout=out.fileno(), stderr=out.fileno())
 
     @property
     def text(self) -> str:
