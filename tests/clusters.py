@@ -1,13 +1,20 @@
-"""Real clusters that a test opens: all of them are closed with the test."""
+"""Real clusters that a test opens, which are closed with it; and the clients of librdkafka that a file leaves open."""
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Final
+
+import confluent_kafka as ck
+from confluent_kafka.admin import AdminClient
 
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
 
 _OPENED: Final[list[KafkaCluster]] = []
+
+_THREADS: Final = Path("/proc/self/task")
 
 
 def open_cluster(settings: Settings) -> KafkaCluster:
@@ -20,3 +27,30 @@ def close_clusters() -> None:
     """Closes the clusters that were opened since the last call."""
     while _OPENED:
         _OPENED.pop().close()
+
+
+def clients_left_open() -> list[str]:
+    """Describes the clients that nobody has closed, by their main threads; empty where the system does not show them.
+
+    Such a client connects to a broker that ends later, and prints that it cannot, again and again.
+    """
+    if not _main_threads():
+        return []
+    gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
+    if not (count := _main_threads()):
+        return []
+    kinds = (ck.Producer, ck.Consumer, AdminClient)
+    found = [repr(each) for each in gc.get_objects() if issubclass(type(each), kinds)]
+    return found or [f"{count} of unknown kind"]
+
+
+def _main_threads() -> int:
+    """The number of librdkafka's clients in this process: each has one thread of this name."""
+    return sum(_name(thread) == "rdk:main" for thread in _THREADS.glob("*"))
+
+
+def _name(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +14,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from bench.servers import Server, start_postgresql, start_redis
-from tests.clusters import close_clusters
+from tests.clusters import clients_left_open, close_clusters
 from tests.costs import Costs
 from tests.servers import Servers, find_bootstrap_servers
 from tests.tiers import PARTS, part_of
@@ -125,6 +125,19 @@ def spark() -> Iterator[Any]:
 
     with shared_session() as made:
         yield made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Fails the last test of a file that leaves clients of Kafka open."""
+    result = yield
+    # a failed test's frames, and what they hold, live on in its traceback
+    if (nextitem is None or nextitem.path != item.path) and not item.session.testsfailed:
+        funcargs: dict[str, Any] = getattr(item, "funcargs", {})
+        for name in funcargs.keys() - {"tmp_path"}:
+            del funcargs[name]
+        assert (left := clients_left_open()) == [], f"{item.path.name} leaves clients open: {left}"
+    return result
 
 
 @pytest.fixture(autouse=True)
