@@ -1,6 +1,6 @@
-"""The two tiers of the tests, and the parts of the long one.
+"""The parts of the long tier: of the tests marked `long`, those of these files.
 
-The quick tier is what no marker leaves out. A part of the long tier is the tests marked `long` in its files.
+The quick tier is what no marker leaves out; tests/README.md says what belongs to which tier.
 """
 
 from __future__ import annotations
@@ -9,19 +9,59 @@ from fnmatch import fnmatch
 from typing import Final
 
 PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "processing": (),
-    "journal": (),
-    "spark": (),
-    "sinks": (),
-    "state": (),
-    "ordering": (),
-    "operations": (),
-    "running": (),
+    "journal": ("simulation/test_grid*", "*/test_journal*", "system/test_grid*", "system/test_two_clusters*"),
+    "spark": (
+        "contract/test_pipeline*",
+        "system/test_spark*",
+        "system/test_pipeline*",
+        "system/test_streaming*",
+        "system/test_cuts*",
+        "system/test_sources*",
+        "system/test_evolution*",
+        "unit/test_archiving*",
+    ),
+    "sinks": ("*/test_sinks*", "system/test_targets*", "system/test_database_away*"),
+    "ordering": ("*/test_order*", "system/test_demo_ordering*"),
+    "state": ("*/test_state*",),
+    "operations": (
+        "contract/test_registry*",
+        "*/test_doctor*",
+        "system/test_audit*",
+        "system/test_dead_letters*",
+        "system/test_recover*",
+        "system/test_send_and_tail*",
+        "system/test_transactions*",
+        "system/three_brokers/test_copier*",
+    ),
+    "running": (
+        "system/test_bad_input*",
+        "system/test_bench*",
+        "system/test_broker*",
+        "system/test_de[mv]*",
+        "system/test_diagnosis*",
+        "system/test_docs*",
+        "system/test_frozen_broker*",
+        "system/test_membership*",
+        "system/test_new*",
+        "system/test_outages*",
+        "system/test_pytest_plugin*",
+        "system/test_readme*",
+        "system/test_rights*",
+        "system/test_running*",
+        "system/test_slots*",
+        "system/test_start*",
+        "system/test_terminal*",
+        "system/test_tracing*",
+        "system/test_tutorial*",
+        "system/test_watching*",
+        "system/test_wheel*",
+    ),
+    "processing": ("*",),
 }
-"""The files of each part, as patterns relative to tests/; the first part that has a file counts."""
+"""Patterns of paths below tests/; the first part that has a file counts."""
 
 
 def part_of(path: str) -> str:
-    """The part of the long tier to which the long tests of a file belong; `path` is relative to the repository."""
+    """The part of the long tier that a test file belongs to; `path` is relative to the repository."""
     name = path.removeprefix("tests/")
-    return next((part for part, patterns in PARTS.items() if any(fnmatch(name, each) for each in patterns)), "")
+    return next(part for part, patterns in PARTS.items() if any(fnmatch(name, each) for each in patterns))
