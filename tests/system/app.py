@@ -1,4 +1,4 @@
-"""Applications that several files of tests run: a copying graph with its topics and workers, and what they read of it."""
+"""What several files of tests run and read: a copying graph with its topics and workers, and dead letters."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py import Settings
-from tests.system.harness import Cluster
+from kstreams_py.embedded import EmbeddedKafka
+from tests.servers import SETTINGS
+from tests.system.harness import FORGETFUL, Cluster
 from tests.system.proxy import Proxy, proxied_broker
 
 LOG_SHOWN: Final = 6_000
@@ -56,14 +58,40 @@ def name(topic_name: str) -> str:
     return topic_name
 
 
-@pytest.fixture(scope="module")
-def proxied() -> Iterator[tuple[Cluster, Proxy]]:
-    """A broker, and the proxy that the clients under test connect to."""
+# Brokers that a test may freeze, kill, or meddle with. The files that use one run in one process (tests/conftest.py).
+
+
+@pytest.fixture(scope="session")
+def broker_of_one_process() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(settings=SETTINGS | FORGETFUL) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def own_broker(broker_of_one_process: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
+    """A broker that a test may freeze or kill; it expires transactional ids and producers after two seconds."""
+    yield broker_of_one_process
+    if 0 in broker_of_one_process._running:
+        broker_of_one_process.resume(0)
+    else:
+        broker_of_one_process.restart(0)
+
+
+@pytest.fixture(scope="session")
+def proxied_of_one_process() -> Iterator[tuple[EmbeddedKafka, Proxy]]:
     with proxied_broker() as (kafka, proxy):
         cluster = Cluster(kafka.bootstrap_servers)
         cluster.create("first")
         cluster.transaction("first", [("first", b"")])  # the broker loads its transaction state now, not in a test
-        yield cluster, proxy
+        del cluster
+        yield kafka, proxy
+
+
+@pytest.fixture(scope="module")
+def proxied(proxied_of_one_process: tuple[EmbeddedKafka, Proxy]) -> tuple[Cluster, Proxy]:
+    """A broker, and the proxy that the clients under test connect to."""
+    kafka, proxy = proxied_of_one_process
+    return Cluster(kafka.bootstrap_servers), proxy
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -22,7 +20,6 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import free_ports
-from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import OUTPUTS_HELD, Environment
@@ -30,6 +27,7 @@ from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
 from tests import waiting
+from tests.system.launcher import Launched
 from tests.waiting import WAIT
 
 Config = Mapping[str, str]
@@ -372,6 +370,22 @@ def running(
     assert failures == [], failures
 
 
+def await_stopped(pid: int) -> None:
+    """Returns once a process that was sent SIGSTOP is stopped, or has ended: its threads run on until each has seen it.
+
+    It is no child of this process (launcher.py), which the one in process_table.py has to be.
+    """
+
+    def is_stopped() -> bool:
+        try:
+            stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        except OSError:  # a thread has ended
+            return False
+        return all(stat.rpartition(")")[2].split()[0] in "TZX" for stat in stats)
+
+    wait_until(is_stopped, f"process {pid} is stopped")
+
+
 class WorkerProcess:
     """Runs `kstreams run FILE:graph --slot N` as a process of its own."""
 
@@ -379,12 +393,8 @@ class WorkerProcess:
         clean = {name: value for name, value in os.environ.items() if name != REPORT_FD}
         self.log = file.with_name(f"{file.stem}-{slot}-{time.monotonic_ns()}.log")
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "kstreams_py", "run", f"{file}:graph", "--slot", str(slot), *options],
-                env={**clean, **environment},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+            arguments = ("run", f"{file}:graph", "--slot", slot, *options)
+            self.process = Launched(arguments, {**clean, **environment}, stdout=out.fileno(), stderr=out.fileno())
 
     @property
     def text(self) -> str:

@@ -109,16 +109,36 @@ def whole_grid(journal: ks.Journal | None, cluster: str = "") -> list[Cell]:
 
 
 def cover_pairs(cells: Sequence[Cell]) -> list[Cell]:
-    """Chooses cells in which each two factors meet in each way in which they meet in all of these cells.
-
-    Always the cell that adds the most pairs, of several the first: the choice is the same in every run.
-    """
+    """Chooses cells in which each two factors meet in each way in which they meet in all of these cells."""
 
     def pairs(cell: Cell) -> set[Any]:
         case = cell.case
         factors = (case.kind, case.does, case.errors, case.journal is None, cell.point, cell.earlier, cell.start)
         return set(itertools.combinations(enumerate(factors), 2))
 
+    return _cover(cells, pairs)
+
+
+def cover_branches(cells: Sequence[Cell]) -> list[Cell]:
+    """Chooses cells that have each kind, each branch of a recovery, each start, each persistence and each cluster."""
+
+    def factors(cell: Cell) -> set[Any]:
+        case = cell.case
+        found = [
+            case.kind,
+            cell.start,
+            case.journal is None,
+            case.cluster,
+            cell.point in ("CP29", "CP30") and cell.point,
+        ]
+        found += [branch_after(cell.point, case, cell.earlier)] if case.journal else []
+        return set(enumerate(found))
+
+    return _cover(cells, factors)
+
+
+def _cover(cells: Sequence[Cell], pairs: Callable[[Cell], set[Any]]) -> list[Cell]:
+    """Chooses the cell that adds the most, of several the first, until nothing is left: the same in every run."""
     left = set().union(*map(pairs, cells))
     waiting = [(-len(pairs(cell)), number) for number, cell in enumerate(cells)]
     heapq.heapify(waiting)

@@ -15,9 +15,8 @@ from enum import StrEnum
 from typing import Final, Literal, Self
 
 from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
-from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import Node, free_ports
+from tests.servers import SETTINGS
 
 HOST: Final = "127.0.0.1"
 
@@ -409,7 +408,7 @@ def proxied_broker() -> Iterator[tuple[EmbeddedKafka, Proxy]]:
             "listener.security.protocol.map": "BROKER:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "controller.quorum.voters": f"0@{HOST}:{controller}",
         }
-        with EmbeddedKafka(kafka_classpath(), find_java(), port=direct, settings=settings) as kafka:
+        with EmbeddedKafka(port=direct, settings=SETTINGS | settings) as kafka:
             yield kafka, proxy
 
 
@@ -418,8 +417,7 @@ class _ReplicatingKafka(EmbeddedKafka):
 
     def __init__(self, brokers: int, proxy_of: Callable[[int], Proxy]) -> None:
         # a broker that is slow keeps its leaderships: the proxy is that of the last broker only
-        settings = {"broker.session.timeout.ms": "60000"}
-        super().__init__(kafka_classpath(), find_java(), brokers=brokers, settings=settings)
+        super().__init__(brokers=brokers, settings=SETTINGS | {"broker.session.timeout.ms": "60000"})
         self._proxy_of = proxy_of
 
     def _format(self, cluster_id: str) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import confluent_kafka as ck
 import pytest
 
 import kstreams_py as ks
-from kstreams_py import Settings
+from tests.system.app import MakeSettings, decode_dead_letter
 from tests.system.harness import Cluster, WorkerProcess, running, wait_until
-from tests.system.test_errors import decode_dead_letter
-
-MakeSettings = Callable[..., Settings]
 
 PARTITIONS = 12
 RECORDS = 400
@@ -58,6 +54,7 @@ def await_constant_memory(worker: WorkerProcess) -> None:
     wait_until(is_constant, "the worker reads no more")
 
 
+@pytest.mark.long
 def test_join_of_one_megabyte_records_with_an_idle_input_uses_less_than_200_megabytes(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
@@ -87,7 +84,7 @@ def test_join_of_one_megabyte_records_with_an_idle_input_uses_less_than_200_mega
         worker.kill()
 
 
-@pytest.mark.parametrize("limit", [None, 50_000])
+@pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.long), 50_000])
 def test_dead_letter_of_too_large_records_is_truncated_and_the_worker_continues(
     cluster: Cluster, settings: MakeSettings, name: str, limit: int | None
 ) -> None:

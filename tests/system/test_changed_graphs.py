@@ -154,6 +154,7 @@ def numbers(*found: int) -> list[bytes]:
 # Graphs.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -191,6 +192,7 @@ def test_graph_that_is_changed_over_an_open_delivery_ends_until_it_is_delivered_
     assert site.values() == ([*both, b"5"], both if before is FORK else [])
 
 
+@pytest.mark.long
 def test_processor_of_another_id_is_told_of_the_one_that_has_read_its_input(site: Site) -> None:
     site.write(2)
     site.deliver(MAP, 2)
@@ -205,6 +207,7 @@ def test_processor_of_another_id_is_told_of_the_one_that_has_read_its_input(site
 # Inputs.
 
 
+@pytest.mark.long
 def test_input_that_is_created_again_over_an_open_delivery_ends_the_worker_until_a_reset(site: Site) -> None:
     site.write(3)
     site.deliver(MAP, 3)
@@ -225,6 +228,7 @@ def test_input_that_is_created_again_over_an_open_delivery_ends_the_worker_until
     assert site.values() == (numbers(0, 1, 2, 3, 4, 7, 8), [])
 
 
+@pytest.mark.long
 def test_input_that_is_shortened_below_a_snapshot_ends_the_worker_until_a_reset(site: Site) -> None:
     site.write(3)
     site.deliver(MAP, 3)

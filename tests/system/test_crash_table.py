@@ -20,14 +20,17 @@ Exactly once with a journal, each output is there once, whichever of its three t
 With durability `leader` the broker does not recognize a repeated record: at least once, an answer that is lost doubles
 the output. At most once refuses this durability; with `none` it repeats no request, and loses what is lost.
 The cells without a proxy are in tests/simulation/test_crash_table.py.
+
+The quick tier has each entry of the table that is not 1, and of those that are 1 each guarantee with a worker that goes
+on and one that is killed: between them lies the same request, or its answer, that the client sends again.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -147,10 +150,23 @@ def new_app(name: str, proxied: tuple[Cluster, Proxy], proxy: Proxy, tmp_path: P
     return make
 
 
-@pytest.mark.parametrize(
-    ("guarantee", "api", "side", "fate", "copies"),
-    [(*each, *cell, n) for each, copies in COPIES.items() for cell, n in zip(CELLS, copies, strict=True)],
+ONE_COPY: Final = (
+    ("at_most_once", "OffsetCommit", "request", "alive"),
+    ("at_least_once", "Produce", "response", "alive"),
+    ("exactly_once", "TxnOffsetCommit", "request", "alive"),
+    ("exactly_once", "EndTxn", "response", "killed"),
 )
+"""The entries of the quick tier that are 1."""
+
+
+def cells() -> Iterator[Any]:
+    for each, copies in COPIES.items():
+        for cell, n in zip(CELLS, copies, strict=True):
+            quick = n != 1 or (*each, *cell) in ONE_COPY
+            yield pytest.param(*each, *cell, n, marks=() if quick else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("guarantee", "api", "side", "fate", "copies"), cells())
 def test_copies_are_those_of_the_crash_table_if_a_request_or_its_answer_is_lost(
     guarantee: str, api: str, side: Side, fate: str, copies: int, new_app: NewApp
 ) -> None:
@@ -160,7 +176,7 @@ def test_copies_are_those_of_the_crash_table_if_a_request_or_its_answer_is_lost(
     assert app.cluster.committed(app.group, app.source) == {0: 3}
 
 
-@pytest.mark.parametrize(("side", "copies"), [("request", 1), ("response", 2)])
+@pytest.mark.parametrize(("side", "copies"), [pytest.param("request", 1, marks=pytest.mark.long), ("response", 2)])
 def test_at_least_once_output_whose_answer_is_lost_is_doubled_by_the_leader_alone(
     side: Side, copies: int, new_app: NewApp
 ) -> None:
@@ -172,7 +188,11 @@ def test_at_least_once_output_whose_answer_is_lost_is_doubled_by_the_leader_alon
 
 @pytest.mark.parametrize(
     ("api", "side", "copies"),
-    [("Produce", "request", 0), ("OffsetCommit", "request", 1), ("OffsetCommit", "response", 0)],
+    [
+        ("Produce", "request", 0),
+        pytest.param("OffsetCommit", "request", 1, marks=pytest.mark.long),
+        pytest.param("OffsetCommit", "response", 0, marks=pytest.mark.long),
+    ],
 )
 def test_at_most_once_that_repeats_no_request_loses_what_is_lost_with_its_worker(
     api: str, side: Side, copies: int, new_app: NewApp
@@ -183,16 +203,23 @@ def test_at_most_once_that_repeats_no_request_loses_what_is_lost_with_its_worker
     assert app.cluster.committed(app.group, app.source) == {0: 3}
 
 
-@pytest.mark.parametrize("side", ["request", "response"])
 @pytest.mark.parametrize(
-    ("api", "nth", "fate"),
+    ("api", "nth", "fate", "side"),
     [
-        ("Produce", 1, "killed"),  # of the snapshot
-        ("Produce", 2, "alive"),  # of the output
-        ("EndTxn", 1, "alive"),
-        ("EndTxn", 2, "killed"),
-        ("EndTxn", 3, "alive"),
-        ("EndTxn", 3, "killed"),
+        ("EndTxn", 2, "killed", "response"),  # of the attempt
+        ("EndTxn", 3, "alive", "request"),  # of the outputs
+        *(
+            pytest.param(*each, side, marks=pytest.mark.long)
+            for side in ("request", "response")
+            for each in (
+                ("Produce", 1, "killed"),  # of the snapshot
+                ("Produce", 2, "alive"),  # of the output
+                ("EndTxn", 1, "alive"),
+                ("EndTxn", 2, "killed"),
+                ("EndTxn", 3, "alive"),
+                ("EndTxn", 3, "killed"),
+            )
+        ),
     ],
 )
 def test_exactly_once_with_a_journal_delivers_once_whatever_is_lost(

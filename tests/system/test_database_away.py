@@ -113,6 +113,7 @@ def test_function_whose_database_goes_away_is_retried_by_its_policy_and_each_row
     app.verify(30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [RETRY.format("stop"), "stop_on=psycopg.OperationalError"], ids=["retry", "none"])
 def test_function_whose_database_does_not_come_back_ends_the_worker_and_a_later_start_completes(
     app: App, policy: str

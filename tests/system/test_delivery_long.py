@@ -7,16 +7,14 @@ import random
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
-from kstreams_py.embedded.java import find_java
 from tests.system.command import kstreams
 from tests.system.harness import Cluster, WorkerProcess, await_joined
 from tests.system.promises import by_key, key_of
@@ -63,15 +61,9 @@ PARTITIONS = 4
 PROCESSORS = ("send", "keep", "hashed", "counted")
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
-        yield kafka
-
-
 @pytest.mark.timeout(1200)
 def test_workers_killed_every_second_or_two_for_ten_minutes_deliver_everywhere_once_and_in_order(
-    name: str, tmp_path: Path, settings: Callable[..., Settings], elsewhere: EmbeddedKafka
+    name: str, tmp_path: Path, settings: Callable[..., Settings], elsewhere: Any
 ) -> None:
     made = settings(clusters={"other": {"bootstrap_servers": elsewhere.bootstrap_servers}}, session_timeout_ms=6_000)
     recorder, other = Recorder(made.bootstrap_servers), Cluster(elsewhere.bootstrap_servers)

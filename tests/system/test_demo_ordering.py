@@ -17,6 +17,8 @@ from kstreams_py.sinks.redis_servers import open_client
 from tests.system.command import read_checks
 from tests.waiting import WAIT
 
+pytestmark = pytest.mark.long
+
 FLIGHTS = 800
 KILLS = 2
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,119 +16,13 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
-from kstreams_py.embedded.java import find_java
-from kstreams_py.testing import Expected
-from tests.system.command import RunningCommand, command, kstreams, list_children
-from tests.system.harness import FORGETFUL, WorkerProcess, await_joined, list_transactional_ids, wait_until
+from tests.system.app import MakeApp, app_factory
+from tests.system.command import list_children
+from tests.system.harness import await_joined, list_transactional_ids, wait_until
 from tests.system.recorder import Record, Recorder
 
 MANY = 1_200
 """More records than a transaction holds back: some outputs are written before the last record is processed."""
-
-GRAPH = """
-import os, time
-from pathlib import Path
-import kstreams_py as ks
-
-graph = ks.Graph({name!r}, errors="{name}.errors")
-place = Path({place!r})
-
-@graph.map(graph.topic("{name}.in"), to=graph.topic("{name}.out"), persistence={persistence})
-def copy(value):
-    if value == b"wait":
-        (place / "waiting").touch()
-        while not (place / "open").exists():
-            time.sleep(0.01)
-    return value
-"""
-
-
-class App:
-    """A copying graph whose function waits at the value `wait` until the gate is open; its topics and workers."""
-
-    def __init__(
-        self, directory: Path, name: str, settings: Settings, partitions: int, persistence: str = "'transaction'"
-    ) -> None:
-        """`persistence` is that of the processor, as Python source."""
-        self.recorder = Recorder(settings.bootstrap_servers)
-        self.source, self.target, self.group = f"{name}.in", f"{name}.out", f"{name}.copy"
-        self.recorder.cluster.create(self.source, self.target, partitions=partitions)
-        self.recorder.cluster.create(f"{name}.errors")
-        self.file = directory / "faulty_graph.py"
-        self.file.write_text(GRAPH.format(name=name, place=str(directory), persistence=persistence))
-        self.waiting, self.gate = directory / "waiting", directory / "open"
-        self._environment = settings.as_environment()
-        self._started: list[WorkerProcess] = []
-        self._number = 0
-
-    def start(self, slot: int) -> WorkerProcess:
-        self.recorder.history.fault(f"worker {slot} is started")
-        self._started.append(WorkerProcess(self.file, slot, self._environment))
-        return self._started[-1]
-
-    def send(self, worker: WorkerProcess, signum: signal.Signals) -> None:
-        self.recorder.history.fault(f"{signum.name} to process {worker.process.pid}")
-        worker.send(signum)
-
-    def drain(self, *workers: WorkerProcess) -> None:
-        """Stops the workers by SIGTERM once all input is processed."""
-        self.recorder.await_done(self.group, self.source)
-        for worker in workers:
-            self.send(worker, signal.SIGTERM)
-        assert [worker.wait() for worker in workers] == [0] * len(workers), [worker.text for worker in workers]
-
-    def operate(self, *arguments: object) -> str:
-        """Runs a command of `kstreams` to its successful end; returns what it prints."""
-        ended = kstreams(*arguments, environment=self._environment)
-        assert ended.status == 0, ended
-        return ended.out
-
-    def supervised(self) -> AbstractContextManager[RunningCommand]:
-        """Runs slot 0 under a supervisor, which restarts it when it ends."""
-        return command(self.file.parent, "run", f"{self.file}:graph", "--workers", 1, environment=self._environment)
-
-    def freeze_in_mid_transaction(self, send: Callable[[signal.Signals], None]) -> None:
-        """Freezes the worker whose function waits, once outputs of its open transaction are on the broker."""
-        wait_until(self.waiting.exists, "the function waits")
-        wait_until(
-            lambda: self.recorder.ends(self.target) != self.recorder.ends(self.target, "read_uncommitted"), "outputs"
-        )
-        self.recorder.history.fault("SIGSTOP to the worker whose function waits")
-        send(signal.SIGSTOP)
-        self.gate.touch()
-
-    def kill(self) -> None:
-        for worker in self._started:
-            worker.kill()
-
-    def write(self, count: int, partition: int, *more: bytes) -> None:
-        """Writes `count` numbered records to one partition, then the given values."""
-        values = [b"%d" % i for i in range(self._number, self._number + count)]
-        self._number += count
-        self.recorder.write(self.source, [*values, *more], key=b"%d" % partition, partition=partition)
-
-    def verify(self) -> None:
-        self.recorder.verify(Expected(self.source, to=self.target))
-
-
-MakeApp = Callable[..., App]
-
-
-@contextmanager
-def app_factory(
-    directory: Path, name: str, settings: Callable[..., Settings], persistence: str = "'transaction'"
-) -> Iterator[MakeApp]:
-    """A factory of apps; kills their workers at the end of the block."""
-    apps: list[App] = []
-
-    def make(partitions: int = 1, **changed: Any) -> App:
-        apps.append(App(directory, name, settings(**changed), partitions, persistence))
-        return apps[-1]
-
-    yield make
-    for each in apps:
-        each.kill()
 
 
 @pytest.fixture
@@ -164,12 +58,13 @@ def test_exactly_once_worker_frozen_past_its_session_and_replaced_ends_and_write
     app.verify()
 
 
+@pytest.mark.long
 def test_exactly_once_worker_frozen_past_its_session_and_not_replaced_joins_again(new_app: MakeApp) -> None:
     """No other worker has its membership when it is resumed; it joins by itself or is restarted by its supervisor."""
     app = new_app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
     app.write(MANY, 0, b"wait")
     with app.recorder.reading(app.target) as reader, app.supervised() as supervisor:
-        wait_until(app.waiting.exists, "the function waits")
+        app.await_waiting()
         pid = list_children(supervisor.process.pid)[0]  # the second child is on standby
         app.freeze_in_mid_transaction(lambda signum: os.kill(pid, signum))
         other = app.start(1)
@@ -188,6 +83,7 @@ def test_exactly_once_worker_frozen_past_its_session_and_not_replaced_joins_agai
     app.verify()
 
 
+@pytest.mark.long
 def test_exactly_once_worker_frozen_past_its_transaction_timeout_begins_a_new_transaction(new_app: MakeApp) -> None:
     """The broker has aborted the transaction, and the worker still has its membership."""
     app = new_app(session_timeout_ms=60_000, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
@@ -207,6 +103,7 @@ def test_exactly_once_worker_frozen_past_its_transaction_timeout_begins_a_new_tr
 # Workers that join and leave.
 
 
+@pytest.mark.long
 def test_exactly_once_workers_join_and_leave_under_load_deliver_once_and_in_order_per_key(new_app: MakeApp) -> None:
     app = new_app(partitions=6, session_timeout_ms=3_000, transaction_timeout_ms=2_500)
 
@@ -236,23 +133,17 @@ def test_exactly_once_workers_join_and_leave_under_load_deliver_once_and_in_orde
 # A broker that expires ids, and that fails.
 
 
-@pytest.fixture(scope="module")
-def forgetful() -> Iterator[EmbeddedKafka]:
-    """A broker that expires transactional ids and producers after two seconds."""
-    with EmbeddedKafka(kafka_classpath(), find_java(), settings=FORGETFUL) as kafka:
-        yield kafka
-
-
 @pytest.fixture
-def new_forgetful_app(tmp_path: Path, name: str, forgetful: EmbeddedKafka) -> Iterator[MakeApp]:
-    """Apps on the forgetful broker."""
-    load = partial(Settings.load, bootstrap_servers=forgetful.bootstrap_servers, schema_directory=tmp_path / "schemas")
+def new_forgetful_app(tmp_path: Path, name: str, own_broker: EmbeddedKafka) -> Iterator[MakeApp]:
+    """Apps on a broker that expires transactional ids and producers after two seconds."""
+    load = partial(Settings.load, bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path / "schemas")
     with app_factory(tmp_path, name, load) as make:
         yield make
 
 
+@pytest.mark.long
 def test_exactly_once_workers_idle_past_the_expiration_of_their_transactional_ids_deliver_once(
-    new_forgetful_app: MakeApp, name: str, forgetful: EmbeddedKafka
+    new_forgetful_app: MakeApp, name: str, own_broker: EmbeddedKafka
 ) -> None:
     app = new_forgetful_app(partitions=2)
     workers = [app.start(0), app.start(1)]
@@ -260,7 +151,7 @@ def test_exactly_once_workers_idle_past_the_expiration_of_their_transactional_id
     app.write(50, 0)
     app.write(50, 1)
     app.recorder.await_done(app.group, app.source)
-    servers = forgetful.bootstrap_servers
+    servers = own_broker.bootstrap_servers
     wait_until(lambda: not any(name in found for found in list_transactional_ids(servers)), "the ids have expired")
     app.write(50, 0)
     app.write(50, 1)
@@ -268,19 +159,20 @@ def test_exactly_once_workers_idle_past_the_expiration_of_their_transactional_id
     app.verify()
 
 
+@pytest.mark.long
 def test_exactly_once_coordinator_down_past_the_session_while_a_function_runs_replaces_no_worker(
-    new_forgetful_app: MakeApp, name: str, forgetful: EmbeddedKafka
+    new_forgetful_app: MakeApp, name: str, own_broker: EmbeddedKafka
 ) -> None:
     """By then the client has dropped its member id, and the restarted coordinator refuses its heartbeats."""
     app = new_forgetful_app(session_timeout_ms=6_000, transaction_timeout_ms=6_000)
     app.write(100, 0, b"wait")
     worker = app.start(0)
-    wait_until(app.waiting.exists, "the function waits")
+    app.await_waiting()
     # the worker's first commit has returned before its markers are written: those of a broker that dies may be skipped
     app.recorder.await_no_open_transaction(f"__ks.{name}.beginnings", "__consumer_offsets", app.target)
     app.recorder.history.fault("the broker is killed")
-    forgetful.kill(0)
-    forgetful.restart(0)  # ready once its old session with the controller has expired: after the worker's session
+    own_broker.kill(0)
+    own_broker.restart(0)  # ready once its old session with the controller has expired: after the worker's session
     app.recorder.history.fault("the broker is up again")
     time.sleep(3)  # no client shows its heartbeats: longer than their interval, shorter than the session
     app.gate.touch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +13,12 @@ from pyspark.sql import SparkSession
 
 import kstreams_py as ks
 from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.spark import runner
 from kstreams_py.spark.targets.parquet import ParquetTable
-from tests.spark_sessions import kafka_session
 from tests.system.command import command, kstreams
 from tests.system.harness import Cluster
 
@@ -42,18 +40,6 @@ def added(orders):
 def streamed(orders):
     return orders.select("value")
 """
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_frozen", **{"spark.log.level": "OFF"}) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(kafka_classpath(), find_java()) as kafka:
-        yield kafka
 
 
 class Site:
@@ -89,9 +75,8 @@ class Site:
 
 
 @pytest.fixture
-def site(own_broker: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Iterator[Site]:
-    yield Site(own_broker, topic_name, tmp_path)
-    own_broker.resume(0)
+def site(own_broker: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Site:
+    return Site(own_broker, topic_name, tmp_path)
 
 
 def freeze_before(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,6 +87,7 @@ def freeze_before(site: Site, function: Callable[..., Any]) -> Callable[..., Any
     return freezing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name", "by_spark"),
     [(runner, "cut", False), (runner, "begin_explaining", True), (ParquetTable, "publish", True)],
@@ -139,12 +125,13 @@ def test_commands_end_with_the_address_and_the_remedy_while_the_broker_is_frozen
     assert [(each.status, each.error_lines[0][: len(told)]) for each in ended] == [(3, told)] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pipeline_id", "told"),
     [
         ("added", "no Kafka broker answers at {address}: start one.*"),
         # Spark asks three times, each time for twice the time of a request
-        pytest.param("streamed", r"the broker of {topic} does not answer Spark \(.*\): look.*", marks=pytest.mark.long),
+        ("streamed", r"the broker of {topic} does not answer Spark \(.*\): look.*"),
     ],
 )
 def test_following_waits_for_a_frozen_broker_and_goes_on(

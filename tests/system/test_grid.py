@@ -1,22 +1,23 @@
 """The grid of crash points on a real broker: real processes die by SIGKILL at each point (tests/crash_grid.py).
 
-`scripts/test` runs cells in which each two factors meet, `scripts/test-long` all of them. Between two clusters, outputs
-and dead letters are on a second broker.
+The quick tier has each kind, each branch of a recovery and each start that dies once: which branch a point leads to is
+decided in memory (tests/simulation/test_grid.py), and a real broker can only differ in what a branch reads and writes.
+The long tier has cells in which each two factors meet, and all cells. Between two clusters, outputs and dead letters
+are on a second broker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.embedded import EmbeddedKafka
 from tests.crash_grid import KINDS
 from tests.system.harness import Cluster
-from tests.system.kafka_grid import EARLIER, STARTS, Cell, cover_pairs, grid, run_cells, whole_grid
+from tests.system.kafka_grid import EARLIER, STARTS, Cell, cover_branches, cover_pairs, grid, run_cells, whole_grid
 
 JOURNAL: Final = ks.Journal(1)
 
@@ -30,11 +31,13 @@ BETWEEN_CLUSTERS: Final = [
     and cell.point in ("CP15", "CP16", "CP17", "CP29", "CP30")
 ]
 
+FEW: Final = cover_branches([*grid(None), *grid(JOURNAL), *BETWEEN_CLUSTERS])
+
 RunCells = Callable[[list[Cell]], int]
 
 
 @pytest.fixture
-def run(cluster: Cluster, elsewhere: EmbeddedKafka, name: str, tmp_path: Path) -> RunCells:
+def run(cluster: Cluster, elsewhere: Any, name: str, tmp_path: Path) -> RunCells:
     other = Cluster(elsewhere.bootstrap_servers)
     settings = {
         "bootstrap_servers": cluster.bootstrap_servers,
@@ -51,6 +54,11 @@ def test_sample_of_the_grid_has_all_kinds_points_attempts_and_starts() -> None:
     assert {cell.point for cell in SAMPLE} == {cell.point for cell in grid(JOURNAL)}
 
 
+def test_exactly_once_process_killed_on_the_way_to_each_branch_delivers_once(run: RunCells) -> None:
+    assert run(FEW) == len(FEW)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("part", [0, 1])
 def test_exactly_once_process_killed_at_a_point_of_the_sample_delivers_once_by_the_branch_named(
     part: int, run: RunCells
@@ -59,6 +67,7 @@ def test_exactly_once_process_killed_at_a_point_of_the_sample_delivers_once_by_t
     assert run(cells) == len(cells)
 
 
+@pytest.mark.long
 def test_exactly_once_process_killed_between_two_clusters_delivers_once_by_the_branch_named(run: RunCells) -> None:
     assert run(BETWEEN_CLUSTERS) == 10
 

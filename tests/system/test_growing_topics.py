@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import NewPartitions
 
 import kstreams_py as ks
-from kstreams_py import Settings, errors
-from tests.system.harness import Cluster, RunningSlot, running, wait_until
-from tests.system.test_errors import GUARANTEES
-
-MakeSettings = Callable[..., Settings]
-
-SOON = {"topic.metadata.refresh.interval.ms": "1000"}
-"""Consumers look for new partitions every second; the default is every 10 s."""
+from kstreams_py import errors
+from tests.system.app import GUARANTEES, SOON, MakeSettings, grow
+from tests.system.harness import Cluster, RunningSlot, running
 
 PROMPTLY = 120.0
 """Seconds from the growth to the end of the worker: two refreshes of the default interval, on a slow machine."""
-
-each_guarantee = pytest.mark.parametrize("guarantee", GUARANTEES)
-
-
-def grow(cluster: Cluster, partitions: int, *topics: str) -> None:
-    """Adds partitions to all topics in one request, so that no client sees only some of them grown."""
-    for future in cluster.admin.create_partitions([NewPartitions(topic, partitions) for topic in topics]).values():
-        future.result()
-
-    def has_grown(topic: str) -> bool:
-        return len(cluster.partitions(topic)) == partitions
-
-    for topic in topics:
-        wait_until(partial(has_grown, topic), f"{topic} has grown")
 
 
 def read_by_partition(cluster: Cluster, topic: str) -> dict[int, list[bytes | None]]:
@@ -59,7 +37,7 @@ def alts_graph(name: str) -> ks.Graph:
     return graph
 
 
-@pytest.mark.parametrize("refresh", [SOON, {}], ids=["soon", "by default"])
+@pytest.mark.parametrize("refresh", [SOON, pytest.param({}, marks=pytest.mark.long)], ids=["soon", "by default"])
 def test_join_with_one_input_that_gains_partitions_stops_and_names_both_topics(
     cluster: Cluster, settings: MakeSettings, name: str, refresh: dict[str, str]
 ) -> None:
@@ -143,8 +121,15 @@ def test_journal_of_an_alts_grows_with_its_inputs(
     assert len(found) == 300
 
 
-@each_guarantee
-@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize(
+    ("guarantee", "reset"),
+    # where an added partition is read from is decided before the guarantee acts
+    [
+        pytest.param(guarantee, reset, marks=() if guarantee == "exactly_once" else pytest.mark.long)
+        for guarantee in GUARANTEES
+        for reset in ("earliest", "latest")
+    ],
+)
 def test_map_reads_added_partitions_from_their_start(
     cluster: Cluster, settings: MakeSettings, name: str, guarantee: str, reset: str
 ) -> None:

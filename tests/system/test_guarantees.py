@@ -85,6 +85,7 @@ def test_exactly_once_sigkill_in_mid_transaction_delivers_once(app: Callable[...
     assert len(cluster.read(copier.target, "read_uncommitted")) > 1_202, "the killed worker's outputs were there"
 
 
+@pytest.mark.long
 def test_at_least_once_sigkill_before_positions_are_saved_repeats_and_loses_nothing(
     app: Callable[..., App], cluster: Cluster
 ) -> None:
@@ -103,6 +104,7 @@ def test_at_least_once_sigkill_before_positions_are_saved_repeats_and_loses_noth
     assert copier.copies() == Counter([*values, b"wait", b"last"]) + written
 
 
+@pytest.mark.long
 def test_at_most_once_sigkill_while_functions_run_loses_their_records_and_repeats_none(
     app: Callable[..., App], cluster: Cluster
 ) -> None:
@@ -122,6 +124,7 @@ def test_at_most_once_sigkill_while_functions_run_loses_their_records_and_repeat
     assert cluster.values(copier.target) == [b"later"]
 
 
+@pytest.mark.long
 def test_exactly_once_replacement_in_the_slot_fences_the_frozen_worker(
     app: Callable[..., App], cluster: Cluster
 ) -> None:
@@ -143,6 +146,7 @@ def test_exactly_once_replacement_in_the_slot_fences_the_frozen_worker(
     assert cluster.values(copier.target) == [*(str(i).encode() for i in range(120)), b"wait", b"after"]
 
 
+@pytest.mark.long
 def test_exactly_once_rebalance_under_load_delivers_once_and_in_order_per_key(
     app: Callable[..., App], cluster: Cluster
 ) -> None:

@@ -7,29 +7,38 @@ import json
 import random
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py import Settings
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.records import Place, Unit, newest_unit, type_of
+from tests.system.app import MakeApp, MakeSettings, app_factory
 from tests.system.harness import Cluster, await_joined, running, wait_until
 from tests.system.recorder import Record
-from tests.system.test_faults import MakeApp, app_factory
-
-MakeSettings = Callable[..., Settings]
 
 ONE_BY_ONE = ks.Journal(batch=1)
 
 
-@pytest.fixture(params=["ks.Journal(batch=1)", "'journal'"])
+ONE_OR_MANY = {"one by one": "persistence=ks.Journal(batch=1)", "batch": "persistence='journal'"}
+
+
+def quick(size: str) -> pytest.MarkDecorator:
+    """A unit of one input set or of many; the other size is long: recovery reads the same records of both."""
+    sizes = [pytest.param(value, marks=() if each == size else pytest.mark.long) for each, value in ONE_OR_MANY.items()]
+    return pytest.mark.parametrize("new_app", sizes, indirect=True, ids=list(ONE_OR_MANY))
+
+
+each_size = pytest.mark.parametrize("new_app", ONE_OR_MANY.values(), indirect=True, ids=list(ONE_OR_MANY))
+
+
+@pytest.fixture
 def new_app(request: pytest.FixtureRequest, tmp_path: Path, name: str, settings: MakeSettings) -> Iterator[MakeApp]:
     """Apps of a processor with a journal."""
-    with app_factory(tmp_path, name, settings, request.param) as make:
+    with app_factory(tmp_path, name, settings, options=request.param) as make:
         yield make
 
 
@@ -116,7 +125,10 @@ def test_journal_of_an_alts_has_its_choices_before_the_function_runs(
 
 @pytest.mark.parametrize(
     ("journal", "map_types"),
-    [(ONE_BY_ONE, {"snapshot attempt-output", "snapshot attempt-error"}), (ks.Journal(), {"snapshot attempt-output"})],
+    [
+        pytest.param(ONE_BY_ONE, {"snapshot attempt-output", "snapshot attempt-error"}, marks=pytest.mark.long),
+        (ks.Journal(), {"snapshot attempt-output"}),
+    ],
     ids=["one by one", "batch"],
 )
 def test_every_kind_delivers_whole_topics_once(
@@ -198,24 +210,25 @@ def test_every_kind_delivers_whole_topics_once(
 def test_journal_stays_bounded(
     cluster: Cluster, settings: MakeSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliveries, "TRUNCATED_EVERY", 20)
+    monkeypatch.setattr(deliveries, "TRUNCATED_EVERY", 10)
     source, target = f"{name}.in", f"{name}.out"
     cluster.create(source, target)
-    values = [b"%d" % n for n in range(100)]
+    values = [b"%d" % n for n in range(50)]
     cluster.write(source, values)
     graph = ks.Graph(name)
     graph.map(graph.topic(source), to=graph.topic(target), id="copy", persistence=ONE_BY_ONE)(lambda value: value)
     with running(graph, settings()):
-        cluster.await_committed(f"{name}.copy", source, {0: 100})
+        cluster.await_committed(f"{name}.copy", source, {0: 50})
     assert cluster.values(target) == values
     kept = types_of(cluster, f"__ks.{name}.copy.journal")
     assert kept[:2] == ["snapshot", "attempt-output"]
-    assert len(kept) <= 2 * 20
+    assert len(kept) <= 2 * 10
 
 
 # Workers that die, are frozen, and are replaced.
 
 
+@quick("one by one")
 def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot_as_its_status_says(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:
@@ -224,7 +237,7 @@ def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot_as_its_stat
     app.write(5, 0, b"wait")
     app.write(5, 0)
     killed = app.start(0)
-    wait_until(app.waiting.exists, "the function waits")
+    app.await_waiting()
     app.send(killed, signal.SIGKILL)
     killed.wait()
     app.gate.touch()
@@ -241,13 +254,14 @@ def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot_as_its_stat
     app.verify()
 
 
+@quick("batch")
 def test_worker_frozen_in_a_unit_and_replaced_ends_and_writes_nothing_to_outputs_or_journal(
     new_app: MakeApp, name: str
 ) -> None:
     app = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000)
     app.write(5, 0, b"wait")
     frozen = app.start(0)
-    wait_until(app.waiting.exists, "the function waits")
+    app.await_waiting()
     app.send(frozen, signal.SIGSTOP)
     app.gate.touch()
     replacement = app.start(0)
@@ -263,6 +277,8 @@ def test_worker_frozen_in_a_unit_and_replaced_ends_and_writes_nothing_to_outputs
     app.verify()
 
 
+@pytest.mark.long
+@each_size
 def test_second_worker_under_the_same_slot_ends_the_first_which_says_so_and_nothing_is_lost(new_app: MakeApp) -> None:
     app = new_app()
     app.write(5, 0)
@@ -277,6 +293,8 @@ def test_second_worker_under_the_same_slot_ends_the_first_which_says_so_and_noth
     app.verify()
 
 
+@pytest.mark.long
+@each_size
 def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: MakeApp) -> None:
     app = new_app(partitions=4, session_timeout_ms=3_000, transaction_timeout_ms=2_500)
     chance = random.Random(11)
@@ -304,6 +322,7 @@ def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: 
 REMEDY = "decide where it goes on, and set it (`kstreams recover reset`), then start again"
 
 
+@quick("one by one")
 def test_journal_with_a_foreign_record_ends_the_worker_with_the_reason_and_nothing_is_lost(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:
@@ -328,6 +347,8 @@ def test_journal_with_a_foreign_record_ends_the_worker_with_the_reason_and_nothi
     app.verify()
 
 
+@pytest.mark.long
+@each_size
 def test_committed_offsets_that_were_set_back_below_a_snapshot_end_the_worker(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:
@@ -336,7 +357,7 @@ def test_committed_offsets_that_were_set_back_below_a_snapshot_end_the_worker(
     app.drain(app.start(0))
     app.write(1, 0, b"wait")
     killed = app.start(0)
-    wait_until(app.waiting.exists, "the function waits")
+    app.await_waiting()
     app.send(killed, signal.SIGKILL)
     killed.wait()
     app.gate.touch()
@@ -356,6 +377,8 @@ def test_committed_offsets_that_were_set_back_below_a_snapshot_end_the_worker(
     app.verify()
 
 
+@pytest.mark.long
+@each_size
 def test_outputs_that_were_deleted_are_decided_by_the_committed_offsets_and_otherwise_by_nobody(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:

@@ -21,26 +21,19 @@ from kstreams_py.errors import BrokerUnavailable, UserMistake
 from kstreams_py.records import TopicPartition
 from kstreams_py.spark import cut, cutting, runner
 from kstreams_py.spark.cutting import Cutting
-from tests.spark_sessions import kafka_session
 from tests.system.harness import metadata
 from tests.system.proxy import Proxy, Rule, proxied_replication
 from tests.system.test_cuts import Rig, values
 from tests.system.test_pipeline_faults import FIRST, WHOLE, Halves, cut_by_stable_offsets, read
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]  # of collect()
 
 BROKERS: Final = 3
 HELD: Final = BROKERS - 1
 """The broker that markers reach only through the proxy."""
 
 OFFSETS: Final = "__consumer_offsets"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_late") as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +170,6 @@ def test_mutation_that_cuts_by_last_stable_offsets_publishes_half_while_a_marker
     assert (torn, halves.run()) == ([("a", "0"), ("a", "1"), ("b", "0")], WHOLE)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("late", [("b",)], indirect=True, ids="-".join)
 def test_runs_read_from_the_new_leader_while_the_one_before_is_frozen(

@@ -241,7 +241,9 @@ def deliver_before_the_end(late: Rule, scene: Scene) -> None:
     end.release()
 
 
-@pytest.mark.parametrize("api", ["EndTxn", "TxnOffsetCommit", "AddPartitionsToTxn"])
+@pytest.mark.parametrize(
+    "api", ["EndTxn", "TxnOffsetCommit", pytest.param("AddPartitionsToTxn", marks=pytest.mark.long)]
+)
 def test_exactly_once_late_request_of_the_previous_transaction_changes_nothing(api: str, scene: Scene) -> None:
     """Truth 2: the request timed out, so a new producer, which fences it, wrote the second transaction."""
     late = run_with_late_request(api, scene, framework)
@@ -273,6 +275,7 @@ def test_plain_loop_late_end_txn_commits_a_part_of_the_next_transaction(scene: S
     assert kinds(scene) & {Kind.ABORTED_READ, Kind.PRECOMMITTED_READ}
 
 
+@pytest.mark.long
 def test_plain_loop_late_txn_offset_commit_is_committed_by_the_next_transaction(scene: Scene) -> None:
     """The group goes back to the offsets of the first transaction, so that a restart repeats the second.
 
@@ -283,13 +286,14 @@ def test_plain_loop_late_txn_offset_commit_is_committed_by_the_next_transaction(
     assert kinds(scene) == {Kind.DUPLICATE}
 
 
+@pytest.mark.long
 def test_plain_loop_late_add_partitions_to_txn_changes_nothing(scene: Scene) -> None:
     """The only harmless late request: the broker adds a partition that the next transaction has already."""
     run_with_late_request("AddPartitionsToTxn", scene, supervised_plain_loop)
     assert_delivered_once(scene)
 
 
-@pytest.mark.parametrize("side", ["request", "response"])
+@pytest.mark.parametrize("side", [pytest.param("request", marks=pytest.mark.long), "response"])
 def test_exactly_once_commit_without_an_answer_is_not_aborted_and_delivers_once(side: Side, scene: Scene) -> None:
     """Truth 1: the committed offsets show whether the commit took place, and no client requests an abort."""
     with framework(scene, request_timeout_ms=2_500):
@@ -356,9 +360,18 @@ def copier(proxied: tuple[Cluster, Proxy], tmp_path_factory: pytest.TempPathFact
         yield scene
 
 
-@pytest.mark.parametrize("fault", ["request lost", "response lost", "request doubled"])
+REQUESTS: Final = ("InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
+FAULTS: Final = ("request lost", "response lost", "request doubled")
+
+
 @pytest.mark.parametrize(
-    "api", ["InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"]
+    ("api", "fault"),
+    # each request and each fault meets the same three answers of the client: sent again, or known, or stale
+    [
+        pytest.param(api, fault, marks=() if (n + m) % 3 == 0 else pytest.mark.long)
+        for n, api in enumerate(REQUESTS)
+        for m, fault in enumerate(FAULTS)
+    ],
 )
 def test_exactly_once_lost_and_doubled_requests_change_nothing(
     api: str, fault: str, copier: Scene, proxy: Proxy
@@ -382,7 +395,8 @@ def disturb(proxy: Proxy, api: str, fault: str, client: str) -> Rule:
     return (proxy.drop if event == "lost" else proxy.double)(api, side=side, client=client)
 
 
-@pytest.mark.parametrize("fault", ["request lost", "response lost", "request doubled"])
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
 def test_at_most_once_idempotent_producer_writes_a_resent_record_once(
     fault: str, name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -403,7 +417,11 @@ SMALL_BATCHES: Final = {"batch.num.messages": "3", "linger.ms": "0"}
 """Thirty records make ten requests, several of them in flight together."""
 
 
-@pytest.mark.parametrize("guarantee", Guarantee)
+@pytest.mark.parametrize(
+    "guarantee",
+    # at most once has the producer of at least once
+    [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, pytest.param(Guarantee.AT_MOST_ONCE, marks=pytest.mark.long)],
+)
 def test_first_batch_answered_with_not_leader_is_written_before_the_following_batches(
     guarantee: Guarantee, name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -423,6 +441,7 @@ def test_first_batch_answered_with_not_leader_is_written_before_the_following_ba
     assert (len(refused.caught), cluster.values(name)) == (1, [b"%d" % number for number in range(30)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transactional", [True, False])
 def test_plain_client_reports_a_lost_first_batch_as_delivered(
     transactional: bool, name: str, cluster: Cluster, proxy: Proxy
@@ -454,6 +473,7 @@ def test_plain_client_reports_a_lost_first_batch_as_delivered(
     assert cluster.values(name) == [b"%d" % number for number in range(3, 30)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["response lost", "request doubled"])
 @pytest.mark.parametrize(("durability", "copies"), [(Durability.COMMITTED, 1), (Durability.LEADER, 2)])
 def test_at_least_once_resent_record_is_written_once_only_by_an_idempotent_producer(

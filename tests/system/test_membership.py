@@ -233,6 +233,7 @@ class Freeze:
 # All slots are taken over.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("guarantee", "late"), [(Guarantee.EXACTLY_ONCE, True), *((guarantee, False) for guarantee in Guarantee)]
 )
@@ -275,7 +276,7 @@ def test_resumed_supervisor_ends_when_another_has_taken_its_slots(
 # No other worker has taken the slot.
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.long), True], ids=["idle", "busy"])
 def test_resumed_worker_joins_again_when_no_other_has_taken_its_membership(
     deploy: Callable[..., Deployment], busy: bool
 ) -> None:

@@ -39,7 +39,6 @@ def apply(value, step, state):
 """
 
 OBJECTS: Final = 40
-ROUNDS: Final = 8
 EACH_ROUND: Final = 10
 """Events of each object in a round."""
 
@@ -85,15 +84,16 @@ def write_events(cluster: Cluster, topic: str, newest: dict[str, tuple[int, int]
     assert producer.flush(30) == 0
 
 
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_workers_killed_and_frozen_apply_each_event_once_in_order(
-    start: Callable[[int], WorkerProcess], cluster: Cluster, name: str
+    start: Callable[[int], WorkerProcess], cluster: Cluster, name: str, rounds: int
 ) -> None:
     chance, newest = random.Random(11), {f"o{number}": (0, 0) for number in range(OBJECTS)}
     cluster.create(f"{name}.in", partitions=4)
     workers = {slot: start(slot) for slot in range(2)}
     await_joined("apply", *workers.values())
     frozen: list[WorkerProcess] = []
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         write_events(cluster, f"{name}.in", newest, chance)
         slot = chance.randrange(2)
         await_joined("apply", workers[slot])
@@ -115,7 +115,7 @@ def test_workers_killed_and_frozen_apply_each_event_once_in_order(
     found = defaultdict[str, list[Any]](list)
     for m in cluster.read(f"{name}.out"):
         found[m.key().decode()].append(json.loads(m.value()))
-    last = ROUNDS * EACH_ROUND
+    last = rounds * EACH_ROUND
     assert found == {each: [[n, n * (n + 1) // 2] for n in range(1, last + 1)] for each in newest}
     assert cluster.read(f"{name}.errors") == []
 
@@ -130,6 +130,7 @@ def write_chain(cluster: Cluster, topic: str, name: str, *events: tuple[int, int
     assert producer.flush(30) == 0
 
 
+@pytest.mark.long
 def test_stopped_object_goes_on_with_all_that_it_missed_while_its_worker_is_killed(
     start: Callable[[int], WorkerProcess],
     cluster: Cluster,

@@ -37,13 +37,25 @@ from tests.waiting import wait_until
 OBJECTS: Final = 12
 FRONT_ENDS: Final = 4
 CHANGES: Final = 300
-"""Of each front end."""
+"""Of each front end, under faults that come at any moment."""
 
 FAULTS: Final = 5
-"""The least number of faults that come at any moment of a run."""
+"""The least number of these faults."""
+
+FEW: Final = 96
+"""Changes of each front end where one thing happens to a worker."""
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+STORES: Final = ("sqlite", "redis")
+
+
+def quick(store: str) -> pytest.MarkDecorator:
+    """A test on one store; the other is long: tests/contract/test_ordering_storage.py holds both to one contract."""
+    found = [pytest.param(each, marks=() if each == store else pytest.mark.long) for each in STORES]
+    return pytest.mark.parametrize("store", found, indirect=True)
+
+
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store that forgets nothing."""
     if request.param == "sqlite":
@@ -136,16 +148,18 @@ def enqueue(ordering: Ordering, name: str, values: list[Any], state: Any) -> Non
             return
 
 
-def queue(store: str, front_end: int, pause: float = 0.0, faults: Sized | None = None) -> None:
+def queue(
+    store: str, front_end: int, changes: int, pause: float = 0.0, faults: Sized | None = None, least: int = FAULTS
+) -> None:
     """Queues changes of all objects; each has a main event and up to two sub-events.
 
     - `pause`: seconds between two.
-    - `faults`: those that have come so far; a part of the changes waits for each of the first FAULTS.
+    - `faults`: those that have come so far; a part of the changes waits for each of the first `least`.
     """
     with closing(Ordering(store)) as ordering:
-        for number in range(CHANGES):
+        for number in range(changes):
             if faults is not None:
-                part = number * (FAULTS + 1) // CHANGES
+                part = number * (least + 1) // changes
                 wait_until(lambda part=part: len(faults) >= part, f"{part} faults")  # type: ignore[misc]
             values = [[front_end, number, part] for part in range(1 + number % 3)]
             enqueue(ordering, f"object {number % OBJECTS}", values, {"newest": number})
@@ -179,11 +193,11 @@ def read_applied(cluster: Cluster, topic: str, *, holds_back: bool = False) -> d
     return applied
 
 
-def assert_ordered(applied: dict[str, list[Any]]) -> None:
+def assert_ordered(applied: dict[str, list[Any]], changes: int) -> None:
     """Each event was applied once, those of a change together, and those of a front end in its order."""
     for index in range(OBJECTS):
         found = applied[f"object {index}"]
-        numbers = [number for number in range(CHANGES) if number % OBJECTS == index]
+        numbers = [number for number in range(changes) if number % OBJECTS == index]
         for front_end in range(FRONT_ENDS):
             expected = [[front_end, number, part] for number in numbers for part in range(1 + number % 3)]
             assert [value for value in found if value[0] == front_end] == expected
@@ -208,13 +222,21 @@ def processes_of(store: str) -> dict[str, int]:
         return {each.name: each.number for each in storage.workers()}
 
 
+@pytest.mark.parametrize(
+    ("store", "changes", "least"),
+    [("redis", FEW, 2), *(pytest.param(each, CHANGES, FAULTS, marks=pytest.mark.long) for each in STORES)],
+    indirect=["store"],
+)
 def test_events_keep_their_order_while_workers_are_killed(
-    cluster: Cluster, workers: Workers, store: str, name: str
+    cluster: Cluster, workers: Workers, store: str, name: str, changes: int, least: int
 ) -> None:
     chance = random.Random(13)
     running = {each: workers.start(each) for each in ("one", "two", "three")}
     kills, before = list[str](), dict[str, int]()
-    front_ends = [threading.Thread(target=queue, args=[store, number, 0.05, kills]) for number in range(FRONT_ENDS)]
+    front_ends = [
+        threading.Thread(target=queue, args=[store, number, changes, 0.02, kills, least])
+        for number in range(FRONT_ENDS)
+    ]
     for thread in front_ends:
         thread.start()
     while any(thread.is_alive() for thread in front_ends):
@@ -234,7 +256,7 @@ def test_events_keep_their_order_while_workers_are_killed(
     for process in running.values():
         process.terminate()
     assert [process.wait() for process in running.values()] == [0, 0, 0]
-    assert_ordered(read_applied(cluster, name))
+    assert_ordered(read_applied(cluster, name), changes)
     with closing(open_storage(store)) as storage:
         assert [(each.name, dict(each.objects)) for each in storage.workers()] == [
             ("one", {}),
@@ -259,6 +281,7 @@ def freeze(process: subprocess.Popen[bytes], store: str) -> bool:
     return True
 
 
+@quick("sqlite")
 def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
     cluster: Cluster, workers: Workers, store: str, name: str
 ) -> None:
@@ -268,19 +291,20 @@ def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
         wait_until(storage.workers, "the worker has started")
     wait_until(lambda: freeze(frozen, store), "the worker is frozen between two steps")
     for front_end in range(FRONT_ENDS):
-        queue(store, front_end)
+        queue(store, front_end, FEW)
     second = workers.start("one")
     await_empty(store)
     frozen.send_signal(signal.SIGCONT)
     assert frozen.wait() == Replaced.exit_status
     second.terminate()
     assert second.wait() == 0
-    assert_ordered(read_applied(cluster, name))
+    assert_ordered(read_applied(cluster, name), FEW)
 
 
+@quick("redis")
 def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Workers, store: str, name: str) -> None:
     one = workers.start("one")
-    front_ends = [threading.Thread(target=queue, args=[store, number, 0.01]) for number in range(FRONT_ENDS)]
+    front_ends = [threading.Thread(target=queue, args=[store, number, FEW, 0.01]) for number in range(FRONT_ENDS)]
     for thread in front_ends:
         thread.start()
     wait_until(lambda: cluster.read(name), "an event is sent")
@@ -292,19 +316,20 @@ def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Wor
     await_empty(store, "two")
     two.terminate()
     assert two.wait() == 0
-    assert_ordered(read_applied(cluster, name))
+    assert_ordered(read_applied(cluster, name), FEW)
 
 
+@quick("sqlite")
 def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
     cluster: Cluster, workers: Workers, store: str, name: str
 ) -> None:
     """EO-46: without it, or another start under the name, its objects wait."""
-    queue(store, 0)
+    queue(store, 0, FEW)
     dead = workers.start(DYING)
     wait_until(lambda: cluster.read(name), "an event is sent")
     dead.kill()
     dead.wait()
-    front_ends = [threading.Thread(target=queue, args=[store, number, 0.01]) for number in range(1, FRONT_ENDS)]
+    front_ends = [threading.Thread(target=queue, args=[store, number, FEW, 0.01]) for number in range(1, FRONT_ENDS)]
     for thread in front_ends:
         thread.start()
     assert die_at("all is begun at once", store, name, cluster) == -signal.SIGKILL
@@ -322,9 +347,10 @@ def test_what_a_dead_worker_holds_is_finished_by_a_takeover(
     await_empty(store, "other")
     other.terminate()
     assert other.wait() == 0
-    assert_ordered(read_applied(cluster, name))
+    assert_ordered(read_applied(cluster, name), FEW)
 
 
+@quick("sqlite")
 def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_them(
     cluster: Cluster, workers: Workers, store: str, name: str
 ) -> None:
@@ -335,13 +361,13 @@ def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_the
     adding.result()
     wait_until(lambda: cluster.partitions(name) == list(range(7)), "the partitions are known")
     for front_end in range(2):
-        queue(store, front_end)
+        queue(store, front_end, FEW)
     await_empty(store)
     assert {message.partition() for message in cluster.read(name)} == {0, 1, 2}
     one.terminate()
     assert one.wait() == 0
     for front_end in range(2, 4):
-        queue(store, front_end)
+        queue(store, front_end, FEW)
     assert workers.start("one").wait() == TopicError.exit_status
     refused = workers.read_log("one")
     assert f"topic '{name}' has 7 partitions, and had 3 when events of the store {store} were sent to it: " in refused
@@ -352,14 +378,20 @@ def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_the
     again.terminate()
     assert again.wait() == 0
     assert {message.partition() for message in cluster.read(name)} > {0, 1, 2}
-    assert_ordered(read_applied(cluster, name, holds_back=True))
+    assert_ordered(read_applied(cluster, name, holds_back=True), FEW)
 
 
 # Faults of the store, which workers and front ends outlast.
 
 
 def end_and_judge(
-    cluster: Cluster, topic: str, workers: Workers, running: dict[str, subprocess.Popen[bytes]], asked: str, store: str
+    cluster: Cluster,
+    topic: str,
+    workers: Workers,
+    running: dict[str, subprocess.Popen[bytes]],
+    asked: str,
+    store: str,
+    changes: int,
 ) -> None:
     """Ends the workers, none of which has ended before, and checks what they sent, and that they told of the faults.
 
@@ -374,7 +406,7 @@ def end_and_judge(
     for process in running.values():
         process.terminate()
     assert [process.wait() for process in running.values()] == [0] * len(running)
-    assert_ordered(read_applied(cluster, topic))
+    assert_ordered(read_applied(cluster, topic), changes)
 
 
 def await_workers(store: str, names: Collection[str]) -> None:
@@ -383,12 +415,13 @@ def await_workers(store: str, names: Collection[str]) -> None:
         wait_until(lambda: {worker.name for worker in storage.workers()} == {*names}, "the workers have begun")
 
 
+@pytest.mark.parametrize(("changes", "share"), [(FEW, 0.1), pytest.param(CHANGES, 0.03, marks=pytest.mark.long)])
 def test_connections_that_are_cut_in_the_middle_of_a_step_end_no_worker_and_change_no_order(
-    cluster: Cluster, name: str, tmp_path: Path
+    cluster: Cluster, name: str, tmp_path: Path, changes: int, share: float
 ) -> None:
     """EF16: a step that has no answer was done, or was not; of the steps of several lanes some were."""
     server: Server
-    begun, cut = threading.Event(), choose_at_random(16, 0.03)
+    begun, cut = threading.Event(), choose_at_random(16, share)
     with (
         closing(start_redis("--appendfsync", "always")) as server,
         closing(CuttingProxy(server.port, lambda: cut() if begun.is_set() else None)) as proxy,
@@ -398,15 +431,18 @@ def test_connections_that_are_cut_in_the_middle_of_a_step_end_no_worker_and_chan
             running = {each: workers.start(each) for each in ("one", "two", "three")}
             await_workers(store, running)
             begun.set()
-            front_ends = [threading.Thread(target=queue, args=[asked, number, 0.01]) for number in range(FRONT_ENDS)]
+            front_ends = [
+                threading.Thread(target=queue, args=[asked, number, changes, 0.01]) for number in range(FRONT_ENDS)
+            ]
             for thread in front_ends:
                 thread.start()
             for thread in front_ends:
                 thread.join()
-            end_and_judge(cluster, name, workers, running, asked, store)
-        assert min(proxy.cuts[cut] for cut in Cut) >= 10
+            end_and_judge(cluster, name, workers, running, asked, store, changes)
+        assert min(proxy.cuts[cut] for cut in Cut) >= changes // 30
 
 
+@pytest.mark.long
 def test_store_that_dies_and_starts_again_under_load_loses_nothing_and_ends_no_worker(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
@@ -420,7 +456,8 @@ def test_store_that_dies_and_starts_again_under_load_loses_nothing_and_ends_no_w
             await_workers(store, running)
             crashes: list[int] = []
             front_ends = [
-                threading.Thread(target=queue, args=[store, number, 0.03, crashes]) for number in range(FRONT_ENDS)
+                threading.Thread(target=queue, args=[store, number, CHANGES, 0.03, crashes])
+                for number in range(FRONT_ENDS)
             ]
             for thread in front_ends:
                 thread.start()
@@ -430,4 +467,4 @@ def test_store_that_dies_and_starts_again_under_load_loses_nothing_and_ends_no_w
                 crashes.append(len(crashes))
             for thread in front_ends:
                 thread.join()
-            end_and_judge(cluster, name, workers, running, store, store)
+            end_and_judge(cluster, name, workers, running, store, store, CHANGES)

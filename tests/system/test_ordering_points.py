@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.waiting import WAIT, wait_until
 OBJECTS: Final = ("a", "b")
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store that forgets nothing."""
     if request.param == "sqlite":
@@ -60,19 +60,32 @@ def read_chains(cluster: Cluster, topic: str) -> tuple[dict[str, list[str]], int
     return {name: [value for _, value in chain.values()] for name, chain in found.items()}, copies
 
 
-def test_worker_that_is_killed_at_each_point_sends_each_event_in_order(cluster: Cluster, store: str, name: str) -> None:
+ALL: Final = (*STEPS, *SENDING)
+SOME: Final = ("all is begun at once", "events are taken", "while it is sent", "acknowledged")
+"""After these, the next process finds nothing, events, events that were sent, and some that were acknowledged."""
+
+
+@pytest.mark.parametrize(
+    ("store", "points"),
+    [("redis", SOME), *(pytest.param(each, ALL, marks=pytest.mark.long) for each in ("sqlite", "redis"))],
+    indirect=["store"],
+    ids=["redis, some", "sqlite", "redis"],
+)
+def test_worker_that_is_killed_at_each_point_sends_each_event_in_order(
+    cluster: Cluster, store: str, name: str, points: Sequence[str]
+) -> None:
     """Each process goes on with what the one before it has left, on its way to its own point."""
     cluster.create(name, partitions=2)
     queued: dict[str, list[str]] = {each: [] for each in OBJECTS}
     with closing(Ordering(store)) as ordering, closing(open_storage(store)) as storage:
-        for number, point in enumerate((*STEPS, *SENDING)):
+        for number, point in enumerate(points):
             for each in (*OBJECTS, *OBJECTS):
                 values = [f"{number}.{len(queued[each])}.{part}" for part in ("main", "sub")]
                 ordering.enqueue(each, values, values[0], sub_events=values[1:])
                 queued[each] += [f'"{value}"' for value in values]
             assert die_at(point, store, name, cluster) == -signal.SIGKILL, point
         (status,) = storage.workers()
-        assert (status.name, status.number) == (NAME, len(STEPS) + len(SENDING))
+        assert (status.name, status.number) == (NAME, len(points))
         command = [sys.executable, "-m", "kstreams_py", "order", "--name", NAME, "--store", store, "--topic", name]
         with subprocess.Popen([*command, "-b", cluster.bootstrap_servers]) as last:
             try:

@@ -195,6 +195,7 @@ def test_worker_that_joins_again_after_its_session_is_not_taken_for_its_own_repl
     assert cluster.values(app.target) == VALUES
 
 
+@pytest.mark.long
 def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
     proxied: tuple[Cluster, Proxy],
     proxy: Proxy,
@@ -229,6 +230,7 @@ def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
     assert_outputs(apps, cluster)
 
 
+@pytest.mark.long
 def test_worker_that_is_replaced_while_it_joins_ends_once_the_other_has_stayed(
     proxied: tuple[Cluster, Proxy],
     proxy: Proxy,

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py import Settings
+from tests.system.app import MakeSettings, read_dead_letters
 from tests.system.harness import Cluster, running, wait_until
-from tests.system.test_errors import read_dead_letters
-
-MakeSettings = Callable[..., Settings]
 
 
-@pytest.mark.parametrize("refused", [(), (50,)], ids=["all taken", "one refused"])
+@pytest.mark.parametrize("refused", [pytest.param((), marks=pytest.mark.long), (50,)], ids=["all taken", "one refused"])
 def test_outputs_queued_when_a_second_worker_joins_arrive_once(
     cluster: Cluster, settings: MakeSettings, name: str, refused: tuple[int, ...]
 ) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings, errors
+from tests.system.app import GUARANTEES, MakeSettings, decode_dead_letter
 from tests.system.harness import Cluster, RunningSlot, running
-from tests.system.test_errors import GUARANTEES, decode_dead_letter
 
-MakeSettings = Callable[..., Settings]
 DAY_MS = 86_400_000
 
 
@@ -44,8 +43,10 @@ REFUSED: dict[str, tuple[dict[str, str], Result, str]] = {
 }
 """Settings of the output topic, a result that it refuses, a word of the reason."""
 
-each_refusal = pytest.mark.parametrize("refusal", REFUSED)
-each_guarantee = pytest.mark.parametrize("guarantee", GUARANTEES)
+first_guarantee = pytest.mark.parametrize(
+    "guarantee", [GUARANTEES[0], *(pytest.param(each, marks=pytest.mark.long) for each in GUARANTEES[1:])]
+)
+"""The weaker guarantees search as they do for the outputs of a map, which the quick tier has under each guarantee."""
 
 
 def numbered(count: int, bad: Collection[int] = (), prefix: str = "") -> list[bytes]:
@@ -128,8 +129,16 @@ def new_app(cluster: Cluster, name: str) -> Callable[[str], RefusingApp]:
     return lambda refusal: RefusingApp(cluster, name, refusal)
 
 
-@each_guarantee
-@each_refusal
+@pytest.mark.parametrize(
+    ("guarantee", "refusal"),
+    # the client reports each refusal as the same class of error; each guarantee searches for the record in its own way
+    [
+        pytest.param(guarantee, refusal, marks=() if is_quick else pytest.mark.long)
+        for guarantee in GUARANTEES
+        for refusal in REFUSED
+        for is_quick in [refusal == "no key" or (guarantee, refusal) == ("exactly_once", "too large")]
+    ],
+)
 def test_refused_outputs_are_dead_letters_and_all_others_are_delivered(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, guarantee: str, refusal: str
 ) -> None:
@@ -145,7 +154,7 @@ def test_refused_outputs_are_dead_letters_and_all_others_are_delivered(
     assert_delivered(guarantee, app.dead_letters, [(value,) for value in [*values, *later] if b"bad" in value])
 
 
-@pytest.mark.parametrize("batch", [1, 1_000])
+@pytest.mark.parametrize("batch", [1, pytest.param(1_000, marks=pytest.mark.long)])
 def test_refused_outputs_of_a_processor_with_a_journal_are_dead_letters(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, batch: int
 ) -> None:
@@ -158,12 +167,20 @@ def test_refused_outputs_of_a_processor_with_a_journal_are_dead_letters(
     assert app.dead_letters == [(value,) for value in values if b"bad" in value]
 
 
-KINDS = ["batch", "generator", "join", "join in batches", "alts"]
+KINDS = ["generator", "join in batches", "alts"]
+LONG_KINDS = [
+    ("exactly_once", "batch"),
+    ("exactly_once", "join"),
+    *((each, "join in batches") for each in GUARANTEES[1:]),
+]
 
 
 @pytest.mark.parametrize(
     ("guarantee", "kind"),
-    [*(("exactly_once", kind) for kind in KINDS), *((weaker, "join in batches") for weaker in GUARANTEES[1:])],
+    [
+        *(("exactly_once", kind) for kind in KINDS),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in LONG_KINDS),
+    ],
 )
 def test_refused_output_of_each_kind_of_processor_makes_a_dead_letter_of_its_step(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, guarantee: str, kind: str
@@ -217,7 +234,7 @@ def test_refused_output_of_each_kind_of_processor_makes_a_dead_letter_of_its_ste
     assert_delivered(guarantee, app.dead_letters, dead)
 
 
-@each_guarantee
+@first_guarantee
 def test_fork_with_one_refused_output_makes_a_dead_letter_of_the_step(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, guarantee: str
 ) -> None:
@@ -253,7 +270,11 @@ def run_until_failure(graph: ks.Graph, settings: Settings) -> BaseException | No
 
 @pytest.mark.parametrize(
     ("guarantee", "refusal"),
-    [*(("exactly_once", refusal) for refusal in REFUSED), *((weaker, "no key") for weaker in GUARANTEES[1:])],
+    [
+        ("exactly_once", "no key"),
+        *(pytest.param("exactly_once", each, marks=pytest.mark.long) for each in [*REFUSED][1:]),
+        *(pytest.param(weaker, "no key", marks=pytest.mark.long) for weaker in GUARANTEES[1:]),
+    ],
 )
 def test_refused_output_without_a_dead_letter_topic_stops_the_worker_and_names_topic_and_cause(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, guarantee: str, refusal: str
@@ -284,7 +305,7 @@ def test_refused_output_without_a_dead_letter_topic_stops_the_worker_and_names_t
     assert_delivered(guarantee, app.cluster.values(app.target), expected)
 
 
-@each_guarantee
+@first_guarantee
 def test_refused_dead_letter_stops_the_worker_and_names_topic_and_cause(
     cluster: Cluster, settings: MakeSettings, name: str, guarantee: str
 ) -> None:

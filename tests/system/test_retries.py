@@ -20,7 +20,11 @@ RECORDS = 200
 """Records of each partition."""
 
 
-@pytest.mark.parametrize("guarantee", Guarantee)
+@pytest.mark.parametrize(
+    "guarantee",
+    # the policy of a retry knows no guarantee; tests/simulation/test_retries.py has each of them in memory
+    [Guarantee.EXACTLY_ONCE, *(pytest.param(each, marks=pytest.mark.long) for each in [*Guarantee][1:])],
+)
 def test_service_away_for_a_while_makes_no_dead_letters_and_neither_drain_nor_rebalance_loses_or_doubles_a_record(
     cluster: Cluster, settings: Callable[..., Settings], name: str, guarantee: Guarantee
 ) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.graph.sink import Evidence
-from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
+from tests.system.app import SHORT
+from tests.system.harness import Cluster, WorkerProcess, await_joined, await_stopped, wait_until
 from tests.system.recorder import Recorder
 from tests.system.sqlite_target import SqliteTarget
 
@@ -105,7 +105,7 @@ def new_app(cluster: Cluster, name: str, tmp_path: Path, settings: Callable[...,
     apps: list[App] = []
 
     def make(evidence: Evidence) -> App:
-        short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50)
+        short = settings(**SHORT)
         apps.append(App(cluster, name, tmp_path, short, evidence))
         return apps[-1]
 
@@ -115,16 +115,19 @@ def new_app(cluster: Cluster, name: str, tmp_path: Path, settings: Callable[...,
             worker.kill()
 
 
-@pytest.mark.parametrize("evidence", Evidence)
+@pytest.mark.parametrize(
+    ("evidence", "rounds"),
+    [(Evidence.OFFSETS, 1), *(pytest.param(each, 3, marks=pytest.mark.long) for each in Evidence)],
+)
 def test_workers_killed_around_the_commits_of_their_target_store_each_row_once(
-    new_app: MakeApp, evidence: Evidence
+    new_app: MakeApp, evidence: Evidence, rounds: int
 ) -> None:
     app = new_app(evidence)
     app.write()
     app.start(0)
     app.start(1)
     app.await_rows()
-    for place in ("killed before the commit", "killed after the commit") * 3:
+    for place in ("killed before the commit", "killed after the commit") * rounds:
         pair = app.workers[-2:]
         app.strike(place)
         wait_until(partial(has_been_killed, pair), place)
@@ -135,7 +138,7 @@ def test_workers_killed_around_the_commits_of_their_target_store_each_row_once(
     app.verify()
 
 
-@pytest.mark.parametrize("evidence", Evidence)
+@pytest.mark.parametrize("evidence", [Evidence.HASH, pytest.param(Evidence.OFFSETS, marks=pytest.mark.long)])
 def test_worker_frozen_before_a_write_and_replaced_stores_nothing_again(new_app: MakeApp, evidence: Evidence) -> None:
     app = new_app(evidence)
     app.write()
@@ -151,6 +154,7 @@ def test_worker_frozen_before_a_write_and_replaced_stores_nothing_again(new_app:
     app.verify()
 
 
+@pytest.mark.long
 def test_offsets_of_the_group_that_are_deleted_or_ahead_are_not_those_that_count(new_app: MakeApp) -> None:
     app = new_app(Evidence.OFFSETS)
     app.write()

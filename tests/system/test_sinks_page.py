@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from pyspark.errors import AnalysisException
 from bench.servers import Server
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Row
-from tests.spark_sessions import kafka_session
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text(encoding="utf-8")
 DECLARE, READ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -60,12 +58,7 @@ def test_declarations_of_the_page_store_each_row_once(page: dict[str, Any]) -> N
         ]
 
 
-@pytest.fixture
-def spark() -> Iterator[Any]:
-    with kafka_session("test_sinks_page") as made:
-        yield made
-
-
+@pytest.mark.long
 def test_spark_reads_the_published_files_and_nothing_of_the_directory(spark: Any, page: dict[str, Any]) -> None:
     # the page's directory is relative, and Spark's Java process was started in another working directory
     lake = page["lake"]

@@ -35,6 +35,8 @@ def count(word, state):
     return seen
 """
 
+pytestmark = pytest.mark.long
+
 WRITTEN: Final = 400
 """Records that are written before each fault."""
 

@@ -16,15 +16,20 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.graph.sink import Evidence
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
+from tests.system.app import SHORT, SOON, grow
 from tests.system.counting import Counting
 from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 from tests.system.sqlite_target import STRIKES, SqliteTarget
-from tests.system.test_growing_topics import SOON, grow
-
-SHORT: Final = {"session_timeout_ms": 3_000, "transaction_timeout_ms": 2_500, "commit_interval_ms": 50}
 
 each_kind = pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+
+
+def quick(*, on_disk: bool) -> pytest.MarkDecorator:
+    """A state of one kind; the other is long: tests/unit/test_state.py has all refusals of both in memory."""
+    kinds = [pytest.param(each, marks=() if each is on_disk else pytest.mark.long) for each in (False, True)]
+    return pytest.mark.parametrize("on_disk", kinds, ids=["in memory", "on disk"])
+
 
 WRITTEN: Final = 300
 """Records that are written before each fault."""
@@ -90,6 +95,7 @@ def check_made_again(made: Counting) -> None:
     assert (found, made.changelog_values("counts")) == (made.expected_states()["counts"], found)
 
 
+@pytest.mark.long
 @each_kind
 def test_slots_that_are_killed_frozen_and_leave_count_each_record_once(
     counting: Callable[[bool], Counting], on_disk: bool
@@ -132,6 +138,7 @@ def create_again(counting: Counting, topic: str, **config: str) -> None:
     counting.cluster.create(topic, partitions=partitions, config=config)
 
 
+@pytest.mark.long
 @each_kind
 def test_changelog_created_again_under_a_live_worker_is_refused_and_the_state_can_be_made_again(
     counting: Callable[[bool], Counting], on_disk: bool
@@ -154,7 +161,7 @@ def test_changelog_created_again_under_a_live_worker_is_refused_and_the_state_ca
     check_made_again(made)
 
 
-@each_kind
+@quick(on_disk=True)
 def test_changelog_deleted_while_workers_are_stopped_is_refused_and_the_state_can_be_made_again(
     counting: Callable[[bool], Counting], on_disk: bool
 ) -> None:
@@ -168,6 +175,7 @@ def test_changelog_deleted_while_workers_are_stopped_is_refused_and_the_state_ca
     check_made_again(made)
 
 
+@pytest.mark.long
 def test_input_that_has_grown_ends_the_worker_and_leaves_the_state(counting: Callable[[bool], Counting]) -> None:
     made = counting(True)
     worker = made.start(0)
@@ -181,6 +189,7 @@ def test_input_that_has_grown_ends_the_worker_and_leaves_the_state(counting: Cal
     made.verify()
 
 
+@pytest.mark.long
 @each_kind
 def test_input_created_again_is_refused_and_the_state_can_begin_empty(
     counting: Callable[[bool], Counting], on_disk: bool
@@ -196,6 +205,7 @@ def test_input_created_again_is_refused_and_the_state_can_begin_empty(
     check_made_again(made)
 
 
+@pytest.mark.long
 @each_kind
 def test_deployment_without_the_state_is_noticed_and_the_group_can_be_set_back(
     counting: Callable[[bool], Counting], on_disk: bool
@@ -275,7 +285,7 @@ def count_with_aborts(made: Counting, mutation: str) -> tuple[int | None, str]:
     return None, worker.text
 
 
-@each_kind
+@quick(on_disk=True)
 def test_transactions_that_are_aborted_count_each_record_once(
     counting: Callable[[bool], Counting], on_disk: bool
 ) -> None:
@@ -286,6 +296,7 @@ def test_transactions_that_are_aborted_count_each_record_once(
     made.verify()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_mutation_of_the_state_is_found_under_aborts(counting: Callable[[bool], Counting], mutation: str) -> None:
     made = counting(False)
@@ -317,9 +328,13 @@ def store(word, state):
 """
 
 
-@each_kind
+@pytest.mark.parametrize(
+    ("on_disk", "rounds"),
+    [(False, 1), *(pytest.param(each, 2, marks=pytest.mark.long) for each in (False, True))],
+    ids=["in memory", "in memory, twice", "on disk, twice"],
+)
 def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
-    cluster: Cluster, settings: Callable[..., Settings], name: str, tmp_path: Path, on_disk: bool
+    cluster: Cluster, settings: Callable[..., Settings], name: str, tmp_path: Path, on_disk: bool, rounds: int
 ) -> None:
     """Rows are stored before the state is committed: a step that is run again has the same state, and the same rows."""
     target, chance, written = SqliteTarget(str(tmp_path), Evidence.HASH), random.Random(4), Counter[str]()
@@ -333,7 +348,7 @@ def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
 
     cluster.create(f"{name}.in", partitions=4)
     cluster.create(f"{name}.errors")
-    workers, frozen, strikes = [start(0), start(1)], list[WorkerProcess](), [*STRIKES, *STRIKES, None]
+    workers, frozen, strikes = [start(0), start(1)], list[WorkerProcess](), [*[*STRIKES] * rounds, None]
     try:
         await_joined("store", *workers)
         for place in strikes:

@@ -1,4 +1,8 @@
-"""Real targets under real workers: these are killed at random, or frozen in a step, and each row is stored once."""
+"""Real targets under real workers: these are killed at random, or frozen in a step, and each row is stored once.
+
+The quick tier has a target by its offsets and one by hashes: tests/contract/test_sinks.py shows that all of a kind do
+the same.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.graph.sink import Evidence
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target
+from tests.system.app import SHORT
 from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
 from tests.system.recorder import Recorder
 
@@ -45,13 +50,14 @@ COLUMNS = {"number": int, "place": int}
 WRITTEN = 200
 """Records that are written before each kill."""
 
-KILLS = 6
-
 WAITS_AT = 5
 """The record whose step waits while the file `closed` exists; it has two rows."""
 
 
-@pytest.fixture(params=["sqlite-hash", "sqlite-offsets", "postgresql-hash", "postgresql-offsets", "redis", "parquet"])
+TARGETS = ("sqlite-hash", "sqlite-offsets", "postgresql-hash", "postgresql-offsets", "redis", "parquet")
+
+
+@pytest.fixture
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     name, _, evidence = request.param.partition("-")
     if name == "sqlite":
@@ -71,7 +77,7 @@ def start(target: Target, name: str, tmp_path: Path, settings: Callable[..., Set
     started: list[WorkerProcess] = []
 
     def start(slot: int, **changed: int) -> WorkerProcess:
-        short = settings(session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50, **changed)
+        short = settings(**SHORT, **changed)
         started.append(WorkerProcess(file, slot, short.as_environment()))
         return started[-1]
 
@@ -96,6 +102,11 @@ def stop(*workers: WorkerProcess) -> None:
     assert [worker.wait() for worker in workers] == [0] * len(workers), [worker.text for worker in workers]
 
 
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(each, marks=() if each == "postgresql-offsets" else pytest.mark.long) for each in TARGETS],
+    indirect=True,
+)
 def test_worker_frozen_in_a_step_stores_nothing_again_after_another_slot_took_its_task(
     target: Target, start: Callable[..., WorkerProcess], cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
@@ -128,15 +139,20 @@ def test_worker_frozen_in_a_step_stores_nothing_again_after_another_slot_took_it
     assert Counter(target.rows()) == expected_rows(2 * WRITTEN)
 
 
+@pytest.mark.parametrize(
+    ("target", "kills"),
+    [("redis", 2), *(pytest.param(each, 6, marks=pytest.mark.long) for each in TARGETS)],
+    indirect=["target"],
+)
 def test_workers_killed_at_random_store_each_row_once(
-    target: Target, start: Callable[[int], WorkerProcess], cluster: Cluster, name: str
+    target: Target, start: Callable[[int], WorkerProcess], cluster: Cluster, name: str, kills: int
 ) -> None:
     chance, written = random.Random(5), 0
     cluster.create(f"{name}.in", partitions=4)
     cluster.create(f"{name}.errors")
     workers = [start(0), start(1)]
     await_joined("store", *workers)
-    for _ in range(KILLS):
+    for _ in range(kills):
         values: list[bytes | None] = [b"%d" % number for number in range(written, written + WRITTEN)]
         least = written + chance.randrange(WRITTEN // 2)
         written += WRITTEN

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,25 +17,16 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import Abortable, Fenced, Refused, Replaced
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from tests.clusters import open_cluster
-from tests.system.harness import FORGETFUL, Cluster, RunningSlot, list_transactional_ids, running, wait_until
+from tests.system.harness import Cluster, RunningSlot, list_transactional_ids, running, wait_until
 
 EXACTLY_ONCE = producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED)
 MakeSettings = Callable[..., Settings]
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[EmbeddedKafka]:
-    """A broker that a test may freeze, and that expires transactional ids after two seconds."""
-    with EmbeddedKafka(kafka_classpath(), find_java(), settings=FORGETFUL) as kafka:
-        yield kafka
 
 
 def copying(name: str) -> ks.Graph:
@@ -113,7 +104,7 @@ def test_transaction_timed_out_by_the_broker_is_repeated_and_not_taken_for_a_rep
     def copy(value: bytes) -> bytes:
         if value == b"110" and slow:
             slow.clear()
-            time.sleep(5)  # longer than the transaction time-out, and until the broker has checked it
+            time.sleep(4)  # longer than the transaction time-out, and until the broker has checked it
         return value
 
     caplog.set_level(logging.INFO)
