@@ -21,13 +21,24 @@ from tests.tiers import PARTS, part_of
 
 THREE_BROKERS: Final = "tests/system/three_brokers/"
 
+SHARING: Final = {
+    f"tests/system/test_{file}.py": scope
+    for scope, files in {
+        "a broker to freeze and kill": ("truths", "faults", "frozen_broker", "two_clusters"),
+        "a broker behind a proxy": ("crash_table", "late_requests", "outages", "sources"),
+    }.items()
+    for file in files
+}
+"""The files that run in one xdist worker, as they share a broker that only one process can use."""
+
 LONGEST_FIRST: Final = (
     THREE_BROKERS,
+    "a broker behind a proxy",
+    "a broker to freeze and kill",
     "tests/contract/test_pipeline_targets.py",
     "tests/system/test_verifier.py",
     "tests/simulation/test_retries.py",
     "tests/system/test_streaming_pipelines.py",
-    "tests/system/test_two_clusters.py",
     "tests/system/test_pipelines.py",
     "tests/system/test_spark_page.py",
     "tests/system/test_pipeline_topics.py",
@@ -44,7 +55,6 @@ LONGEST_FIRST: Final = (
     "tests/system/test_diagnosis.py",
     "tests/system/test_late_markers.py",
     "tests/system/test_state_faults.py",
-    "tests/system/test_frozen_broker.py",
     "tests/system/test_ordering_points.py",
 )
 """The files that take longest, and the directory of those that share a worker: begun last, one of
@@ -154,8 +164,9 @@ def topic_name() -> str:
 
 
 def scope_of(nodeid: str) -> str:
-    """What runs in one xdist worker: a file, or all files of three brokers, which share a cluster."""
-    return THREE_BROKERS if nodeid.startswith(THREE_BROKERS) else nodeid.split("::", 1)[0]
+    """What runs in one xdist worker: a file, or all files that share a cluster which is theirs alone."""
+    file = nodeid.split("::", 1)[0]
+    return THREE_BROKERS if file.startswith(THREE_BROKERS) else SHARING.get(file, file)
 
 
 class OneClusterAtATime(LoadScopeScheduling):
