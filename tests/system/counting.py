@@ -135,8 +135,11 @@ class Counting:
 
     # Waits.
 
+    def count_totals(self) -> int:
+        return len(self.cluster.read(self.topic("totals")))
+
     def await_outputs(self, count: int) -> None:
-        wait_until(lambda: len(self.cluster.read(self.topic("totals"))) >= count, f"{count} totals")
+        wait_until(lambda: self.count_totals() >= count, f"{count} totals")
 
     def await_joined(self, *workers: WorkerProcess) -> None:
         """Waits until workers have assignments: one that is frozen before it joins would take the slot back later."""

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from kstreams_py.embedded import EmbeddedKafka
-from kstreams_py.embedded.jars import kafka_classpath
-from kstreams_py.embedded.java import find_java
 from tests.system.three_brokers.brokers import BROKERS
 
 
 @pytest.fixture(scope="package")
 def cluster_of_three() -> Iterator[EmbeddedKafka]:
     """Three brokers; the controller detects a killed one after three seconds."""
-    settings = {"broker.session.timeout.ms": "3000"}
-    with EmbeddedKafka(kafka_classpath(), find_java(), brokers=BROKERS, settings=settings) as kafka:
+    with EmbeddedKafka(brokers=BROKERS, settings={"broker.session.timeout.ms": "3000"}) as kafka:
         yield kafka
 
 

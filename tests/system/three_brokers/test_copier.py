@@ -20,6 +20,8 @@ from tests.system.promises import assert_kept
 from tests.system.recorder import Reader, Record, Recorder
 from tests.system.three_brokers.brokers import BROKERS, stop
 
+pytestmark = pytest.mark.long
+
 WORKERS = 2
 
 GRAPH = """
@@ -211,7 +213,6 @@ def test_exactly_once_workers_restarted_in_turn_copy_each_record_once(
     )
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ordered", [False, True], ids=["2 to 3", "1 to 1"])
 @pytest.mark.parametrize("hard", [True, False], ids=["hard", "clean"])

@@ -107,6 +107,7 @@ def content(recorder: Recorder, topic: str) -> list[Row]:
     return [(m.partition(), m.offset(), m.key(), m.value()) for m in recorder.cluster.read(topic)]
 
 
+@pytest.mark.long
 def test_cluster_accepts_records_while_a_broker_is_down_and_brings_it_back_in_sync(
     brokers: EmbeddedKafka, recorder: Recorder, name: str
 ) -> None:
@@ -121,6 +122,7 @@ def test_cluster_accepts_records_while_a_broker_is_down_and_brings_it_back_in_sy
     assert recorder.cluster.values(name) == [b"all up", b"one killed", b"one stopped"]
 
 
+@pytest.mark.long
 def test_durability_committed_survives_each_leader_in_turn_with_the_same_records(
     brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
@@ -165,27 +167,7 @@ def test_durability_committed_survives_each_leader_in_turn_with_the_same_records
     )
 
 
-def test_ends_of_partitions_whose_leader_died_are_read_from_the_new_leader(
-    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
-) -> None:
-    create(recorder, name, [0, 1], [1, 2], [2, 0])
-    for partition in range(3):
-        recorder.write(name, [b"value"] * (partition + 1), partition=partition)
-    log = open_cluster(new_settings())
-    expected = {TopicPartition(name, partition): partition + 1 for partition in range(3)}
-    assert log.ends([*expected]) == expected
-    found: list[Positions] = []
-
-    def are_known() -> bool:
-        with suppress(ClientError, BrokerUnavailable):
-            found.append(log.ends([*expected]))
-        return bool(found)
-
-    with without(brokers, 1, recorder):
-        wait_until(are_known, "the ends are known again")
-    assert found == [expected]
-
-
+@pytest.mark.long
 def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_it_is_down(
     brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
@@ -222,27 +204,43 @@ def output(topic: str, value: bytes) -> list[Output]:
     return [(topic, value, None, 0, None, None, 0, None)]
 
 
-def test_durability_with_too_few_replicas_committed_waits_and_leader_accepts(
+def test_ends_are_read_from_new_leaders_and_committed_waits_while_a_broker_is_down(
     brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
-    create(recorder, name, [0, 1], min_in_sync=2)
+    """With too few replicas, durability `leader` accepts."""
+    led, waiting = f"{name}.led", f"{name}.waiting"
+    create(recorder, led, [0, 1], [1, 2], [2, 0])
+    create(recorder, waiting, [0, 1], min_in_sync=2)
+    for partition in range(3):
+        recorder.write(led, [b"value"] * (partition + 1), partition=partition)
     log = open_cluster(new_settings(request_timeout_ms=3_000))
+    expected = {TopicPartition(led, partition): partition + 1 for partition in range(3)}
+    assert log.ends([*expected]) == expected
     committed, leader = [
         log.producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), f"{name}.{durability}")
         for durability in (Durability.COMMITTED, Durability.LEADER)
     ]
+    found: list[Positions] = []
+
+    def are_known() -> bool:
+        with suppress(ClientError, BrokerUnavailable):
+            found.append(log.ends([*expected]))
+        return bool(found)
+
     with without(brokers, 1, recorder):
-        wait_until(lambda: in_sync(recorder, name) == [0], "one replica is in sync")
-        leader.write(output(name, b"accepted"))
+        wait_until(are_known, "the ends are known again")
+        wait_until(lambda: in_sync(recorder, waiting) == [0], "one replica is in sync")
+        leader.write(output(waiting, b"accepted"))
         leader.flush()
-        committed.write(output(name, b"waits"))
+        committed.write(output(waiting, b"waits"))
         with pytest.raises(Retriable, match="1 records wait for their acknowledgement"):
             committed.flush()
     committed.flush()
     for producer in (committed, leader):
         producer.drop()
-    assert [value for *_, value in content(recorder, name)] == [b"accepted", b"waits"]
-    recorder.await_equal_replicas(brokers, name)
+    assert found == [expected]
+    assert [value for *_, value in content(recorder, waiting)] == [b"accepted", b"waits"]
+    recorder.await_equal_replicas(brokers, waiting)
 
 
 def has_unread_answer(brokers: EmbeddedKafka, broker: int, *, of: int) -> bool:
@@ -260,37 +258,42 @@ def has_unread_answer(brokers: EmbeddedKafka, broker: int, *, of: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("durability", Durability)
 def test_durability_only_committed_survives_a_leader_whose_follower_had_not_fetched(
-    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str, durability: Durability
+    brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
     """The follower is frozen, the leader accepts records and is killed, the follower is resumed and leads.
 
     The answer to its last Fetch may hold the first of these records: the leader sends it at the latest after
     `replica.fetch.wait.max.ms` (0.5 s), and may read the log for it after the first record was acknowledged.
     """
-    create(recorder, name, [0, 1], min_in_sync=2)
-    producer = open_cluster(new_settings()).producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), name)
-    producer.write(output(name, b"both have it"))
-    producer.flush()
-    wait_until(lambda: len(content(recorder, name)) == 1, "both replicas have it")
+    topics, cluster = {each: f"{name}.{each}" for each in Durability}, open_cluster(new_settings())
+    producers = {}
+    for durability, topic in topics.items():
+        create(recorder, topic, [0, 1], min_in_sync=2)
+        producers[durability] = cluster.producer(producer_mode(Guarantee.AT_LEAST_ONCE, durability), topic)
+        producers[durability].write(output(topic, b"both have it"))
+        producers[durability].flush()
+    wait_until(lambda: all(len(content(recorder, topic)) == 1 for topic in topics.values()), "both replicas have them")
     brokers.pause(1)
     try:
         for value in (b"fetched or not", b"not fetched"):
-            producer.write(output(name, value))
-            if durability is not Durability.COMMITTED:
-                producer.flush()  # acknowledged by the leader alone, or not at all
+            for durability, producer in producers.items():
+                producer.write(output(topics[durability], value))
+                if durability is not Durability.COMMITTED:
+                    producer.flush()  # acknowledged by the leader alone, or not at all
             wait_until(lambda: has_unread_answer(brokers, 1, of=0), "the leader has answered the last Fetch")
         with without(brokers, 0, recorder):
             brokers.resume(1)
-            wait_until(lambda: leaders(recorder, name) == {0: 1}, "the follower leads")
+            for topic in topics.values():
+                wait_until(lambda topic=topic: leaders(recorder, topic) == {0: 1}, "the follower leads")  # type: ignore[misc]
     finally:
         brokers.resume(1)
-    producer.flush()
-    producer.drop()
-    found = [value for *_, value in content(recorder, name)]
-    if durability is Durability.COMMITTED:
-        assert found == [b"both have it", b"fetched or not", b"not fetched"]
-    else:
-        assert found in ([b"both have it"], [b"both have it", b"fetched or not"])
-    recorder.await_equal_replicas(brokers, name)
+    for durability, producer in producers.items():
+        producer.flush()
+        producer.drop()
+        found = [value for *_, value in content(recorder, topics[durability])]
+        if durability is Durability.COMMITTED:
+            assert found == [b"both have it", b"fetched or not", b"not fetched"]
+        else:
+            assert found in ([b"both have it"], [b"both have it", b"fetched or not"]), durability
+    recorder.await_equal_replicas(brokers, *topics.values())

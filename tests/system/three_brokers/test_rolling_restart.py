@@ -19,6 +19,8 @@ from tests.system.harness import wait_until
 from tests.system.recorder import Reader, Record, Recorder
 from tests.system.three_brokers.brokers import BROKERS, stop
 
+pytestmark = pytest.mark.long
+
 PARTITIONS = 4
 TOPICS = ("in", "even", "odd", "merged", "out")
 
@@ -150,7 +152,6 @@ def test_rolling_restart_of_brokers_loses_doubles_and_reorders_nothing(
     Chains(tmp_path, name, brokers).run(Size(records=200, per_second=50, rounds=1))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_three_rolling_restarts_under_load_lose_double_and_reorder_nothing(
     tmp_path: Path, name: str, brokers: EmbeddedKafka

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,16 +13,14 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.errors import BrokerUnavailable
 from tests.clusters import open_cluster
 from tests.system.counting import Counting
-from tests.system.harness import Cluster, WorkerProcess, wait_until
+from tests.system.harness import Cluster, wait_until
 from tests.system.recorder import Recorder
-from tests.system.three_brokers.brokers import BROKERS, stop
+from tests.system.three_brokers.brokers import BROKERS, IN_SYNC, Suffering
 
 PER_SECOND: Final = 60
 
 SOON: Final = 90.0
 """Seconds; the client itself looks for the controller every five minutes."""
-
-IN_SYNC: Final = {"min.insync.replicas": "2"}
 
 each_kind = pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
 
@@ -33,7 +29,6 @@ class Counters:
     """Two workers that count while brokers come and go; others replace those that are killed or frozen."""
 
     def __init__(self, directory: Path, name: str, brokers: EmbeddedKafka, *, on_disk: bool, seed: int) -> None:
-        self.brokers, self.chance = brokers, random.Random(seed)
         settings = Settings.load(
             bootstrap_servers=brokers.bootstrap_servers,
             schema_directory=directory / "schemas",
@@ -42,79 +37,23 @@ class Counters:
             transaction_timeout_ms=6_000,
         )
         self.counting = Counting(directory, name, settings, on_disk=on_disk, replication=BROKERS, config=IN_SYNC)
-        self.workers: list[WorkerProcess] = []
-        self.frozen: list[WorkerProcess] = []
-
-    def start_again(self) -> None:
-        """Starts a worker again that found no broker at its start, as a supervisor does."""
-        for slot, worker in enumerate(self.workers):
-            if worker.process.poll() is not None:
-                assert (worker.wait(), "holds" in worker.text) == (3, False), worker.text
-                self.workers[slot] = self.counting.start(slot)
-
-    def await_more(self) -> None:
-        """Waits for more totals."""
-        least = len(self.counting.cluster.read(self.counting.topic("totals"))) + 50
-
-        def goes_on() -> bool:
-            self.start_again()
-            return len(self.counting.cluster.read(self.counting.topic("totals"))) >= least
-
-        wait_until(goes_on, f"{least} totals")
-
-    def await_joined(self) -> None:
-        """Waits until the workers hold partitions: a frozen one that is resumed before would have its slot back."""
-
-        def have_joined() -> bool:
-            self.start_again()
-            return all(self.counting.has_joined(worker) for worker in self.workers)
-
-        wait_until(have_joined, "the workers have joined")
-
-    def restart_one(self, broker: int) -> None:
-        stop(self.brokers, broker)
-        self.await_more()
-        self.brokers.restart(broker)
-        self.counting.recorder.await_in_sync()
-
-    def kill_one(self, broker: int) -> None:
-        """Kills a broker, and a worker, whose successor restores while the broker is down."""
-        slot = self.chance.randrange(2)
-        self.brokers.kill(broker)
-        self.workers[slot].kill()
-        self.workers[slot] = self.counting.start(slot)
-        self.await_more()
-        self.brokers.restart(broker)
-        self.counting.recorder.await_in_sync()
-
-    def freeze_one(self, broker: int) -> None:
-        """Freezes a broker, and a worker, whose successor takes its slot; the worker is resumed at the end."""
-        slot = self.chance.randrange(2)
-        self.counting.await_joined(self.workers[slot])
-        self.brokers.pause(broker)
-        self.workers[slot].send(signal.SIGSTOP)
-        self.frozen.append(self.workers[slot])
-        self.workers[slot] = self.counting.start(slot)
-        self.await_more()
-        self.brokers.resume(broker)
-        self.counting.recorder.await_in_sync()
+        self.suffering = Suffering(
+            brokers, self.counting.recorder, self.counting.start, ("count", "total"), self.counting.count_totals, seed
+        )
 
     def count(self, *faults: str) -> None:
         """Counts what is fed while these faults happen to one broker after the other, then compares everything."""
-        counting, first = self.counting, self.chance.randrange(BROKERS)
-        self.workers = [counting.start(slot) for slot in range(2)]
+        counting, suffering = self.counting, self.suffering
+        first = suffering.chance.randrange(BROKERS)
         with counting.recorder.feeding(counting.record, per_second=PER_SECOND):
-            counting.await_joined(*self.workers)
+            suffering.begin()
             for number, fault in enumerate(faults):
-                self.await_more()
-                getattr(self, fault)((first + number) % BROKERS)
-            self.await_joined()
-        for worker in self.frozen:
-            worker.send(signal.SIGCONT)
+                suffering.await_more()
+                getattr(suffering, fault)((first + number) % BROKERS)
+            suffering.await_joined()
+        suffering.resume()
         counting.await_done()
-        assert [worker.wait() for worker in self.frozen] == [4] * len(self.frozen)  # Replaced
-        counting.await_joined(*self.workers)
-        counting.stop(*self.workers)
+        suffering.finish()
         counting.verify()
 
 
@@ -127,6 +66,7 @@ def counters() -> Iterator[list[Counters]]:
         each.counting.kill_all()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @each_kind
 def test_brokers_killed_and_frozen_count_each_record_once(
@@ -136,6 +76,7 @@ def test_brokers_killed_and_frozen_count_each_record_once(
     counters[0].count("kill_one", "freeze_one")
 
 
+@pytest.mark.long
 def test_topics_are_described_again_soon_after_the_controller_that_a_client_knew_has_died(
     name: str, brokers: EmbeddedKafka
 ) -> None:
@@ -158,6 +99,7 @@ def test_topics_are_described_again_soon_after_the_controller_that_a_client_knew
     Recorder(brokers.bootstrap_servers).await_in_sync()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_rolling_restart_of_brokers_counts_each_record_once(
     counters: list[Counters], tmp_path: Path, name: str, brokers: EmbeddedKafka
