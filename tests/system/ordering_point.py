@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 from kstreams_py.cli.options import open_environment
 from kstreams_py.kafka.contracts import Output
@@ -22,6 +23,7 @@ from kstreams_py.ordering.steps import Answer, Begin, Begun, Complete, Drop, Fin
 from kstreams_py.ordering.storage import Incarnation
 from kstreams_py.ordering.worker import OrderingWorker
 from kstreams_py.settings import Settings
+from tests.waiting import WAIT
 
 NAME: Final = "dying"
 
@@ -46,6 +48,13 @@ SENDING: Final = ("before sending", "while it is sent", "acknowledged")
 
 BATCHES: Final = {"all is begun at once": 3}
 """The events in one step, where that is not 1."""
+
+
+def die_at(point: str, store: str, topic: str, cluster: Any) -> int:
+    """The exit status of a worker that was to come to a point."""
+    where = (store, topic, cluster.bootstrap_servers, str(BATCHES.get(point, 1)), point)
+    done = subprocess.run([sys.executable, "-m", "tests.system.ordering_point", *where], timeout=WAIT, check=False)
+    return done.returncode
 
 
 def die() -> None:

@@ -83,7 +83,7 @@ YEAR = "525600"
         for each in (("exactly_once", "latest"), ("at_least_once", "earliest"), ("at_most_once", "latest"))
     ],
 )
-def test_worker_whose_committed_offsets_are_lost_stops_and_continues_once_they_are_set(
+def test_worker_whose_committed_offsets_are_lost_stops_until_they_are_set(
     cluster: Cluster, settings: MakeSettings, name: str, guarantee: str, reset: str
 ) -> None:
     job = Job(cluster, name, settings, guarantee, auto_offset_reset=reset)

@@ -55,7 +55,7 @@ def await_constant_memory(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.long
-def test_join_of_one_megabyte_records_with_an_idle_input_uses_less_than_200_megabytes(
+def test_join_of_large_records_with_an_idle_input_uses_less_than_200_megabytes(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     """Once the idle input has its records too, every pair is written."""

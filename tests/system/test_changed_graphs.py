@@ -177,7 +177,7 @@ def numbers(*found: int) -> list[bytes]:
     ],
     ids=["an output less", "an input more"],
 )
-def test_graph_that_is_changed_over_an_open_delivery_ends_until_it_is_delivered_by_the_graph_before(
+def test_graph_changed_over_an_open_delivery_ends_until_the_one_before_delivers_it(
     site: Site, before: Declaration, after: Declaration, reason: str
 ) -> None:
     site.write(3)
@@ -208,7 +208,7 @@ def test_processor_of_another_id_is_told_of_the_one_that_has_read_its_input(site
 
 
 @pytest.mark.long
-def test_input_that_is_created_again_over_an_open_delivery_ends_the_worker_until_a_reset(site: Site) -> None:
+def test_input_created_again_over_an_open_delivery_ends_the_worker_until_a_reset(site: Site) -> None:
     site.write(3)
     site.deliver(MAP, 3)
     site.create_input_again()

@@ -100,7 +100,7 @@ def own_table(app: App) -> None:
     app.target.execute(f"CREATE TABLE {app.table} (hash text PRIMARY KEY, number bigint)")
 
 
-def test_function_whose_database_goes_away_is_retried_by_its_policy_and_each_row_is_stored_once(app: App) -> None:
+def test_function_whose_database_goes_away_is_retried_and_each_row_is_stored_once(app: App) -> None:
     own_table(app)
     app.write(0, 20)
     worker = app.start(FUNCTION, policy=RETRY.format("pause"))
@@ -115,9 +115,7 @@ def test_function_whose_database_goes_away_is_retried_by_its_policy_and_each_row
 
 @pytest.mark.long
 @pytest.mark.parametrize("policy", [RETRY.format("stop"), "stop_on=psycopg.OperationalError"], ids=["retry", "none"])
-def test_function_whose_database_does_not_come_back_ends_the_worker_and_a_later_start_completes(
-    app: App, policy: str
-) -> None:
+def test_function_whose_database_stays_away_ends_the_worker_until_a_later_start(app: App, policy: str) -> None:
     own_table(app)
     app.write(0, 20)
     worker = app.start(FUNCTION, policy=policy)
@@ -131,7 +129,7 @@ def test_function_whose_database_does_not_come_back_ends_the_worker_and_a_later_
     app.verify(20)
 
 
-def test_target_that_goes_away_in_mid_batch_is_waited_for_and_each_row_is_stored_once(app: App) -> None:
+def test_target_that_goes_away_in_mid_batch_is_awaited_and_each_row_is_stored_once(app: App) -> None:
     app.write(0, 20)
     worker = app.start(STORED)
     wait_until(app.waiting.exists, "the function waits in mid-batch")

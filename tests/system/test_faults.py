@@ -34,7 +34,7 @@ def new_app(tmp_path: Path, name: str, settings: Callable[..., Settings]) -> Ite
 # Frozen workers.
 
 
-def test_exactly_once_worker_frozen_past_its_session_and_replaced_ends_and_writes_nothing(new_app: MakeApp) -> None:
+def test_exactly_once_worker_frozen_past_its_session_and_replaced_writes_nothing(new_app: MakeApp) -> None:
     """A real zombie: another slot had its partitions, a third worker has its membership; it has heard of neither."""
     app = new_app(partitions=2, session_timeout_ms=2_500, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
     with app.recorder.reading(app.target) as reader:
@@ -84,7 +84,7 @@ def test_exactly_once_worker_frozen_past_its_session_and_not_replaced_joins_agai
 
 
 @pytest.mark.long
-def test_exactly_once_worker_frozen_past_its_transaction_timeout_begins_a_new_transaction(new_app: MakeApp) -> None:
+def test_exactly_once_worker_frozen_past_its_transaction_timeout_begins_a_new_one(new_app: MakeApp) -> None:
     """The broker has aborted the transaction, and the worker still has its membership."""
     app = new_app(session_timeout_ms=60_000, transaction_timeout_ms=2_000, commit_interval_ms=1_900)
     with app.recorder.reading(app.target) as reader:
@@ -104,7 +104,7 @@ def test_exactly_once_worker_frozen_past_its_transaction_timeout_begins_a_new_tr
 
 
 @pytest.mark.long
-def test_exactly_once_workers_join_and_leave_under_load_deliver_once_and_in_order_per_key(new_app: MakeApp) -> None:
+def test_exactly_once_workers_that_join_and_leave_deliver_once_and_in_order_per_key(new_app: MakeApp) -> None:
     app = new_app(partitions=6, session_timeout_ms=3_000, transaction_timeout_ms=2_500)
 
     def record(number: int) -> Record:
@@ -142,7 +142,7 @@ def new_forgetful_app(tmp_path: Path, name: str, own_broker: EmbeddedKafka) -> I
 
 
 @pytest.mark.long
-def test_exactly_once_workers_idle_past_the_expiration_of_their_transactional_ids_deliver_once(
+def test_exactly_once_workers_whose_transactional_ids_expired_deliver_once(
     new_forgetful_app: MakeApp, name: str, own_broker: EmbeddedKafka
 ) -> None:
     app = new_forgetful_app(partitions=2)
@@ -160,7 +160,7 @@ def test_exactly_once_workers_idle_past_the_expiration_of_their_transactional_id
 
 
 @pytest.mark.long
-def test_exactly_once_coordinator_down_past_the_session_while_a_function_runs_replaces_no_worker(
+def test_exactly_once_coordinator_down_past_the_session_replaces_no_worker(
     new_forgetful_app: MakeApp, name: str, own_broker: EmbeddedKafka
 ) -> None:
     """By then the client has dropped its member id, and the restarted coordinator refuses its heartbeats."""

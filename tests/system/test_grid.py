@@ -60,15 +60,13 @@ def test_exactly_once_process_killed_on_the_way_to_each_branch_delivers_once(run
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", [0, 1])
-def test_exactly_once_process_killed_at_a_point_of_the_sample_delivers_once_by_the_branch_named(
-    part: int, run: RunCells
-) -> None:
+def test_exactly_once_process_killed_at_a_point_of_the_sample_delivers_once(part: int, run: RunCells) -> None:
     cells = [cell for cell in SAMPLE if (cell.case.journal is None) == part]
     assert run(cells) == len(cells)
 
 
 @pytest.mark.long
-def test_exactly_once_process_killed_between_two_clusters_delivers_once_by_the_branch_named(run: RunCells) -> None:
+def test_exactly_once_process_killed_between_two_clusters_delivers_once(run: RunCells) -> None:
     assert run(BETWEEN_CLUSTERS) == 10
 
 

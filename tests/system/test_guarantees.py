@@ -105,7 +105,7 @@ def test_at_least_once_sigkill_before_positions_are_saved_repeats_and_loses_noth
 
 
 @pytest.mark.long
-def test_at_most_once_sigkill_while_functions_run_loses_their_records_and_repeats_none(
+def test_at_most_once_sigkill_while_functions_run_loses_and_repeats_none(
     app: Callable[..., App], cluster: Cluster
 ) -> None:
     copier = app("at_most_once")

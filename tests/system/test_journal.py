@@ -229,7 +229,7 @@ def test_journal_stays_bounded(
 
 
 @quick("one by one")
-def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot_as_its_status_says(
+def test_worker_killed_in_a_unit_makes_it_again_at_its_snapshot_as_the_status_says(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:
     app = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000)
@@ -255,7 +255,7 @@ def test_worker_killed_in_a_unit_makes_it_again_at_the_same_snapshot_as_its_stat
 
 
 @quick("batch")
-def test_worker_frozen_in_a_unit_and_replaced_ends_and_writes_nothing_to_outputs_or_journal(
+def test_worker_frozen_in_a_unit_and_replaced_writes_to_neither_outputs_nor_journal(
     new_app: MakeApp, name: str
 ) -> None:
     app = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000)
@@ -279,7 +279,7 @@ def test_worker_frozen_in_a_unit_and_replaced_ends_and_writes_nothing_to_outputs
 
 @pytest.mark.long
 @each_size
-def test_second_worker_under_the_same_slot_ends_the_first_which_says_so_and_nothing_is_lost(new_app: MakeApp) -> None:
+def test_second_worker_of_a_slot_ends_the_first_which_says_so_and_loses_nothing(new_app: MakeApp) -> None:
     app = new_app()
     app.write(5, 0)
     first = app.start(0)
@@ -323,7 +323,7 @@ REMEDY = "decide where it goes on, and set it (`kstreams recover reset`), then s
 
 
 @quick("one by one")
-def test_journal_with_a_foreign_record_ends_the_worker_with_the_reason_and_nothing_is_lost(
+def test_journal_with_a_foreign_record_ends_the_worker_and_nothing_is_lost(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:
     app, journal = new_app(), f"__ks.{name}.copy.journal"
@@ -379,7 +379,7 @@ def test_committed_offsets_that_were_set_back_below_a_snapshot_end_the_worker(
 
 @pytest.mark.long
 @each_size
-def test_outputs_that_were_deleted_are_decided_by_the_committed_offsets_and_otherwise_by_nobody(
+def test_outputs_that_were_deleted_are_decided_by_committed_offsets_or_by_nobody(
     new_app: MakeApp, cluster: Cluster, name: str
 ) -> None:
     app, journal = new_app(session_timeout_ms=2_500, transaction_timeout_ms=2_000), f"__ks.{name}.copy.journal"

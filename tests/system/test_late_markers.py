@@ -156,7 +156,7 @@ def test_table_has_the_whole_transaction_whose_marker_is_held_back_or_nothing_of
 
 
 @pytest.mark.parametrize("late", [("b",)], indirect=True, ids="-".join)
-def test_mutation_that_cuts_by_last_stable_offsets_publishes_half_while_a_marker_is_held_back(
+def test_mutation_that_cuts_by_last_stable_offsets_publishes_half_a_transaction(
     spark: SparkSession, late: Late, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "cut", cut_by_stable_offsets)

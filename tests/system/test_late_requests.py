@@ -422,7 +422,7 @@ SMALL_BATCHES: Final = {"batch.num.messages": "3", "linger.ms": "0"}
     # at most once has the producer of at least once
     [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, pytest.param(Guarantee.AT_MOST_ONCE, marks=pytest.mark.long)],
 )
-def test_first_batch_answered_with_not_leader_is_written_before_the_following_batches(
+def test_first_batch_answered_with_not_leader_is_written_before_those_behind_it(
     guarantee: Guarantee, name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path
 ) -> None:
     cluster.create(name)

@@ -28,9 +28,7 @@ WORK_SECONDS = 0.0005
 INVALID_PRODUCER_EPOCH = 47
 
 
-def test_exactly_once_ten_late_requests_under_a_steady_load_deliver_once_and_in_order(
-    name: str, tmp_path: Path
-) -> None:
+def test_exactly_once_ten_late_requests_under_load_deliver_once_and_in_order(name: str, tmp_path: Path) -> None:
     """The chaos run of late EndTxn requests: the client continues long before each held request arrives."""
     source, target, group = f"{name}.in", f"{name}.out", f"{name}.copy"
     graph = ks.Graph(name)

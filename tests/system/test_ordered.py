@@ -189,7 +189,7 @@ def test_stopped_object_goes_on_with_all_that_it_missed_while_its_worker_is_kill
     assert len(cluster.read(f"{name}.errors")) == 4, "the value 3 of b does not follow 1 for its function"
 
 
-def test_accepted_fork_is_applied_in_one_group_alone_while_a_transaction_hides_dead_letters(
+def test_accepted_fork_is_applied_in_one_group_while_dead_letters_are_hidden(
     start: Callable[[int], WorkerProcess],
     cluster: Cluster,
     name: str,

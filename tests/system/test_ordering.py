@@ -31,7 +31,7 @@ from tests.system.command import kstreams
 from tests.system.cutting_proxy import Cut, CuttingProxy, choose_at_random
 from tests.system.harness import Cluster
 from tests.system.ordering_point import NAME as DYING
-from tests.system.test_ordering_points import die_at
+from tests.system.ordering_point import die_at
 from tests.waiting import wait_until
 
 OBJECTS: Final = 12
@@ -416,7 +416,7 @@ def await_workers(store: str, names: Collection[str]) -> None:
 
 
 @pytest.mark.parametrize(("changes", "share"), [(FEW, 0.1), pytest.param(CHANGES, 0.03, marks=pytest.mark.long)])
-def test_connections_that_are_cut_in_the_middle_of_a_step_end_no_worker_and_change_no_order(
+def test_connections_that_are_cut_in_a_step_end_no_worker_and_change_no_order(
     cluster: Cluster, name: str, tmp_path: Path, changes: int, share: float
 ) -> None:
     """EF16: a step that has no answer was done, or was not; of the steps of several lanes some were."""
@@ -443,7 +443,7 @@ def test_connections_that_are_cut_in_the_middle_of_a_step_end_no_worker_and_chan
 
 
 @pytest.mark.long
-def test_store_that_dies_and_starts_again_under_load_loses_nothing_and_ends_no_worker(
+def test_store_that_dies_under_load_loses_nothing_and_ends_no_worker(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     """EF17: a Redis that writes each step to its disk, before it answers."""

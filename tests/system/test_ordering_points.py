@@ -19,8 +19,8 @@ from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.front_end import open_storage
 from tests.system.harness import Cluster
-from tests.system.ordering_point import BATCHES, NAME, SENDING, STEPS
-from tests.waiting import WAIT, wait_until
+from tests.system.ordering_point import NAME, SENDING, STEPS, die_at
+from tests.waiting import wait_until
 
 OBJECTS: Final = ("a", "b")
 
@@ -33,13 +33,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     with closing(start_redis("--appendfsync", "always")) as server:
         yield f"redis://127.0.0.1:{server.port}/0"
-
-
-def die_at(point: str, store: str, topic: str, cluster: Cluster) -> int:
-    """The exit status of a worker that was to come to a point."""
-    where = (store, topic, cluster.bootstrap_servers, str(BATCHES.get(point, 1)), point)
-    done = subprocess.run([sys.executable, "-m", "tests.system.ordering_point", *where], timeout=WAIT, check=False)
-    return done.returncode
 
 
 def read_chains(cluster: Cluster, topic: str) -> tuple[dict[str, list[str]], int]:

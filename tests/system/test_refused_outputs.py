@@ -276,7 +276,7 @@ def run_until_failure(graph: ks.Graph, settings: Settings) -> BaseException | No
         *(pytest.param(weaker, "no key", marks=pytest.mark.long) for weaker in GUARANTEES[1:]),
     ],
 )
-def test_refused_output_without_a_dead_letter_topic_stops_the_worker_and_names_topic_and_cause(
+def test_refused_output_without_dead_letters_stops_the_worker_and_names_the_cause(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, guarantee: str, refusal: str
 ) -> None:
     app = new_app(refusal)

@@ -25,7 +25,7 @@ RECORDS = 200
     # the policy of a retry knows no guarantee; tests/simulation/test_retries.py has each of them in memory
     [Guarantee.EXACTLY_ONCE, *(pytest.param(each, marks=pytest.mark.long) for each in [*Guarantee][1:])],
 )
-def test_service_away_for_a_while_makes_no_dead_letters_and_neither_drain_nor_rebalance_loses_or_doubles_a_record(
+def test_service_away_makes_no_dead_letters_and_a_drain_or_rebalance_loses_nothing(
     cluster: Cluster, settings: Callable[..., Settings], name: str, guarantee: Guarantee
 ) -> None:
     source, target, errors, group = f"{name}.in", f"{name}.out", f"{name}.errors", f"{name}.ask"

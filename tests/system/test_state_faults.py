@@ -140,7 +140,7 @@ def create_again(counting: Counting, topic: str, **config: str) -> None:
 
 @pytest.mark.long
 @each_kind
-def test_changelog_created_again_under_a_live_worker_is_refused_and_the_state_can_be_made_again(
+def test_changelog_created_again_under_a_live_worker_is_refused_until_a_reset(
     counting: Callable[[bool], Counting], on_disk: bool
 ) -> None:
     made = counting(on_disk)
@@ -162,7 +162,7 @@ def test_changelog_created_again_under_a_live_worker_is_refused_and_the_state_ca
 
 
 @quick(on_disk=True)
-def test_changelog_deleted_while_workers_are_stopped_is_refused_and_the_state_can_be_made_again(
+def test_changelog_deleted_while_workers_are_stopped_is_refused_until_a_reset(
     counting: Callable[[bool], Counting], on_disk: bool
 ) -> None:
     made = counting(on_disk)

@@ -107,7 +107,7 @@ def stop(*workers: WorkerProcess) -> None:
     [pytest.param(each, marks=() if each == "postgresql-offsets" else pytest.mark.long) for each in TARGETS],
     indirect=True,
 )
-def test_worker_frozen_in_a_step_stores_nothing_again_after_another_slot_took_its_task(
+def test_worker_frozen_in_a_step_stores_nothing_after_another_slot_took_its_task(
     target: Target, start: Callable[..., WorkerProcess], cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     closed = tmp_path / "closed"

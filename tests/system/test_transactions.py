@@ -101,7 +101,7 @@ def write_graph(directory: Path, name: str) -> tuple[Path, ks.Graph]:
     return file, graph
 
 
-def test_hanging_transaction_is_found_on_outputs_and_positions_and_a_worker_goes_on_after_two_aborts(
+def test_hanging_transaction_is_found_everywhere_and_a_worker_goes_on_after_aborts(
     servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     work = Work(cluster, name, group=f"{name}.copy")
@@ -192,7 +192,7 @@ def test_hanging_transaction_is_found_on_outputs_and_positions_and_a_worker_goes
     assert cluster.values(work.target) == [b"a", b"b", b"c", b"0", b"1"]
 
 
-def test_exactly_once_worker_waits_while_an_output_of_its_own_hangs_and_an_operator_ends_it(
+def test_exactly_once_worker_waits_while_an_output_of_its_own_hangs(
     servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     """Otherwise the marker of its next transaction would make the hanging output visible, which is made once more."""
@@ -230,7 +230,7 @@ graph.map(graph.topic("{name}.in"), to=out, id="copy", persistence="journal")(la
 
 
 @pytest.mark.long
-def test_recovery_whose_outputs_a_foreign_transaction_hides_ends_until_the_named_command_has_ended_it(
+def test_recovery_whose_outputs_a_transaction_hides_ends_until_the_named_command(
     servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     """Whether its last delivery was committed is not guessed, nor is it waited for without end."""
@@ -273,7 +273,7 @@ def test_recovery_whose_outputs_a_foreign_transaction_hides_ends_until_the_named
 
 
 @pytest.mark.long
-def test_what_is_wrong_on_another_cluster_of_a_graph_is_found_and_ended_by_the_printed_command(
+def test_what_is_wrong_on_another_cluster_is_found_and_ended_by_the_printed_command(
     servers: str, operator: Operator, cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     """The other cluster is the same broker by another name."""

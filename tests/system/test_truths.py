@@ -91,7 +91,7 @@ def test_worker_idle_past_the_expiration_of_its_transactional_id_delivers_once(
     assert cluster.values(f"{name}.out") == numbered(0, 100)
 
 
-def test_transaction_timed_out_by_the_broker_is_repeated_and_not_taken_for_a_replacement(
+def test_transaction_timed_out_by_the_broker_is_repeated_and_is_no_replacement(
     cluster: Cluster, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Truth 7: the client reports fencing, but the group shows that the membership is still the worker's own."""
@@ -183,7 +183,7 @@ def test_stale_member_cannot_commit_offsets_in_its_transaction(
     assert cluster.values(f"{name}.out") == []
 
 
-def test_committed_offset_passes_markers_and_aborted_records_to_the_last_stable_offset(
+def test_committed_offset_passes_markers_and_aborted_records_to_the_stable_end(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
     """Truth 10: gaps at the start, in the middle and at the end; the committed offset is the end, and the lag is 0."""

@@ -177,7 +177,7 @@ def test_workers_and_brokers_killed_and_frozen_at_once_deliver_once_and_in_order
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_journals_of_all_kinds_deliver_once_and_in_order_while_everything_is_hit_at_once(
+def test_journals_of_all_kinds_deliver_once_while_everything_is_hit_at_once(
     site: Callable[[str], Site], rounds: int
 ) -> None:
     here = site(ALL_KINDS)

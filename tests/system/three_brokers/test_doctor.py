@@ -33,7 +33,7 @@ def examine(file: Path, servers: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.long
-def test_two_of_three_brokers_that_are_killed_leave_too_few_replicas_in_sync_until_they_are_back(
+def test_two_of_three_brokers_killed_leave_too_few_replicas_until_they_are_back(
     brokers: EmbeddedKafka, name: str, tmp_path: Path
 ) -> None:
     recorder, topics = Recorder(brokers.bootstrap_servers), [f"{name}.in", f"{name}.out"]

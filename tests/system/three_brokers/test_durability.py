@@ -168,7 +168,7 @@ def test_durability_committed_survives_each_leader_in_turn_with_the_same_records
 
 
 @pytest.mark.long
-def test_holder_of_a_membership_is_found_after_the_coordinator_moved_and_while_it_is_down(
+def test_holder_of_a_membership_is_found_after_its_coordinator_moved_and_died(
     brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
     """A client that has found a coordinator keeps asking that broker, so it could not see members after a move."""

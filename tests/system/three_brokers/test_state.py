@@ -77,9 +77,7 @@ def test_brokers_killed_and_frozen_count_each_record_once(
 
 
 @pytest.mark.long
-def test_topics_are_described_again_soon_after_the_controller_that_a_client_knew_has_died(
-    name: str, brokers: EmbeddedKafka
-) -> None:
+def test_topics_are_described_again_soon_after_the_known_controller_has_died(name: str, brokers: EmbeddedKafka) -> None:
     """A restore asks for the id of its changelog. The client asks a controller that is down until it looks again."""
     Cluster(brokers.bootstrap_servers).create(name, replication=BROKERS)
     settings = Settings.load(bootstrap_servers=brokers.bootstrap_servers, request_timeout_ms=3_000)
