@@ -46,6 +46,9 @@ HELD_BYTES: Final = 4 << 20
 TRANSACTION_SECONDS: Final = 0.05
 """Seconds between two looks whether a transaction in a changelog has ended."""
 
+HEARD_SHARE: Final = 0.5
+"""The share of a session for which an answer of the group tells that the partitions still are this worker's."""
+
 LAST_DELIVERY_SECONDS: Final = 5.0
 """Seconds that a worker which ends waits for acknowledgements of outputs that no other worker would write."""
 
@@ -282,7 +285,11 @@ class AtLeastOnce(_WithoutTransactions):
 
 
 class AtMostOnce(_WithoutTransactions):
-    """Offsets before the functions run: only a crash after that loses steps; no output is given up."""
+    """Offsets before the functions run: a crash after that loses steps.
+
+    A worker that lost its partitions writes nothing of them while another one may be past it: an output may be lost,
+    and must not come after later ones.
+    """
 
     may_repeat = False
     commits_each_intake = True
@@ -293,6 +300,12 @@ class AtMostOnce(_WithoutTransactions):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._refused = RefusedOutputs(context.replacement)
+        self.resume = self._resume
+        self._lost_at: Positions | None = None
+        """The committed offsets of partitions that were lost with outputs on their way; None if none were."""
+        self._heard = self._clock()
+        """Clock time at which the group was asked for the last time that it answered: it had this member then."""
+        self._heard_for = context.environment.settings.session_timeout_ms / 1000 * HEARD_SHARE
 
     @property
     def mistake(self) -> RecordRefused | None:
@@ -314,10 +327,38 @@ class AtMostOnce(_WithoutTransactions):
         super().write(plan)
 
     def commit(self) -> None:
+        if self._lost_at is not None:
+            self.check()
+            return
         while self._refused.apart:
             self._deliver_one_apart()
         super().commit()
         self._refused.committed()
+
+    def _save(self, positions: Positions, unanswered: Callable[[], None] = lambda: None) -> None:
+        asked = self._clock()
+        super()._save(positions, unanswered)
+        self._heard = asked
+
+    def _send(self) -> None:
+        if self._outputs:
+            self._require_partitions()
+        super()._send()
+
+    def _require_partitions(self) -> None:
+        """Commits the offsets again if the group's last answer is old: a worker that was stalled is refused then."""
+        if self._clock() - self._heard >= self._heard_for and (positions := self._ledger.committed):
+            self._save(positions)
+
+    def _settle(self, run_saved: Callable[[], None]) -> None:
+        """Writes the outputs around one that is refused, too: once the partitions are gone it is too late."""
+        for settle in (run_saved, self.commit):
+            while True:
+                try:
+                    settle()
+                    break
+                except Refused as error:
+                    self.recover(error)
 
     def give_back(self, partitions: Collection[int] | None = None) -> None:
         unprocessed = self._ledger.unprocessed
@@ -345,17 +386,39 @@ class AtMostOnce(_WithoutTransactions):
         self.session.renew("failure")
         self._outputs, self._since = untouched, self._clock() if untouched else None
 
-    def _keep_error(self, error: ClientError) -> None:
-        if isinstance(error, Refused):
-            self.recover(error)  # the next commit writes these outputs, whoever holds the partitions then
-        else:
-            super()._keep_error(error)
-
     def lost(self) -> None:
-        self._ledger.reset()  # the outputs stay: no other worker would write them
+        """Drops what its client has queued; other outputs wait until it is known whether another worker is past them.
+
+        The client would write its queue after the outputs of the next owner, who begins at the committed offsets.
+        """
+        self.must_repeat_commit = False
+        if self._lost_at is None and (self.busy or self._refused.apart):
+            logger.error("%s: at most once: the partitions are lost: outputs may be lost", self._processor.id)
+            self._lost_at = self._ledger.committed
+            self.session.end()
+        self._ledger.reset()
+
+    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
+        """Lets outputs that wait be written, unless the group is past where this worker has left it."""
+        left = self._ledger.committed if self._lost_at is None else self._lost_at
+        if (self._outputs or self._refused.apart) and not left.items() <= positions.items():
+            self._give_up("another worker has their partitions, or had them meanwhile")
+        if not self.session.has_producer:
+            self.session.renew("failure")
+        self._lost_at = None
+        return positions
+
+    def _give_up(self, why: str) -> None:
+        """Drops the outputs that no client has taken."""
+        logger.error("%s: at most once: outputs are lost: %s", self._processor.id, why)
+        self._refused.apart.clear()
+        self._refused.committed()
+        self._forget()
 
     def end(self) -> None:
         """Delivers outputs that are queued or set apart, within LAST_DELIVERY_SECONDS."""
+        if self._lost_at is not None and (self._outputs or self._refused.apart):
+            self._give_up("the worker ends, and another one may have their partitions")
         while self.session.has_producer and (self.busy or self._refused.apart):
             try:
                 self._deliver_at_end()

@@ -54,6 +54,11 @@ class Ledger:
         return {tp: cursor.next for tp, cursor in self.cursors.items()}
 
     @property
+    def committed(self) -> Positions:
+        """The committed offset of each partition."""
+        return {tp: cursor.committed for tp, cursor in self.cursors.items()}
+
+    @property
     def uncommitted(self) -> Positions:
         """The next offset of each partition that is processed further than committed."""
         return {tp: cursor.next for tp, cursor in self.cursors.items() if cursor.next > cursor.committed}

@@ -222,7 +222,7 @@ class Worker:
         self.turned_at = self._clock()
         try:
             self.turn()
-            if self._must_rewind:
+            if self._must_rewind and self._has_joined:
                 # after consume: the group must be heard even where offsets can be neither read nor committed
                 self.committer.attempts.ask(self.rewind)
         except ClientError as error:
@@ -356,7 +356,7 @@ class Worker:
         if self.committer.must_repeat_commit:  # no record is taken until the commit is answered
             self.consumer.pause(self._assigned)
         started = self._clock()
-        hurried = self._must_rewind or self.committer.busy or self.tasks.ready
+        hurried = self._has_joined and (self._must_rewind or self.committer.busy or self.tasks.ready)
         records = self.consumer.consume(self.tasks.limit_fetch(self.pace.fetch), 0.0 if hurried else self._patience)
         idle = self._clock() - started >= IDLE_WAIT
         self._follow_group()
@@ -616,27 +616,20 @@ class Worker:
                 self._has_joined = self._must_rewind = True
 
     def _lose(self) -> None:
-        """Acts on a lost membership: only steps that no other worker would run are run."""
-        may_lose = self._owing() or self._owed or (self._taken is not None and self._taken.saved)
-        held, owes = set(self.tasks.held), self.tasks.owes
-        self.committer.lost()
-        try:
-            self._run_rest_past_refusals()
-        except ClientError as error:
-            logger.error("%s: at most once: records are lost: %s", self.processor.id, error)
-        cut_short = owes and self._interrupt is not None
-        if may_lose or cut_short or self.tasks.held.keys() - held:  # a step of the rest that failed is not run again
-            logger.error("%s: at most once: the membership is lost: steps may be lost", self.processor.id)
-        self._let_go()
+        """Acts on a lost membership: another worker may run later steps by now.
 
-    def _run_rest_past_refusals(self) -> None:
-        """Runs the rest of an intake, whatever outputs are refused."""
-        while True:
-            try:
-                self._run_rest()
-                return
-            except Refused as refused:
-                self.committer.recover(refused)  # the next commit writes its dead letter
+        At most once, committed steps that were not run are run if the partitions come back before that; calls that are
+        under way count as done.
+        """
+        if self.overlapping is not None and self.committer.must_finish:
+            self.overlapping.finish()
+            if under_way := self.overlapping.under_way():
+                logger.error("%s: at most once: calls under way are given up: outputs are lost", self.processor.id)
+                self.ledger.advance(under_way)
+        owed = self._owed | self._owing({tp.partition for tp in self.ledger.unprocessed})
+        self.committer.lost()
+        self._let_go()
+        self._owed = owed
 
     def _let_go(self) -> None:
         self._has_joined = False

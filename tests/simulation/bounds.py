@@ -26,11 +26,14 @@ class Bounds:
         """By slot, the number of late producers of earlier processes that may still fence the current one."""
 
     def may_repeat(self, watched: WatchedWorker) -> None:
-        """Allows one more copy of the uncommitted records; at most once, allows undelivered outputs to come late."""
+        """Allows one more copy of the uncommitted records, unless at most once."""
+        if watched.stage.guarantee is not AMO:
+            self.repeatable[watched.stage.id].update(watched.unsaved())
+
+    def may_come_late(self, watched: WatchedWorker) -> None:
+        """At most once, allows undelivered outputs to come late: their worker cannot know that it is too late."""
         if watched.stage.guarantee is AMO:
             self.delayed[watched.stage.id] |= watched.in_flight
-        else:
-            self.repeatable[watched.stage.id].update(watched.unsaved())
 
     def may_lose(self, watched: WatchedWorker, places: Collection[Place]) -> None:
         """Allows the loss of these records: their worker dies, or stops without a way to deliver them."""

@@ -79,6 +79,9 @@ class Strikes:
     def _strike(self, process: Process, name: str, client: object, fault: Fault) -> Broken | None:
         for watched in process.workers:
             watched.troubles += 1
+            # a slot is taken within what an answer of the group is good for; a batch that is sent cannot be called back
+            if name == "produce" or fault is Fault.REPLACED:
+                self._world.bounds.may_come_late(watched)
         if strike := self._at_once.get(fault):
             strike(process, fault)
         elif fault.stops_all:

@@ -172,6 +172,7 @@ class WatchedWorker:
                 call()
             except Refused:
                 self._world.bounds.may_repeat(self)
+                self._world.bounds.may_come_late(self)
                 raise
             guarantee = self.worker.committer if self.worker is not None else None
             apart = guarantee._refused.apart if isinstance(guarantee, AtMostOnce) else None
@@ -295,12 +296,12 @@ class WatchedWorker:
         callback()
         if was_outage or self._world.has_outage or self.stage.guarantee is EO or self.stage.runs_ahead:
             self._world.bounds.may_repeat(self)
+            self._world.bounds.may_lose(self, self.in_flight)
         self._fetched = {}
 
     def _lost(self, callback: Callable[[], None]) -> None:
-        """The membership is lost: it stays unknown whether the offsets in doubt were committed."""
-        waits = self.worker is not None and self.worker.is_retrying  # with offsets that could not be given back
-        self._world.bounds.may_lose(self, self.in_flight if waits else self._in_doubt)
+        """The membership is lost: another worker may be past the records in flight, so their outputs are dropped."""
+        self._world.bounds.may_lose(self, self.in_flight | self._in_doubt)
         self._revoked(callback)
 
     def _saved(self) -> Positions:

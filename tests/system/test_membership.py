@@ -19,10 +19,9 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.kafka.administration import GroupAdmin
+from tests.system.app import MakeSettings
 from tests.system.command import RunningCommand, command, list_children
 from tests.system.harness import Cluster, wait_until
-
-MakeSettings = Callable[..., Settings]
 
 SESSION_MS: Final = 6_000
 MANY: Final = 1_200
@@ -165,17 +164,21 @@ class Deployment:
         replaced = rf"Replaced: another worker has taken the slot of {instance_id} over \({holder}\); this one ends"
         return rf"slot {slot} ended by {replaced}"
 
-    def check(self, processor: str, *, in_flight: int) -> None:
+    def check(self, processor: str, *, in_flight: int, lost: int = 0, ordered: bool = True) -> None:
         """Compares all outputs with the inputs.
 
-        Under at_least_once, `in_flight` consecutive outputs of a partition may be repeated. No guarantee loses a
-        record, at_most_once included, since no process is killed.
+        Under at_least_once, `in_flight` consecutive outputs of a partition may be repeated; under at_most_once, `lost`
+        consecutive ones may be missing, and none comes late unless not `ordered`.
         """
         for found, wanted in zip(self.outputs(processor), self.written[processor], strict=True):
             if self.guarantees[processor] is Guarantee.EXACTLY_ONCE:
                 assert found == wanted
             elif self.guarantees[processor] is Guarantee.AT_MOST_ONCE:
-                assert Counter(found) == Counter(wanted)
+                left = Counter(wanted) - Counter(found)
+                missing = [i for i, value in enumerate(wanted) if left[value]]
+                assert not missing or missing[-1] - missing[0] < lost
+                assert Counter(found) == Counter(wanted) - left
+                assert not ordered or found == [value for value in wanted if not left[value]]
             else:
                 repeated = [i for i, value in enumerate(wanted) if found.count(value) > 1]
                 assert not repeated or repeated[-1] - repeated[0] < in_flight
@@ -269,7 +272,7 @@ def test_resumed_supervisor_ends_when_another_has_taken_its_slots(
             second.send(signal.SIGTERM)
             assert second.wait() == 0, second.text
             assert find_warnings(second) == []
-    deployed.check("busy", in_flight=MANY)
+    deployed.check("busy", in_flight=MANY, lost=MANY)
     deployed.check("idle", in_flight=0)
 
 
@@ -307,6 +310,7 @@ def test_resumed_worker_joins_again_when_no_other_has_taken_its_membership(
 # One of several slots is taken over.
 
 
+@pytest.mark.long
 def test_slot_that_another_supervisor_takes_over_ends_and_names_the_new_holder(
     deploy: Callable[..., Deployment],
 ) -> None:
@@ -332,4 +336,5 @@ def test_slot_that_another_supervisor_takes_over_ends_and_names_the_new_holder(
         assert len(fencings) <= 1, fencings
         assert find_warnings(second) == []
     for processor in deployed.processors:
-        deployed.check(processor, in_flight=400)
+        # the replaced worker may write what it has begun until its group says so: see docs/exactly-once.md
+        deployed.check(processor, in_flight=400, lost=400, ordered=False)

@@ -32,6 +32,7 @@ from kstreams_py.processing.plan import Plan
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import HASH_HEADER
 from kstreams_py.settings import Settings
+from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.unit.plant import (
     A0,
     AMO,
@@ -64,7 +65,7 @@ def test_at_most_once_refused_output_without_dead_letters_loses_no_other_step(
 
 
 @pytest.mark.parametrize("error", [Retriable("no answer"), Abortable("a rebalance")])
-def test_at_most_once_offsets_that_could_not_be_given_back_are_given_back_by_the_next_attempt(
+def test_at_most_once_offsets_are_given_back_by_the_next_attempt_if_the_first_fails(
     error: ClientError,
 ) -> None:
     """Found by the simulation (seed 4183): the worker ended with a word, and the steps were lost."""
@@ -202,11 +203,17 @@ def run_on(plant: Plant, worker: Worker) -> BaseException | None:
     return None
 
 
-def test_drain_ended_by_missing_rights_gives_the_steps_after_a_stop_back() -> None:
-    plant = Plant(function=stop_once(b"2"), guarantee=AMO, linger=60.0)
-    plant.feed("a", *numbers(0, 6))
+def queue_outputs(*values: str, linger: float = 60.0, **options: Any) -> tuple[Plant, Worker]:
+    """A plant and its worker, whose client holds the outputs of its first turn."""
+    plant = Plant(guarantee=AMO, linger=linger, **options)
+    plant.feed("a", *values)
     worker = plant.started()
     worker.turn()
+    return plant, worker
+
+
+def test_drain_ended_by_missing_rights_gives_the_steps_after_a_stop_back() -> None:
+    plant, worker = queue_outputs(*numbers(0, 6), function=stop_once(b"2"))
     producer: Any = worker.committer.session._producer
     flush, producer.flush = producer.flush, raise_error(NotAuthorized("topic 'x'"))
     with pytest.raises(NotAuthorized):
@@ -219,10 +226,8 @@ def test_drain_ended_by_missing_rights_gives_the_steps_after_a_stop_back() -> No
 
 
 def test_drain_that_takes_too_long_gives_the_steps_after_a_stop_back() -> None:
-    plant = Plant(function=stop_once(b"2"), guarantee=AMO, linger=1e6, settings=Settings(drain_timeout_ms=8_000))
-    plant.feed("a", *numbers(0, 6))
-    worker = plant.started()
-    worker.turn()
+    settings = Settings(drain_timeout_ms=8_000)
+    plant, worker = queue_outputs(*numbers(0, 6), function=stop_once(b"2"), linger=1e6, settings=settings)
     fail_flushes(worker, 1_000)
     assert isinstance(run_on(plant, worker), DrainTimeout)
     assert plant.saved == {A0: 2}
@@ -283,7 +288,7 @@ def test_refused_output_whose_dead_letter_cannot_be_encoded_stays_to_be_written(
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_intake_whose_commit_has_no_answer_is_given_back_by_an_error_that_ends_the_worker(
+def test_intake_whose_commit_has_no_answer_is_given_back_as_an_error_ends_the_worker(
     applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant = Plant(guarantee=AMO)
@@ -298,7 +303,7 @@ def test_intake_whose_commit_has_no_answer_is_given_back_by_an_error_that_ends_t
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_intake_whose_commit_has_no_answer_twice_is_given_back_when_its_partitions_are_revoked(applied: bool) -> None:
+def test_intake_whose_commit_has_no_answer_twice_is_given_back_at_a_revocation(applied: bool) -> None:
     plant = Plant(guarantee=AMO)
     plant.feed("a", *numbers(0, 4))
     worker = plant.started()
@@ -313,24 +318,7 @@ def test_intake_whose_commit_has_no_answer_twice_is_given_back_when_its_partitio
 def test_partitions_revoked_while_rights_are_missing_give_their_unrun_steps_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outputs, "OUTPUTS_MAX", 10)
-    plant = Plant(function=twice, guarantee=AMO)
-    plant.feed("a", *numbers(0, 20))
-    worker = start_interrupted(plant)
-    producer: Any = worker.committer.session._producer
-    write, producer.write = producer.write, raise_error(NotAuthorized("topic 'x'"))
-    worker._on_revoked()
-    producer.write = write
-    assert isinstance(run_on(plant, worker), NotAuthorized)
-    assert plant.saved == {A0: 10}
-    plant.run()
-    assert plant.out() == of_twice(0, 5) + of_twice(5, 10) + of_twice(10, 20)
-
-
-def test_lost_membership_that_a_revocation_finds_unhandled_raises_nothing_in_the_callback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An exception in a callback comes out of `consume` as no exception that Python can catch."""
+    """The outputs that could not be written are lost: once the partitions are gone, they would come too late."""
     monkeypatch.setattr(outputs, "OUTPUTS_MAX", 10)
     plant = Plant(function=twice, guarantee=AMO)
     plant.feed("a", *numbers(0, 20))
@@ -338,18 +326,17 @@ def test_lost_membership_that_a_revocation_finds_unhandled_raises_nothing_in_the
     producer: Any = worker.committer.session._producer
     error = NotAuthorized("topic 'x'")
     write, producer.write = producer.write, raise_error(error)
-    worker._on_lost()
     worker._on_revoked()
     producer.write = write
     assert run_on(plant, worker) is error
+    assert plant.saved == {A0: 10}
+    plant.run()
+    assert plant.out() == of_twice(0, 5) + of_twice(10, 20)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_outputs_that_come_back_while_a_worker_ends_are_written_again(times: int) -> None:
-    plant = Plant(guarantee=AMO, linger=60.0)
-    plant.feed("a", "1", "2")
-    worker = plant.started()
-    worker.turn()
+    plant, worker = queue_outputs("1", "2")
     producer: Any = worker.committer.session._producer
     returned = [("x", value, None, -1, None, None, 0, None) for value in (b"1", b"2")]
     flush, failures = producer.flush, [Abortable("not enough replicas", returned)] * times
@@ -367,10 +354,7 @@ def test_outputs_that_come_back_while_a_worker_ends_are_written_again(times: int
 
 
 def test_outputs_behind_one_that_is_lost_are_delivered() -> None:
-    plant = Plant(function=lambda value: value[::1] if value != b"2" else value[9], guarantee=AMO, linger=60.0)
-    plant.feed("a", "1", "2", "3")
-    worker = plant.started()
-    worker.turn()
+    plant, worker = queue_outputs("1", "2", "3", function=lambda value: value[::1] if value != b"2" else value[9])
     inject = plant.cluster.faults.inject
     inject("produce", error=Abortable("x: it may be written"), applied=True)
     for nth in range(2, 5):
@@ -382,10 +366,7 @@ def test_outputs_behind_one_that_is_lost_are_delivered() -> None:
 
 
 def test_outputs_set_apart_behind_one_that_is_lost_are_delivered_at_the_end() -> None:
-    plant = Plant(guarantee=AMO, linger=60.0)
-    plant.feed("a", "1", "2", "3")
-    worker = plant.started()
-    worker.turn()
+    plant, worker = queue_outputs("1", "2", "3")
     assert isinstance(worker.committer, AtMostOnce)
     producer: Any = worker.committer.session._producer
     producer._purge()
@@ -406,7 +387,7 @@ def test_outputs_set_apart_behind_one_that_is_lost_are_delivered_at_the_end() ->
 
 
 @pytest.mark.parametrize("errors", ["dead", None])
-def test_refused_output_of_the_rest_of_a_lost_membership_loses_no_other_step(
+def test_refused_output_of_the_rest_of_revoked_partitions_loses_no_other_step(
     errors: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "OUTPUTS_MAX", 10)
@@ -418,7 +399,7 @@ def test_refused_output_of_the_rest_of_a_lost_membership_loses_no_other_step(
     plant = Plant(function=function, guarantee=AMO, errors=errors)
     plant.feed("a", *numbers(0, 20))
     worker = start_interrupted(plant)
-    worker._on_lost()
+    worker._on_revoked()
     worker._stopping.set()
     ended = run_on(plant, worker)
     expected = Counter(numbers(0, 20) * 2) - Counter(["7"])
@@ -426,7 +407,7 @@ def test_refused_output_of_the_rest_of_a_lost_membership_loses_no_other_step(
     assert isinstance(ended, RecordTooLarge) is (errors is None)
 
 
-def test_refused_output_without_dead_letters_is_raised_however_long_the_broker_is_away() -> None:
+def test_refused_output_without_dead_letters_is_raised_after_any_outage() -> None:
     plant = Plant(function=lambda v: v.ljust(1_500_000) if v == b"1" else v, guarantee=AMO, errors=None, linger=60.0)
     plant.feed("a", "0", "1", "2")
     worker = plant.started()
@@ -434,3 +415,113 @@ def test_refused_output_without_dead_letters_is_raised_however_long_the_broker_i
     fail_flushes(worker, 30)
     assert isinstance(run_on(plant, worker), RecordTooLarge)
     assert plant.out() == ["0", "2"]
+
+
+# A membership that is lost. Another worker begins at the committed offsets: what is written later would come after its
+# outputs.
+
+
+def stall(plant: Plant, has_other: bool, *later: str) -> None:
+    """Lets the session of the worker pass; another one runs the records that come meanwhile."""
+    plant.feed("a", *later)
+    plant.clock.advance(plant.cluster._broker.session_timeout + 1)
+    if has_other:
+        other = plant.worker(1)
+        other.start()
+        for _ in range(5):
+            other.run_turn()
+        other.finish()
+        other.close()
+        plant.cluster.leave(other.consumer)
+
+
+def go_on(plant: Plant, worker: Worker) -> list[str]:
+    """Runs a worker that has stalled until it has joined again and has nothing to do; returns all outputs."""
+    for _ in range(10):
+        worker.run_turn()
+        plant.clock.advance(0.2)
+    worker.finish()
+    worker.close()
+    return plant.out()
+
+
+@pytest.mark.parametrize("has_other", [True, False], ids=["another worker", "no other worker"])
+def test_worker_stalled_after_its_commit_writes_nothing_behind_its_successor(has_other: bool) -> None:
+    """If no other worker is past them, they are written in their order."""
+
+    def function(value: bytes) -> bytes:
+        if value == b"1" and len(plant.cluster.records("a")) == 4:
+            stall(plant, has_other, *numbers(4, 8))
+        return value
+
+    plant = Plant(function=function, guarantee=AMO)
+    plant.feed("a", *numbers(0, 4))
+    worker = plant.started()
+    worker.run_turn()
+    assert go_on(plant, worker) == numbers(4 if has_other else 0, 8)
+    assert plant.saved == {A0: 8}
+
+
+@pytest.mark.parametrize("has_other", [True, False], ids=["another worker", "no other worker"])
+def test_unrun_steps_of_a_lost_membership_are_run_if_no_successor_is_past_them(
+    has_other: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outputs, "OUTPUTS_MAX", 10)
+    plant = Plant(function=twice, guarantee=AMO)
+    plant.feed("a", *numbers(0, 50))
+    worker = start_interrupted(plant)
+    worker._commit()
+    stall(plant, has_other, *numbers(50, 60))
+    assert go_on(plant, worker) == of_twice(0, 5) + of_twice(50 if has_other else 5, 60)
+    assert ("at most once: steps that waited are lost: another worker has a[0]" in caplog.text) is has_other
+
+
+@pytest.mark.parametrize("has_other", [True, False], ids=["another worker", "no other worker"])
+def test_outputs_queued_in_the_client_when_the_membership_is_lost_are_dropped(
+    has_other: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client would write them whoever has the partitions."""
+    plant, worker = queue_outputs("1", "2", linger=1e6)
+    stall(plant, has_other, "3", "4")
+    assert go_on(plant, worker) == ["3", "4"]
+    assert "p: at most once: the partitions are lost: outputs may be lost" in caplog.text
+
+
+@pytest.mark.parametrize("has_other", [True, False], ids=["another worker", "no other worker"])
+def test_outputs_set_apart_at_a_lost_membership_never_come_behind_a_successor(has_other: bool) -> None:
+    plant, worker = queue_outputs("1", "2")
+    producer: Any = worker.committer.session._producer
+    producer._purge()
+    returned = [("x", value, None, -1, None, None, 0, None) for value in (b"1", b"2")]
+    worker.committer.recover(Refused(RecordRefused("x refuses"), returned))
+    stall(plant, has_other, "3", "4")
+    assert sorted(go_on(plant, worker)) == (["3", "4"] if has_other else ["1", "2", "3", "4"])
+
+
+def test_worker_that_ends_without_its_partitions_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    plant, worker = queue_outputs("1", "2")
+    producer: Any = worker.committer.session._producer
+    producer._purge()
+    worker.committer.recover(Refused(RecordRefused("x refuses"), [("x", b"1", None, -1, None, None, 0, None)] * 2))
+    stall(plant, has_other=True)
+    worker.run_turn()
+    worker.close()
+    assert plant.out() == []
+    assert "outputs are lost: the worker ends, and another one may have their partitions" in caplog.text
+
+
+def test_function_slower_than_half_a_session_asks_the_group_before_the_write() -> None:
+    def function(value: bytes) -> bytes:
+        assert isinstance(worker.consumer, MemoryConsumer)
+        for _ in range(3):
+            plant.clock.advance(4.0)
+            worker.consumer.heartbeat()
+        return value
+
+    plant = Plant(function=function, guarantee=AMO)
+    plant.feed("a", "1")
+    worker = plant.started()
+    before = len(plant.cluster.faults.requests)
+    worker.run_turn()
+    assert plant.cluster.faults.requests[before:] == ["consume", "commit", "commit", "produce"]
+    assert plant.out() == ["1"]

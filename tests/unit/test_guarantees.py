@@ -13,6 +13,7 @@ from kstreams_py.errors import (
     ClientError,
     Fatal,
     Fenced,
+    KStreamsError,
     NotAuthorized,
     OutcomeUnknown,
     RecordRefused,
@@ -146,7 +147,7 @@ def test_exactly_once_held_outputs_survive_a_producer_replacement() -> None:
     assert (bench.visible, bench.saved) == ([b"1", b"2"], {A0: 2})
 
 
-def test_at_most_once_offsets_of_the_whole_intake_are_committed_before_its_functions_run() -> None:
+def test_at_most_once_offsets_of_the_intake_are_committed_before_its_functions_run() -> None:
     bench = Bench(AMO)
     bench.guarantee.prepare(Intake([(Read("a", 3), Read("b", 4)), (Read("a", 4), Read("b", 7))]))
     assert (bench.saved, bench.guarantee.busy) == ({A0: 5, B0: 8}, False)
@@ -190,7 +191,7 @@ def test_at_most_once_output_that_fails_while_a_group_begins_is_written_again() 
     bench = Bench(AMO)
     bench.cluster.faults.inject("produce", error=Abortable("writing to x: no", plan(b"1").outputs), applied=False)
     bench.write(b"1", 1)
-    bench.guarantee.lost()
+    bench.ledger.reset()
     with pytest.raises(Abortable) as raised:
         bench.guarantee.commit_start({A0: 7}, [*NAMED], [*BEGUN])
     assert bench.guarantee.recover(raised.value)
@@ -199,7 +200,7 @@ def test_at_most_once_output_that_fails_while_a_group_begins_is_written_again() 
     assert (bench.visible, bench.saved) == ([b"a start", b"a start", b"a begun partition", b"1"], {A0: 7})
 
 
-def test_at_most_once_outputs_that_no_client_has_taken_are_written_by_the_next_producer() -> None:
+def test_at_most_once_outputs_no_client_has_taken_are_written_by_the_next_producer() -> None:
     bench = Bench(AMO)
     bench.guarantee._outputs += plan(b"1").outputs
     bench.guarantee._since = bench.clock()
@@ -219,14 +220,6 @@ def test_at_most_once_repeated_fatal_errors_end_the_worker_with_the_cause(caplog
     assert str(caught.value) == (
         "g.p.0: 40 attempts in a row failed, at last by: no such group: remove the cause, then start the worker again"
     )
-
-
-def test_exactly_once_end_with_a_refused_abort_logs_the_cause(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.write()
-    bench.cluster.faults.inject("abort_transaction", error=NotAuthorized("no right"), applied=False)
-    bench.guarantee.end()
-    assert "g.p.0: its transaction is left to its time-out: no right" in caplog.text
 
 
 def test_at_least_once_output_that_fails_commits_no_offset() -> None:
@@ -249,25 +242,20 @@ def test_at_least_once_commit_that_fails_repeats_the_outputs() -> None:
 
 @pytest.mark.parametrize("outputs_held", [0, 9])
 def test_commit_is_due_after_the_interval_or_at_the_record_limit(outputs_held: int) -> None:
-    bench, due = Bench(outputs_held=outputs_held), list[bool]()
-
-    def record_due() -> None:
-        due.append(bench.guarantee.due)
-
-    record_due()
+    bench = Bench(outputs_held=outputs_held)
+    assert not bench.guarantee.due
     bench.write()
-    bench.clock.advance(0.0995)
-    record_due()
-    bench.clock.advance(0.001)
-    record_due()
-    bench.guarantee.commit()
-    record_due()
-    bench.guarantee.write(Plan(steps=99_999))
-    record_due()
-    bench.guarantee.write(Plan(steps=1))
-    record_due()
-    bench.guarantee.lost()
-    record_due()
+    due = [bench.guarantee.due]
+    for happens in (
+        lambda: bench.clock.advance(0.0995),
+        lambda: bench.clock.advance(0.001),
+        bench.guarantee.commit,
+        lambda: bench.guarantee.write(Plan(steps=99_999)),
+        lambda: bench.guarantee.write(Plan(steps=1)),
+        bench.guarantee.lost,
+    ):
+        happens()
+        due.append(bench.guarantee.due)
     assert due == [False, False, True, False, False, True, False]
 
 
@@ -277,11 +265,15 @@ def test_commit_without_steps_makes_no_request() -> None:
     assert (bench.take_requests(), bench.counters.commits) == ([], 0)
 
 
-def test_exactly_once_offsets_without_outputs_are_committed_alone_or_with_later_outputs() -> None:
+def test_exactly_once_offsets_without_outputs_are_committed_alone_or_with_later() -> None:
     bench = Bench()
+    alone = ["send_offsets", "commit_transaction"]
+    bench.run(Plan(steps=4), {A0: 4})
+    bench.guarantee.commit()
+    assert (bench.visible, bench.saved, bench.take_requests()) == ([], {A0: 4}, alone)
     bench.ledger.advance({A0: 5})
     bench.guarantee.commit()
-    assert (bench.saved, bench.take_requests()) == ({A0: 5}, ["send_offsets", "commit_transaction"])
+    assert (bench.saved, bench.take_requests()) == ({A0: 5}, alone)
     bench.write(position=6)
     bench.ledger.advance({B0: 7})
     bench.guarantee.commit()
@@ -298,23 +290,12 @@ def test_exactly_once_offsets_without_outputs_are_committed_by_a_new_producer() 
     assert bench.saved == {A0: 1, B0: 7}
 
 
-def test_exactly_once_plan_without_outputs_commits_its_offsets() -> None:
-    bench = Bench()
-    bench.run(Plan(steps=4), {A0: 4})
-    bench.guarantee.commit()
-    assert (bench.visible, bench.saved, bench.take_requests()) == ([], {A0: 4}, ["send_offsets", "commit_transaction"])
-
-
 def test_dead_letters_are_logged_with_their_processor(caplog: pytest.LogCaptureFixture) -> None:
     bench, failure = Bench(), Failure((Read("a", 7),), b"\x01" * 16, LookupError("no such plane"))
     bench.guarantee.write(Plan(failures=[failure], steps=1))
-    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
-        (
-            "WARNING",
-            "p: dead letter: LookupError: no such plane (reading a[0]@7, delivery " + "01" * 16 + "); "
-            "`kstreams dead-letters list GRAPH` shows all",
-        )
-    ]
+    place = f"(reading a[0]@7, delivery {'01' * 16})"
+    text = f"p: dead letter: LookupError: no such plane {place}; `kstreams dead-letters list GRAPH` shows all"
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("WARNING", text)]
 
 
 def test_counters_count_records_commits_and_aborts() -> None:
@@ -333,7 +314,7 @@ def test_counters_count_records_commits_and_aborts() -> None:
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
-def test_exactly_once_unknown_outcome_is_not_aborted_and_the_committed_offsets_decide(applied: bool) -> None:
+def test_exactly_once_unknown_outcome_is_not_aborted_and_committed_offsets_decide(applied: bool) -> None:
     bench = Bench()
     bench.write(b"1", 1)
     bench.cluster.faults.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=applied)
@@ -425,7 +406,7 @@ def test_exactly_once_held_outputs_are_dropped_after_a_rebalance() -> None:
     assert (bench.take_requests(), bench.visible, bench.counters.aborts) == ([], [], 1)
 
 
-def test_exactly_once_rebalance_between_transactions_aborts_nothing_and_drops_offsets_of_lost_partitions() -> None:
+def test_exactly_once_rebalance_between_transactions_aborts_nothing() -> None:
     bench = Bench()
     bench.ledger.advance({A0: 5})
     bench.guarantee.lost()
@@ -507,19 +488,13 @@ def test_flush_without_progress_keeps_the_outputs_and_the_commit_is_repeated(gua
     producer = bench.session._producer
     for _ in range(2):
         error = bench.fail_commit()
-        assert (type(error), bench.guarantee.must_repeat_commit, bench.guarantee.recover(error)) == (
-            Retriable,
-            True,
-            False,
-        )
+        assert (type(error), bench.guarantee.must_repeat_commit) == (Retriable, True)
+        assert not bench.guarantee.recover(error)
         assert (bench.session.state, bench.guarantee.uncommitted_steps, bench.visible) == (State.OPEN, 1, [])
     bench.guarantee.commit()
     assert (bench.visible, bench.saved, bench.counters.as_dict()["aborts"]) == ([b"1"], {A0: 1}, 0)
-    assert (bench.guarantee.must_repeat_commit, bench.guarantee.busy, bench.session._producer) == (
-        False,
-        False,
-        producer,
-    )
+    assert (bench.guarantee.must_repeat_commit, bench.guarantee.busy) == (False, False)
+    assert bench.session._producer is producer
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
@@ -528,11 +503,8 @@ def test_at_least_once_commit_without_an_answer_is_repeated_by_the_next_commit(a
     bench.write(b"1", 1)
     drop_answers(bench, applied=applied)
     error = bench.fail_commit()
-    assert (bench.guarantee.must_repeat_commit, bench.guarantee.recover(error), bench.guarantee.uncommitted_steps) == (
-        True,
-        False,
-        1,
-    )
+    assert (bench.guarantee.must_repeat_commit, bench.guarantee.recover(error)) == (True, False)
+    assert bench.guarantee.uncommitted_steps == 1
     bench.guarantee.commit()
     assert (bench.visible, bench.saved, bench.guarantee.must_repeat_commit) == ([b"1"], {A0: 1}, False)
     assert bench.take_requests() == ["produce", *["commit"] * (CALLS_MAX + 1)]
@@ -684,31 +656,49 @@ def test_at_least_once_revocation_with_a_failed_commit_drops_offsets_and_outputs
     assert (bench.saved, bench.guarantee.must_repeat_commit) == ({}, False)
 
 
-def test_at_most_once_outputs_that_could_not_be_flushed_are_delivered_after_the_revocation(
+def test_at_most_once_outputs_not_flushed_before_a_revocation_are_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Their offsets are committed: no other worker would write them."""
+    """Another member may be past them: the client would write them behind its outputs."""
     bench = Bench(AMO, linger=9.0)
     bench.guarantee.prepare(Intake([Read("a", 0)]))
-    bench.ledger.advance({B0: 9})
     bench.write(b"1", 1)
     stall(bench)
     bench.guarantee.revoked(nothing)
     assert "p: partitions are revoked before a commit: the broker makes no progress" in caplog.text
-    assert (bench.session.state, bench.guarantee.must_repeat_commit, bench.visible) == (State.OPEN, True, [])
+    assert "p: at most once: the partitions are lost: outputs may be lost" in caplog.text
     bench.guarantee.check()
     bench.guarantee.commit()
-    assert (bench.visible, bench.saved, bench.guarantee.busy) == ([b"1"], {A0: 1}, False)
+    bench.clock.advance(10.0)
+    assert (bench.visible, bench.saved, bench.guarantee.must_repeat_commit) == ([], {A0: 1}, False)
+    bench.guarantee.resume({A0: 1, B0: 0}, [A0, B0])
+    bench.write(b"2", 2)
+    bench.guarantee.commit()
+    assert bench.visible == [b"2"]
 
 
-def test_at_most_once_outputs_of_lost_partitions_are_delivered() -> None:
-    bench = Bench(AMO, linger=9.0)
+@pytest.mark.parametrize(
+    ("positions", "written"),
+    [({A0: 1, B0: 0}, [b"1"]), ({A0: 2, B0: 0}, []), ({B0: 0}, [])],
+    ids=["none is past them", "another one is past them", "the partition is not ours"],
+)
+def test_at_most_once_outputs_that_no_client_has_taken_wait_for_what_the_group_says(
+    positions: Positions, written: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(AMO)
     bench.guarantee.prepare(Intake([Read("a", 0)]))
-    bench.write(b"1", 1)
+    refuse_writes(bench, 1)
+    with pytest.raises(Retriable):
+        bench.write(b"1", 1)
     bench.guarantee.lost()
-    bench.guarantee.check()
+    bench.guarantee.lost()
     bench.guarantee.commit()
-    assert (bench.visible, bench.saved) == ([b"1"], {A0: 1})
+    assert bench.visible == []
+    assert bench.guarantee.resume(positions, positions) == positions
+    bench.guarantee.commit()
+    assert bench.visible == written
+    assert ("p: at most once: outputs are lost: another worker has their partitions" in caplog.text) is not written
+    assert not bench.guarantee.busy
 
 
 @pytest.mark.parametrize("error", [Retriable, Abortable])
@@ -725,7 +715,7 @@ def test_at_most_once_outputs_survive_a_recovery(error: type[ClientError]) -> No
 
 @pytest.mark.parametrize("error", [OutcomeUnknown, Fenced, Fatal])
 @pytest.mark.parametrize("open_", [True, False])
-def test_at_most_once_unusable_producer_is_replaced_and_its_outputs_are_logged_as_lost(
+def test_at_most_once_unusable_producer_is_replaced_and_its_outputs_logged(
     open_: bool, error: type[ClientError], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(AMO, linger=9.0)
@@ -791,11 +781,15 @@ def test_end_aborts_only_an_open_transaction() -> None:
     assert bench.visible == []
 
 
-def test_exactly_once_end_with_a_failing_abort_raises_nothing() -> None:
+@pytest.mark.parametrize("error", [OutcomeUnknown("no answer"), NotAuthorized("no right")])
+def test_exactly_once_end_with_a_failing_abort_raises_nothing_and_logs_the_cause(
+    error: KStreamsError, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench()
     bench.write()
-    bench.cluster.faults.inject("abort_transaction", error=OutcomeUnknown("no answer"), applied=False)
+    bench.cluster.faults.inject("abort_transaction", error=error, applied=False)
     assert end(bench) == ["abort_transaction"]
+    assert f"g.p.0: its transaction is left to its time-out: {error}" in caplog.text
 
 
 def test_at_most_once_end_delivers_queued_outputs_once_the_broker_makes_progress() -> None:

@@ -13,14 +13,15 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import DecodeError, DrainTimeout, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.processing import outputs, tasks
+from kstreams_py.processing import tasks
 from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.logs import Folding
 from kstreams_py.testing import TestDriver
 from kstreams_py.testing.memory_clients import MemoryConsumer
-from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers, start_interrupted, twice
+from tests.tables import each_case
+from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fetch_always, numbers
 
 KINDS = ["map", "fork", "join", "alts", "sink", "batch", "generator"]
 RETRY = ks.Retry(attempts=4, backoff="1s..4s")
@@ -102,9 +103,9 @@ def at(driver: TestDriver, partition: int) -> int:
     return driver.committed("p")[TopicPartition("a", partition)]
 
 
-@pytest.mark.parametrize("guarantee", Guarantee)
-@pytest.mark.parametrize("kind", KINDS)
-def test_service_that_is_away_makes_no_dead_letter_and_holds_one_partition_back_in_order(
+@each_case("guarantee", Guarantee)
+@each_case("kind", KINDS)
+def test_service_that_is_away_makes_no_dead_letter_and_holds_one_partition_in_order(
     kind: str, guarantee: Guarantee
 ) -> None:
     service = Service(lambda value: value in (b"0b", b"0c"))
@@ -135,9 +136,9 @@ def test_service_that_is_away_makes_no_dead_letter_and_holds_one_partition_back_
     assert {value: len(digests) for value, digests in service.hashes.items()} == dict.fromkeys(service.effects, 1)
 
 
-@pytest.mark.parametrize("guarantee", Guarantee)
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_that_keep_failing_become_dead_letters_that_have_the_number_of_attempts(
+@each_case("guarantee", Guarantee)
+@each_case("kind", KINDS)
+def test_steps_that_keep_failing_become_dead_letters_with_the_number_of_attempts(
     kind: str, guarantee: Guarantee
 ) -> None:
     service = Service(lambda value: value == b"0a")
@@ -163,7 +164,7 @@ def test_dead_letter_of_a_first_attempt_has_no_number_of_attempts() -> None:
     assert [name for name, _ in letter.headers] == ["ks-type", "ks-proc", "ks-error"]
 
 
-def test_batch_is_run_again_as_a_whole_and_only_the_step_that_keeps_failing_is_a_dead_letter() -> None:
+def test_batch_is_run_again_whole_and_only_the_failing_step_is_a_dead_letter() -> None:
     calls: list[list[bytes]] = []
 
     def function(values: list[bytes]) -> list[Any]:
@@ -185,8 +186,8 @@ def test_batch_is_run_again_as_a_whole_and_only_the_step_that_keeps_failing_is_a
     assert (driver.values("x"), len(driver.dead_letters())) == ([b"a", b"c", b"d"], 1)
 
 
-@pytest.mark.parametrize("guarantee", Guarantee)
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("guarantee", Guarantee)
+@each_case("kind", KINDS)
 def test_then_stop_stops_the_worker_and_its_next_start_reads_the_step_again(kind: str, guarantee: Guarantee) -> None:
     service = Service(lambda value: value == b"0b")
     driver = new_driver(kind, service, guarantee, retry=ks.Retry(attempts=2, backoff="1s..1s", then="stop"))
@@ -300,8 +301,8 @@ def test_sink_whose_target_is_away_can_be_tried_again() -> None:
     assert (service.calls, service.effects, at(driver, 0)) == ([b"0a"] * 2, [b"0a"], 1)
 
 
-@pytest.mark.parametrize("guarantee", Guarantee)
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("guarantee", Guarantee)
+@each_case("kind", KINDS)
 def test_crash_while_a_partition_waits_loses_and_doubles_nothing(kind: str, guarantee: Guarantee) -> None:
     service = Service(of_partition_0)
     driver = new_driver(kind, service, guarantee)
@@ -315,7 +316,7 @@ def test_crash_while_a_partition_waits_loses_and_doubles_nothing(kind: str, guar
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
-def test_drain_while_a_partition_waits_ends_at_once_and_the_next_start_reads_its_steps(guarantee: Guarantee) -> None:
+def test_drain_while_a_partition_waits_ends_at_once_and_the_next_start_reads_on(guarantee: Guarantee) -> None:
     service = Service(lambda value: value == b"1")
     plant = Plant(function=lambda value: service.ask(value, b""), guarantee=guarantee, retry=RETRY)
     plant.feed("a", *numbers(0, 3))
@@ -377,7 +378,7 @@ def test_rewind_for_another_partition_neither_ends_the_wait_nor_forgets_the_atte
     assert (service.calls[:4], service.calls.count(b"0a")) == ([b"0a"] * 4, 4)
 
 
-def test_commit_that_fails_before_the_wait_repeats_the_steps_before_and_keeps_the_attempts() -> None:
+def test_commit_that_fails_before_the_wait_repeats_steps_and_keeps_the_attempts() -> None:
     service = Service(lambda value: value == b"1")
     plant = Plant(function=lambda value: service.ask(value, b""), retry=ks.Retry(attempts=3, backoff="1s..1s"))
     plant.feed("a", *numbers(0, 3))
@@ -486,7 +487,7 @@ def test_at_most_once_late_commit_from_before_the_wait_loses_no_step(late: float
     assert (plant.out(), plant.saved) == (["0", "1"], {A0: 2})
 
 
-def test_at_most_once_late_commit_of_a_step_that_is_run_again_repeats_no_step_behind_it() -> None:
+def test_at_most_once_late_commit_of_a_step_run_again_repeats_no_step_behind_it() -> None:
     service = Service()
 
     def ask(value: bytes) -> bytes:
@@ -507,7 +508,7 @@ def test_at_most_once_late_commit_of_a_step_that_is_run_again_repeats_no_step_be
     assert (plant.out(), plant.saved) == (numbers(0, 3), {A0: 3})
 
 
-def test_at_most_once_late_commit_that_only_the_next_look_at_the_group_reveals_loses_no_step_that_waits() -> None:
+def test_at_most_once_late_commit_seen_by_the_next_look_loses_no_step_that_waits() -> None:
     service = Service()
     plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
     plant.feed("a", "0", "1")
@@ -540,7 +541,7 @@ def start_rejoined(plant: Plant, partition: int) -> Worker:
     return worker
 
 
-def test_at_most_once_rebalance_before_a_worker_that_joined_again_has_started_loses_no_step_that_waits() -> None:
+def test_at_most_once_rebalance_before_a_rejoined_worker_started_loses_no_step() -> None:
     service = Service()
     plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
     worker = start_rejoined(plant, partition=0)
@@ -575,7 +576,7 @@ def test_at_most_once_steps_that_wait_and_are_lost_to_another_worker_are_named(
     assert "p: at most once: steps that waited are lost: another worker has a[1], or had it meanwhile" in caplog.text
 
 
-def test_at_most_once_drain_without_an_assignment_in_time_says_that_steps_that_wait_are_lost() -> None:
+def test_at_most_once_drain_without_an_assignment_says_that_waiting_steps_are_lost() -> None:
     service = Service()
     plant = Plant(function=lambda value: service.ask(value, b""), guarantee=AMO, retry=RETRY)
     worker = start_rejoined(plant, partition=0)
@@ -584,7 +585,7 @@ def test_at_most_once_drain_without_an_assignment_in_time_says_that_steps_that_w
         worker.finish()
 
 
-def test_at_most_once_steps_that_wait_and_find_no_answer_before_a_rebalance_are_said_to_be_lost(
+def test_at_most_once_waiting_steps_without_an_answer_at_a_rebalance_are_called_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     service = Service()
@@ -597,25 +598,6 @@ def test_at_most_once_steps_that_wait_and_find_no_answer_before_a_rebalance_are_
     worker._on_revoked()
     assert plant.saved == {A0: 1}
     assert "p: at most once: steps that were not run may be lost" in caplog.text
-
-
-def test_at_most_once_step_that_fails_after_the_membership_is_lost_is_said_to_be_lost(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(outputs, "OUTPUTS_MAX", 10)
-    service = Service(lambda value: value == b"30")
-
-    def function(value: bytes) -> Iterator[bytes]:
-        yield from twice(service.ask(value, b""))
-
-    plant = Plant(function=function, guarantee=AMO, retry=RETRY)
-    plant.feed("a", *numbers(0, 50))
-    worker = start_interrupted(plant)
-    assert worker.tasks.owes
-    worker._on_lost()
-    worker._follow_group()
-    assert b"30" in service.calls
-    assert "p: at most once: the membership is lost: steps may be lost" in caplog.text
 
 
 @pytest.mark.parametrize("guarantee", [EO, ALO])
@@ -656,7 +638,7 @@ def test_attempts_are_kept_over_a_rebalance_after_which_the_partition_comes_back
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
-def test_slow_attempts_in_many_partitions_neither_keep_the_worker_from_its_group_nor_stall_another_partition(
+def test_slow_attempts_in_many_partitions_keep_the_membership_and_stall_no_other(
     guarantee: Guarantee,
 ) -> None:
     service = Service(lambda value: value != b"5")
