@@ -11,7 +11,6 @@ from typing import Final
 
 import pytest
 
-from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import MissingSoftware
 from kstreams_py.spark import archiving, sessions
 
@@ -35,10 +34,22 @@ def execute(*_: object) -> None:
     raise Executed
 
 
+@pytest.fixture
+def java_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a script that says that it is Java 17, with an archive of its own classes."""
+    home = tmp_path / "jdk"
+    for directory in ("bin", "lib/server"):
+        (home / directory).mkdir(parents=True)
+    (home / "lib" / "server" / "classes.jsa").touch()
+    (home / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    (home / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    return home
+
+
 def driver_options(monkeypatch: pytest.MonkeyPatch, given: str | None) -> str:
     """The options that spark-submit gets for the driver's JVM."""
     monkeypatch.setattr(os, "execv", execute)
-    monkeypatch.setenv("JAVA_HOME", str(find_java(for_spark=True).resolve().parent.parent))
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", given or "")
     if given is None:
@@ -49,7 +60,7 @@ def driver_options(monkeypatch: pytest.MonkeyPatch, given: str | None) -> str:
 
 
 def test_driver_maps_the_archive_that_exists_beside_the_options_that_were_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "classes.jsa"
     monkeypatch.setattr(sessions, "path_of_archive", lambda: archive)
@@ -64,9 +75,8 @@ def test_driver_maps_the_archive_that_exists_beside_the_options_that_were_given(
 
 
 def test_archive_has_another_path_for_another_spark_and_needs_a_java(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(find_java(for_spark=True).resolve().parent.parent))
     installed = sessions.path_of_archive()
     assert installed == sessions.path_of_archive()
     (tmp_path / "jars").mkdir()
@@ -83,7 +93,7 @@ def test_archive_has_another_path_for_another_spark_and_needs_a_java(
     [(0.0, "site", "within 0 s"), (60.0, "no_such_module", ".*No module named no_such_module")],
 )
 def test_archive_that_is_not_written_leaves_nothing_and_tells_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, module: str, message: str
+    java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, module: str, message: str
 ) -> None:
     archive = tmp_path / "classes" / "spark.jsa"
     monkeypatch.setattr(archiving, "path_of_archive", lambda: archive)

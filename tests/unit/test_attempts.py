@@ -24,6 +24,14 @@ from kstreams_py.processing.session import MEMBERSHIP_ASKED_MAX
 from kstreams_py.processing.states import State
 from tests.unit.guarantee import A0, ALO, EO, Bench
 
+
+def fail_again(bench: Bench, error: ClientError, times: int) -> None:
+    """Writes and recovers from an error, so many times."""
+    for _ in range(times):
+        bench.write()
+        bench.recover(error)
+
+
 # Truth 9: calls that are late or never return.
 
 
@@ -110,7 +118,7 @@ def test_producers_that_cannot_start_are_replaced_up_to_a_limit(error: type[Clie
     ("request_name", "answer"),
     [("membership", Retriable), ("membership", BrokerUnavailable), ("init_transactions", Retriable)],
 )
-def test_broker_that_is_away_is_waited_for_without_limit_before_the_producer_is_replaced(
+def test_broker_that_is_away_is_waited_for_before_the_producer_is_replaced(
     request_name: str, answer: type[KStreamsError], fails: type[ClientError]
 ) -> None:
     """The group has to be heard between two attempts, and a stop as well: each attempt makes one request."""
@@ -123,10 +131,8 @@ def test_broker_that_is_away_is_waited_for_without_limit_before_the_producer_is_
     for attempt in range(attempts):
         assert bench.guarantee.recover(error), "the worker has to rewind"
         assert bench.take_requests().count(request_name) <= 1 + (request_name == "membership" and fails is Fenced)
-        assert (bench.session.state, bench.session.open_seconds) == (
-            State.FENCED if fails is Fenced else State.UNKNOWN,
-            None,
-        )
+        state = State.FENCED if fails is Fenced else State.UNKNOWN
+        assert (bench.session.state, bench.session.open_seconds) == (state, None)
         with pytest.raises(Retriable, match="no answer") as raised:
             bench.guarantee.check()
         error = raised.value
@@ -156,29 +162,22 @@ def test_late_request_in_an_outage_is_settled_once_the_broker_answers() -> None:
 
 def test_producers_whose_transactions_all_fail_are_replaced_up_to_a_limit() -> None:
     bench = Bench(session_timeout=1e6)
-    for _ in range(PRODUCERS_MAX):
-        bench.write()
-        bench.recover(OutcomeUnknown("no answer"))
+    fail_again(bench, OutcomeUnknown("no answer"), PRODUCERS_MAX)
     bench.write()
     with pytest.raises(Fatal):
         bench.guarantee.recover(OutcomeUnknown("no answer"))
-    assert (bench.counters.aborts, bench.take_requests().count("init_transactions")) == (
-        PRODUCERS_MAX + 1,
-        PRODUCERS_MAX,
-    )
+    replaced = bench.take_requests().count("init_transactions")
+    assert (bench.counters.aborts, replaced) == (PRODUCERS_MAX + 1, PRODUCERS_MAX)
 
 
 def test_producer_replacements_are_counted_from_the_last_commit() -> None:
     bench = Bench(session_timeout=1e6)
     for _ in range(3):
-        for _ in range(PRODUCERS_MAX):
-            bench.write()
-            bench.recover(OutcomeUnknown("no answer"))
+        fail_again(bench, OutcomeUnknown("no answer"), PRODUCERS_MAX)
         bench.write()
         bench.guarantee.commit()
         bench.slept.clear()
-        bench.write()
-        bench.recover(OutcomeUnknown("no answer"))
+        fail_again(bench, OutcomeUnknown("no answer"), 1)
         assert bench.slept == []  # the first replacement after a commit waits for nothing
         bench.write()
         bench.guarantee.commit()
@@ -196,9 +195,7 @@ def test_producer_replacement_without_a_broker_raises_broker_unavailable() -> No
 
 def test_repeated_aborts_wait_longer_each_time_then_end_the_session() -> None:
     bench = Bench(session_timeout=1e6)
-    for _ in range(FAILURES_MAX - 1):
-        bench.write()
-        bench.recover(Abortable("refused"))
+    fail_again(bench, Abortable("refused"), FAILURES_MAX - 1)
     pauses = [min(0.05 * 2**number, WAIT_MAX) for number in range(FAILURES_MAX - FAILURES_WARNED)]
     assert bench.slept == [round(seconds, 3) for seconds in pauses]
     bench.write()
@@ -213,32 +210,17 @@ def test_repeated_aborts_wait_longer_each_time_then_end_the_session() -> None:
 def test_aborts_are_counted_from_the_last_commit() -> None:
     bench = Bench(session_timeout=1e6)
     for _ in range(3):
-        for _ in range(FAILURES_MAX - 1):
-            bench.write()
-            bench.recover(Abortable("refused"))
+        fail_again(bench, Abortable("refused"), FAILURES_MAX - 1)
         bench.write()
         bench.guarantee.commit()
         bench.slept.clear()
     assert bench.visible == [b"1"] * 3
 
 
-def test_unreachable_broker_is_waited_for_without_limit() -> None:
+def test_outage_without_limit_and_a_rebalance_after_it_do_not_end_the_session() -> None:
     bench = Bench(session_timeout=1e6)
-    for _ in range(FAILURES_MAX + 5):
-        bench.write()
-        bench.recover(Retriable("no broker answers"))
-    bench.write()
-    bench.guarantee.commit()
-    assert bench.visible == [b"1"]
-
-
-def test_rebalance_after_a_long_outage_does_not_end_the_session() -> None:
-    bench = Bench(session_timeout=1e6)
-    for _ in range(FAILURES_MAX + 5):
-        bench.write()
-        bench.recover(Retriable("no broker answers"))
-    bench.write()
-    bench.recover(Abortable("partitions were revoked"))
+    fail_again(bench, Retriable("no broker answers"), FAILURES_MAX + 5)
+    fail_again(bench, Abortable("partitions were revoked"), 1)
     bench.write()
     bench.guarantee.commit()
     assert bench.visible == [b"1"]
@@ -247,9 +229,7 @@ def test_rebalance_after_a_long_outage_does_not_end_the_session() -> None:
 def test_search_for_a_refused_output_counts_as_no_failed_attempt(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     bench = Bench(session_timeout=1e6)
-    for _ in range(FAILURES_MAX + 5):
-        bench.write()
-        bench.recover(Refused(RecordRefused("topic 'x' refuses a record")))
+    fail_again(bench, Refused(RecordRefused("topic 'x' refuses a record")), FAILURES_MAX + 5)
     assert (bench.slept, bench.counters.as_dict()["aborts"]) == ([], FAILURES_MAX + 5)
     assert {(r.levelname, r.getMessage()) for r in caplog.records} == {
         ("INFO", "p: topic 'x' refuses a record; looking for the record")

@@ -118,7 +118,7 @@ def test_begin_at_the_start_makes_one_request_for_start_offsets() -> None:
     assert group.cluster.faults.requests[before:].count("starts") == 1
 
 
-def test_processor_that_begins_to_read_what_one_of_another_name_has_read_is_warned_of_once(
+def test_processor_that_begins_with_what_one_of_another_name_has_read_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("WARNING")
@@ -139,7 +139,7 @@ def test_processor_that_begins_to_read_what_one_of_another_name_has_read_is_warn
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_processor_beside_others_or_on_a_topic_that_was_created_again_is_not_warned_of(
+def test_processor_beside_others_or_on_a_topic_created_again_is_not_warned_of(
     again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING")
@@ -198,23 +198,18 @@ def test_topic_that_was_created_again_is_begun_again() -> None:
     assert group.begin({A0, A1}) == {A0: 0, A1: 0}
 
 
-def test_partition_that_is_added_while_the_worker_runs_is_read_from_its_start() -> None:
+@pytest.mark.parametrize("joins", [True, False], ids=["joins", "runs"])
+def test_partition_added_while_the_worker_joins_or_runs_is_read_from_its_start(joins: bool) -> None:
     """Its first records may be older than the worker's knowledge of the partition."""
     group = Group()
     beginning, committer = group.process("latest")
-    assert beginning.start({A0, A1}, committer) == {A0: 4, A1: 4}
+    if not joins:
+        assert beginning.start({A0, A1}, committer) == {A0: 4, A1: 4}
     group.cluster.grow("a", 3)
     group.fill(2)
-    assert beginning.start({A2}, committer) == {A2: 0}
-    assert group.saved == {A0: 4, A1: 4, A2: 0}
-
-
-def test_partition_that_is_added_while_the_worker_joins_is_read_from_its_start() -> None:
-    group = Group()
-    beginning, committer = group.process("latest")
-    group.cluster.grow("a", 3)
-    group.fill(2)
-    assert beginning.start({A0, A1, A2}, committer) == {A0: 4, A1: 4, A2: 0}
+    starts = {A0: 4, A1: 4, A2: 0}
+    assert beginning.start(starts.keys() if joins else {A2}, committer) == (starts if joins else {A2: 0})
+    assert group.saved == starts
 
 
 def test_partition_that_was_added_since_the_group_began_is_read_from_its_start() -> None:
@@ -225,12 +220,7 @@ def test_partition_that_was_added_since_the_group_began_is_read_from_its_start()
         group.fill(number)
     assert group.begin({A2}, "latest") == {A2: 0}  # in a new process
     assert group.begin({A3}, "latest") == {A3: 0}
-    assert [value for key, value in group.recorded] == [
-        {"partitions": 2},
-        {"partitions": 2},
-        {"partitions": 4},
-        {"partitions": 4},
-    ]
+    assert [value["partitions"] for key, value in group.recorded] == [2, 2, 4, 4]
 
 
 def test_partition_that_was_there_when_the_group_began_is_read_from_its_end() -> None:
@@ -265,33 +255,32 @@ def test_begin_that_fails_commits_nothing_and_is_repeated(request_name: str, err
 # Without transactions a process can die between the offset and its record.
 
 
+def die_at_commit(group: Group, beginning: Beginning, committer: Committer, *, applied: bool = False) -> None:
+    """Begins partition 0 of a, and dies as the offsets are committed."""
+    group.cluster.faults.inject("commit", error=Crash("dies"), applied=applied)
+    with pytest.raises(Crash):
+        beginning.start({A0}, committer)
+
+
 without_transactions = pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
 
 
 @without_transactions
 def test_start_is_named_before_its_offset_is_committed(guarantee: Guarantee) -> None:
     group = Group(guarantee)
-    beginning, committer = group.process()
-    group.cluster.faults.inject("commit", error=Crash("dies"), applied=False)
-    with pytest.raises(Crash):
-        beginning.start({A0}, committer)
-    assert (group.saved, group.all_recorded) == (
-        {},
-        [(["p start", "a", "id of a", 0], {"partitions": 0, "start": 0, "policy": "earliest"})],
-    )
+    die_at_commit(group, *group.process())
+    named = ["p start", "a", "id of a", 0], {"partitions": 0, "start": 0, "policy": "earliest"}
+    assert (group.saved, group.all_recorded) == ({}, [named])
 
 
 @without_transactions
 @pytest.mark.parametrize(("deleted", "at"), [(0, 4), (6, 6)])
-def test_group_that_died_before_it_was_recorded_and_whose_offsets_expired_begins_where_it_would_have(
+def test_group_that_died_before_it_was_recorded_begins_where_it_would_have(
     guarantee: Guarantee, deleted: int, at: int
 ) -> None:
     """With `latest`: at the end of that time, not of today's; or at the first record that is left."""
     group = Group(guarantee)
-    beginning, committer = group.process("latest")
-    group.cluster.faults.inject("commit", error=Crash("dies"))
-    with pytest.raises(Crash):
-        beginning.start({A0}, committer)
+    die_at_commit(group, *group.process("latest"), applied=True)
     assert group.saved == {A0: 4}
     group.cluster._broker.group("g.p").positions.clear()  # offsets.retention.minutes
     group.fill(0)
@@ -315,10 +304,7 @@ def test_start_that_was_named_under_another_auto_offset_reset_is_not_used(
 ) -> None:
     group = Group(guarantee)
     for policy in policies[:-1]:
-        beginning, committer = group.process(policy)
-        group.cluster.faults.inject("commit", error=Crash("dies"), applied=False)
-        with pytest.raises(Crash):
-            beginning.start({A0}, committer)
+        die_at_commit(group, *group.process(policy))
     group.fill(0)
     assert group.begin({A0}, policies[-1]) == {A0: at}
 
@@ -347,9 +333,7 @@ def test_start_named_late_by_a_zombie_does_not_hide_that_the_partition_is_begun(
     zombie, committer = group.process()
     zombie.read()  # then it is frozen
     group.begin({A0})
-    group.cluster.faults.inject("commit", error=Crash("dies"), applied=False)
-    with pytest.raises(Crash):
-        zombie.start({A0}, committer)
+    die_at_commit(group, zombie, committer)
     assert [key for key, _ in group.all_recorded][-1] == ["p start", "a", "id of a", 0]
     group.cluster._broker.group("g.p").positions.clear()
     with pytest.raises(InputLost, match=r"a\[0\] was read before"):
@@ -389,7 +373,7 @@ def test_records_of_other_releases_are_passed_over(key: bytes, value: bytes | No
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
-def test_partitions_whose_offsets_an_operator_committed_are_recorded_without_a_commit(guarantee: Guarantee) -> None:
+def test_partitions_whose_offsets_an_operator_committed_are_recorded_alone(guarantee: Guarantee) -> None:
     group = Group(guarantee)
     beginning, committer = group.process()
     beginning.record_missing({A1, A0}, committer)
@@ -422,7 +406,7 @@ def test_partitions_that_are_recorded_are_not_recorded_by_another_process() -> N
     assert (group.cluster.faults.requests[before:], len(group.recorded)) == (["read"], 2)
 
 
-def test_partitions_whose_record_could_not_be_written_are_recorded_by_the_next_rewind() -> None:
+def test_partitions_whose_record_was_not_written_are_recorded_by_the_next_rewind() -> None:
     group = Group()
     beginning, committer = group.process()
     group.cluster.faults.inject("commit_transaction", error=Abortable("refused"), applied=False)

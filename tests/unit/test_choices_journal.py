@@ -7,11 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import (
-    Abortable,
-    OutcomeUnknown,
-    TopicError,
-)
+from kstreams_py.errors import Abortable, OutcomeUnknown, TopicError
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.processing import choices_journal
 from kstreams_py.processing.choices import Choices
@@ -163,7 +159,7 @@ def kept(driver: TestDriver) -> list[int]:
     return [numbers.count(0), numbers.count(1)]
 
 
-def test_journals_of_workers_that_start_again_before_they_delete_anything_stay_bounded(merging: TestDriver) -> None:
+def test_journals_of_workers_that_start_again_before_they_delete_stay_bounded(merging: TestDriver) -> None:
     for number in range(12):
         choose(merging, 2, partition=0)
         assert kept(merging)[0] <= LEFT, number

@@ -7,15 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import typer.main
 
 from kstreams_py import __version__
-from kstreams_py.cli.main import app
+from kstreams_py.cli import main as command
 from tests.waiting import WAIT, accept_interrupts, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -34,17 +34,27 @@ def environment(**changed: str) -> dict[str, str]:
     return {**ours, "COLUMNS": "200", **changed}
 
 
-def kstreams(*arguments: object, **changed: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of the console script."""
-    done = subprocess.run(
-        [SCRIPT, *map(str, arguments)],
-        env=environment(**changed),
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+Kstreams = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def kstreams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kstreams:
+    """Runs the command in this process; returns its exit status, its output and its errors."""
+
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(status)
+
+    def run(*arguments: object, **changed: str) -> tuple[int, str, str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "environ", environment(**changed))
+            patch.setattr(sys, "argv", ["kstreams", *map(str, arguments)])
+            with pytest.raises(SystemExit) as ended:
+                command.main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    monkeypatch.setattr(command, "_exit", leave)
+    monkeypatch.setattr(command.logs, "configure", lambda: None)
+    return run
 
 
 @pytest.fixture
@@ -54,15 +64,16 @@ def graph(tmp_path: Path) -> Path:
     return file
 
 
-def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """All commands that are shown, with their words."""
-    yield path, command
-    for name, each in getattr(command, "commands", {}).items():
+    yield path, group
+    for name, each in getattr(group, "commands", {}).items():
         if not each.hidden:
             yield from commands(each, (*path, name))
 
 
-ALL = dict(commands(typer.main.get_command(app)))
+KSTREAMS = typer.main.get_command(command.app)
+ALL = dict(commands(KSTREAMS))
 
 
 def squeeze(text: str) -> str:
@@ -70,33 +81,31 @@ def squeeze(text: str) -> str:
     return "".join(re.sub(r"[\u2500-\u257f]", "", text).split())
 
 
-@pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_help_shows_the_text_of_each_option_whole(
-    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_help_shows_the_text_of_each_option_whole_and_what_is_in_brackets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")  # in a narrow terminal, the types of options break into their texts
-    with pytest.raises(SystemExit):
-        app([*path, "--help"])
-    shown = squeeze(capsys.readouterr().out)
-    texts = [each.help for each in ALL[path].params if getattr(each, "help", None)]
-    assert [text for text in texts if squeeze(text) not in shown] == []
+    shown: dict[str, str] = {}
+    for path, each in ALL.items():
+        with pytest.raises(SystemExit):
+            KSTREAMS([*path, "--help"])
+        shown[" ".join(path)] = squeeze(capsys.readouterr().out)
+        texts = [option.help for option in each.params if getattr(option, "help", None)]
+        assert [text for text in texts if squeeze(text) not in shown[" ".join(path)]] == [], path
+    assert "librdkafka'sunder[kafka]" in shown["run"]
 
 
-def test_help_shows_what_is_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        app(["run", "--help"])
-    assert "librdkafka'sunder[kafka]" in squeeze(capsys.readouterr().out)
-
-
-def test_version_is_printed() -> None:
+def test_version_is_printed(kstreams: Kstreams) -> None:
     assert kstreams("--version") == (0, f"kstreams_py {__version__}\n", "")
 
 
 def test_completion_completes_commands_and_options() -> None:
-    status, out, _ = kstreams(_KSTREAMS_COMPLETE="complete_bash", COMP_WORDS="kstreams topics cr", COMP_CWORD="2")
-    assert (status, out.split()) == (0, ["create"])
-    status, out, _ = kstreams(_KSTREAMS_COMPLETE="complete_bash", COMP_WORDS="kstreams run --wor", COMP_CWORD="2")
-    assert (status, out.split()) == (0, ["--workers"])
+    for words, completed in {"topics cr": "create", "run --wor": "--workers"}.items():
+        asked = {"_KSTREAMS_COMPLETE": "complete_bash", "COMP_WORDS": f"kstreams {words}", "COMP_CWORD": "2"}
+        done = subprocess.run(
+            [SCRIPT], env=environment(**asked), capture_output=True, text=True, timeout=WAIT, check=False
+        )
+        assert (done.returncode, done.stdout.split()) == (0, [completed])
 
 
 @pytest.mark.parametrize(
@@ -109,15 +118,15 @@ def test_completion_completes_commands_and_options() -> None:
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
-    graph: Path, arguments: tuple[object, ...], message: str
+    kstreams: Kstreams, graph: Path, arguments: tuple[object, ...], message: str
 ) -> None:
     assert kstreams("run", graph, *arguments) == (2, "", f"error: SettingsError: {message}\n")
 
 
-@pytest.mark.parametrize("slots", ["0-1000", "0-99999999999999999999", "0-999,1000"])
-def test_more_slots_than_a_machine_can_run_are_refused_before_they_are_counted(graph: Path, slots: str) -> None:
-    message = f"error: SettingsError: --slots '{slots}': a machine runs 1,000 slots at most: name fewer\n"
-    assert kstreams("run", graph, "--slots", slots) == (2, "", message)
+def test_more_slots_than_a_machine_can_run_are_refused_before_they_are_counted(kstreams: Kstreams, graph: Path) -> None:
+    for slots in ("0-1000", "0-99999999999999999999", "0-999,1000"):
+        message = f"error: SettingsError: --slots '{slots}': a machine runs 1,000 slots at most: name fewer\n"
+        assert kstreams("run", graph, "--slots", slots) == (2, "", message)
     status, _, err = kstreams("run", graph, "--workers", 1_001)
     assert (status, "Invalidvaluefor'--workers':Inputshouldbelessthanorequalto1000" in squeeze(err)) == (2, True)
 
@@ -125,22 +134,37 @@ def test_more_slots_than_a_machine_can_run_are_refused_before_they_are_counted(g
 # The streams.
 
 
-def shell(command: str, **changed: str) -> tuple[int, bytes, bytes]:
-    done = subprocess.run(
-        command, shell=True, env=environment(**changed), capture_output=True, timeout=WAIT, check=False
-    )
+def shell(line: str, **changed: str) -> tuple[int, bytes, bytes]:
+    done = subprocess.run(line, shell=True, env=environment(**changed), capture_output=True, timeout=WAIT, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("command", ["config show", "graph {graph} -f svg", "graph {graph}", "--version"])
-def test_output_that_cannot_be_written_is_one_message(graph: Path, command: str) -> None:
+# An output without a buffer fails at the print, another as it is flushed at the end: each printer has both ways in the
+# long tier, and one in the quick one.
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [
+        ("config show", ""),
+        ("graph {graph} -f svg", "1"),
+        ("graph {graph}", ""),
+        ("--version", "1"),
+        pytest.param("config show", "1", marks=pytest.mark.long),
+        pytest.param("graph {graph} -f svg", "", marks=pytest.mark.long),
+        pytest.param("graph {graph}", "1", marks=pytest.mark.long),
+        pytest.param("--version", "", marks=pytest.mark.long),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_message(graph: Path, words: str, unbuffered: str) -> None:
     message = b"error: Unavailable: standard output cannot be written: [Errno 28] No space left on device: "
-    for unbuffered in ("", "1"):
-        status, _, err = shell(f"{SCRIPT} {command.format(graph=graph)} > /dev/full", PYTHONUNBUFFERED=unbuffered)
-        assert (status, err) == (3, message + b"what was printed is not complete\n")
+    status, _, err = shell(f"{SCRIPT} {words.format(graph=graph)} > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert (status, err) == (3, message + b"what was printed is not complete\n")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "2>&-", "<&- >&- 2>&-"])
+# Each stream is repaired by itself, so that all that are closed at once stand for each of them.
+@pytest.mark.parametrize(
+    "closed",
+    [">&-", "<&- >&- 2>&-", *(pytest.param(each, marks=pytest.mark.long) for each in ("<&-", "<&- >&-", "2>&-"))],
+)
 def test_closed_streams_change_nothing_else(graph: Path, closed: str) -> None:
     status, out, err = shell(f"{SCRIPT} graph {graph} {closed}")
     assert (status, bool(out), err) == (0, ">&-" not in closed.replace("2>&-", ""), b"")
@@ -154,54 +178,52 @@ def test_characters_that_the_encoding_of_the_output_lacks_are_escaped_as_in_json
     assert (status, out.splitlines()[0], err) == (0, b"gr\\u00fcn \\ud83d\\ude00", b"")
 
 
-@pytest.mark.parametrize(("port", "limit"), [(99_999, "lessthanorequalto65535"), (0, "greaterthanorequalto1")])
-def test_port_that_does_not_exist_is_refused(port: int, limit: str) -> None:
-    status, out, err = kstreams("broker", "start", f"--port={port}")
-    assert (status, out) == (2, "")
-    assert "Traceback" not in err
-    assert f"Invalidvaluefor'--port':Inputshouldbe{limit}" in squeeze(err)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "close"),
+    ("arguments", "named"),
     [
+        (("broker", "start", "--port=99999"), "Invalidvaluefor'--port':Inputshouldbelessthanorequalto65535"),
+        (("broker", "start", "--port=0"), "Invalidvaluefor'--port':Inputshouldbegreaterthanorequalto1"),
         (("run", "--wokers", "2"), "Nosuchoption:--wokers(Possibleoptions:--workers)"),
         (("topics", "crate"), "Nosuchcommand'crate'.Didyoumean'create'?"),
     ],
 )
-def test_misspelled_option_or_command_is_refused_with_a_suggestion(arguments: tuple[str, ...], close: str) -> None:
+def test_port_option_or_command_that_does_not_exist_is_refused(
+    kstreams: Kstreams, arguments: tuple[str, ...], named: str
+) -> None:
     status, out, err = kstreams(*arguments)
-    assert (status, out) == (2, "")
-    assert close in squeeze(err)
+    assert (status, out, "Traceback" in err) == (2, "", False)
+    assert named in squeeze(err)
 
 
 @pytest.mark.parametrize("arguments", [("broker", "status"), ("config", "show"), ("run", "shop.py")], ids=" ".join)
-def test_misspelled_variable_is_refused_by_each_command(arguments: tuple[str, ...]) -> None:
-    assert kstreams(*arguments, KSTREAMS_COMIT_RECORDS="5") == (
-        2,
-        "",
-        (
-            "error: SettingsError: KSTREAMS_COMIT_RECORDS is no setting of kstreams_py: did you mean "
-            "KSTREAMS_COMMIT_RECORDS? (correct it, or unset it)\n"
-        ),
+def test_misspelled_variable_is_refused_by_each_command(kstreams: Kstreams, arguments: tuple[str, ...]) -> None:
+    message = (
+        "error: SettingsError: KSTREAMS_COMIT_RECORDS is no setting of kstreams_py: did you mean "
+        "KSTREAMS_COMMIT_RECORDS? (correct it, or unset it)\n"
     )
+    assert kstreams(*arguments, KSTREAMS_COMIT_RECORDS="5") == (2, "", message)
 
 
-def test_misspelled_topic_and_option_of_a_processor_are_refused_with_a_suggestion(graph: Path) -> None:
-    for line, message in {
-        "graph.sink('orderz', id='q')(print)": "processor 'q': there is no topic 'orderz': did you mean orders?",
-        "graph.sink(orders, id='q', guarante='x')(print)": (
-            "processor 'q' has no option 'guarante': did you mean guarantee?"
+@pytest.mark.parametrize(
+    ("topic", "options", "message"),
+    [
+        ("orderz", "", "processor 'q': there is no topic 'orderz': did you mean orders?"),
+        ("orders", ", guarante='x'", "processor 'q' has no option 'guarante': did you mean guarantee?"),
+        (
+            "orders",
+            ", guarantee='exactly_one'",
+            "processor 'q': guarantee 'exactly_one' is not known: did you mean exactly_once?",
         ),
-        "graph.sink(orders, id='q', guarantee='exactly_one')(print)": (
-            "processor 'q': guarantee 'exactly_one' is not known: did you mean exactly_once?"
-        ),
-    }.items():
-        graph.write_text(f"{GRAPH}orders = graph.topic('orders')\n{line}\n")
-        assert kstreams("graph", graph) == (2, "", f"error: GraphError: {graph}, line 7: {message}\n")
+    ],
+)
+def test_misspelled_topic_or_option_of_a_processor_is_refused_with_a_suggestion(
+    kstreams: Kstreams, graph: Path, topic: str, options: str, message: str
+) -> None:
+    graph.write_text(f"{GRAPH}orders = graph.topic('orders')\ngraph.sink('{topic}', id='q'{options})(print)\n")
+    assert kstreams("graph", graph) == (2, "", f"error: GraphError: {graph}, line 7: {message}\n")
 
 
-def test_settings_are_shown_with_their_values_and_origins(tmp_path: Path) -> None:
+def test_settings_are_shown_with_their_values_and_origins(kstreams: Kstreams, tmp_path: Path) -> None:
     file = tmp_path / "shop.toml"
     file.write_text("commit_records = 5\n[kafka]\nsasl.password = 'hunter2'\n")
     status, out, err = kstreams("config", "show", "--config", file, "-b", "a:1", KSTREAMS_DRAIN_TIMEOUT_MS="7")
@@ -228,11 +250,11 @@ while True:
 """
 
 
-def interrupt(command: list[object], there: Path, **changed: str) -> tuple[int, str]:
+def interrupt(words: list[object], there: Path, **changed: str) -> tuple[int, str]:
     """Sends SIGINT once the file exists; returns the exit status and all output of the command."""
     accept_interrupts()
     with subprocess.Popen(
-        list(map(str, command)),
+        list(map(str, words)),
         env=environment(**changed),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

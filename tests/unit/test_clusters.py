@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -94,12 +94,8 @@ def test_sink_whose_dead_letters_are_elsewhere_makes_each_once(graph: ks.Graph) 
 
 def stores_rows(graph: ks.Graph) -> None:
     graph.topic("dead", value=ks.dead_letters(), cluster="west")
-    graph.sink(
-        graph.topic("in"),
-        to=ks.PostgreSQL("postgresql://u:p@db:5432/d", table="t", columns=("a",)),
-        id="p",
-        errors="dead",
-    )(lambda value: value)
+    target = ks.PostgreSQL("postgresql://u:p@db:5432/d", table="t", columns=("a",))
+    graph.sink(graph.topic("in"), to=target, id="p", errors="dead")(lambda value: value)
 
 
 def keeps_no_journal(graph: ks.Graph) -> None:
@@ -131,58 +127,44 @@ def moves_dead_letters(graph: ks.Graph) -> None:
     graph.topic("dead", cluster="east")
 
 
+APART: Final = (
+    "processor {} writes to {} and its dead letters, 'dead', to {}, and no transaction spans both: give it "
+    "errors=None, or the name of another topic, which is then on the cluster of its outputs"
+)
+JOURNAL_NEEDED: Final = (
+    "processor 'p' writes to {} on cluster 'west', and no transaction spans two clusters: leave persistence out, or "
+    "give it 'journal'"
+)
+ONLY_WRITTEN: Final = (
+    "processor 'q' reads 'out' on cluster 'west': it can only write there; give a graph of its own to what reads it, "
+    "run with that cluster's bootstrap_servers"
+)
+WRITES_TO_BOTH: Final = (
+    "processor 'p' writes to cluster 'west' and, with 'here', to the graph's own cluster, and no transaction spans "
+    "both: write to one of them, and let another processor write to the other"
+)
+TOO_WEAK: Final = (
+    "processor 'p' is at_least_once and writes to cluster 'west': give it guarantee exactly_once, which goes through a "
+    "journal there"
+)
+NOT_MOVED: Final = "topic 'dead' takes dead letters of a processor that writes elsewhere: leave cluster= out"
+OWN, WEST = "the graph's own cluster", "cluster 'west'"
+
+
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (
-            reads_there,
-            ("processor 'q' reads 'out' on cluster 'west': it can only write there; give a graph of its own to what "
-            "reads it, run with that cluster's bootstrap_servers"),
-        ),
-        (
-            writes_to_both,
-            ("processor 'p' writes to cluster 'west' and, with 'here', to the graph's own cluster, and no transaction "
-            "spans both: write to one of them, and let another processor write to the other"),
-        ),
-        (
-            lambda graph: declare(graph, persistence="transaction"),
-            ("processor 'p' writes to 'out' on cluster 'west', and no transaction spans two clusters: leave "
-            "persistence out, or give it 'journal'"),
-        ),
-        (
-            lambda graph: declare(graph, guarantee="at_least_once"),
-            ("processor 'p' is at_least_once and writes to cluster 'west': give it guarantee exactly_once, which goes "
-            "through a journal there"),
-        ),
-        (
-            shares_dead_letters,
-            ("processor 'q' writes to the graph's own cluster and its dead letters, 'dead', to cluster 'west', and no "
-            "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
-            "of its outputs"),
-        ),
-        (
-            inherits_dead_letters,
-            ("processor 'p' writes to cluster 'west' and its dead letters, 'dead', to the graph's own cluster, and no "
-            "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
-            "of its outputs"),
-        ),
-        (
-            stores_rows,
-            ("processor 'p' writes to the graph's own cluster and its dead letters, 'dead', to cluster 'west', and no "
-            "transaction spans both: give it errors=None, or the name of another topic, which is then on the cluster "
-            "of its outputs"),
-        ),
-        (
-            keeps_no_journal,
-            ("processor 'p' writes to 'dead' on cluster 'west', and no transaction spans two clusters: leave "
-            "persistence out, or give it 'journal'"),
-        ),
-        (
-            moves_dead_letters,
-            "topic 'dead' takes dead letters of a processor that writes elsewhere: leave cluster= out",
-        ),
+        (reads_there, ONLY_WRITTEN),
+        (writes_to_both, WRITES_TO_BOTH),
+        (lambda graph: declare(graph, persistence="transaction"), JOURNAL_NEEDED.format("'out'")),
+        (lambda graph: declare(graph, guarantee="at_least_once"), TOO_WEAK),
+        (shares_dead_letters, APART.format("'q'", OWN, WEST)),
+        (inherits_dead_letters, APART.format("'p'", WEST, OWN)),
+        (stores_rows, APART.format("'p'", OWN, WEST)),
+        (keeps_no_journal, JOURNAL_NEEDED.format("'dead'")),
+        (moves_dead_letters, NOT_MOVED),
     ],
-)  # fmt: skip
+)
 def test_declarations_that_no_transaction_spans_are_refused(
     graph: ks.Graph, mistake: Callable[[ks.Graph], None], message: str
 ) -> None:
@@ -428,7 +410,7 @@ def test_journal_that_has_lost_a_delivery_to_the_other_cluster_ends_the_worker(
     )
 
 
-def test_worker_that_another_has_replaced_while_it_read_the_evidence_tries_again_and_is_no_contradiction(
+def test_worker_replaced_while_it_read_the_evidence_tries_again(
     bench: Bench,
 ) -> None:
     """It was frozen between the journal and the record beside the outputs: it ended with status 5, for an operator."""
@@ -458,7 +440,7 @@ def test_delivery_that_is_committed_before_its_worker_is_fenced_counts(
     assert bench.journal.recover({IN: 3}) == ({IN: 5}, {})
 
 
-def test_deliveries_before_the_newest_snapshot_and_those_that_a_reset_forgot_decide_nothing(bench: Bench) -> None:
+def test_deliveries_before_the_newest_snapshot_or_a_reset_decide_nothing(bench: Bench) -> None:
     later = Snapshot("g.p", 0, (Start("in", bench.topic_id, 5),))
     nil = replace(
         bench.attempt, type=RecordType.NIL, snapshot=later.hash, inputs=(Start("in", bench.topic_id, 6),), outputs=()
@@ -473,7 +455,7 @@ def test_deliveries_before_the_newest_snapshot_and_those_that_a_reset_forgot_dec
 
 
 @pytest.mark.parametrize(("cluster", "before", "on"), [("west", "", ""), ("", "west", " on cluster 'west'")])
-def test_delivery_to_outputs_that_were_moved_is_decided_by_the_offsets_if_they_are_behind_it(
+def test_delivery_to_outputs_that_were_moved_is_decided_by_offsets_behind_it(
     cluster: str, before: str, on: str
 ) -> None:
     bench = Bench(cluster)

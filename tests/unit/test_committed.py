@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kstreams_py.errors import (
-    BrokerUnavailable,
-    Retriable,
-)
+from kstreams_py.errors import BrokerUnavailable, Retriable
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.records import TopicPartition
 from tests.unit.fakes import raise_error
@@ -19,7 +16,7 @@ def test_committed_offsets_of_no_partition_make_no_request() -> None:
     assert (bench.committed.read([]), bench.take_requests()) == ({}, [])
 
 
-def test_committed_offsets_that_stay_pending_are_logged_every_30_seconds_with_the_cause(
+def test_committed_offsets_that_stay_pending_are_logged_every_30_seconds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench()

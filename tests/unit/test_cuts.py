@@ -74,6 +74,7 @@ def test_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
 
 
 NO_NUMBER = {"topic": "in", "topic_id": "", "offsets": ["7"]}
+BELOW_ZERO = {"start": 0, "settled": -1, "end": 0}
 
 
 @pytest.mark.parametrize(
@@ -82,18 +83,8 @@ NO_NUMBER = {"topic": "in", "topic_id": "", "offsets": ["7"]}
         ({"format": "kstreams_py positions 1"}, f"it has no {FORMAT!r} as its format"),
         ({"topics": None}, "'NoneType' object has no attribute 'items'"),
         ({"topics": {"out": {"topic_id": "t"}}}, "'partitions' is missing"),
-        (
-            {"topics": {"out": {"topic_id": "t", "partitions": [{"start": 0, "settled": -1, "end": 0}]}}},
-            "-1 is no offset",
-        ),
-        (
-            {
-                "writers": [
-                    {"processor": "p", "outputs": [], "inputs": [{"topic": "in", "topic_id": "", "offsets": ["7"]}]}
-                ]
-            },
-            "'7' is no offset",
-        ),
+        ({"topics": {"out": {"topic_id": "t", "partitions": [BELOW_ZERO]}}}, "-1 is no offset"),
+        ({"writers": [{"processor": "p", "outputs": [], "inputs": [NO_NUMBER]}]}, "'7' is no offset"),
     ],
 )
 def test_text_that_is_no_cut_is_refused_with_the_reason(change: dict[str, Any], why: str) -> None:
@@ -109,12 +100,9 @@ def test_text_that_is_no_object_is_refused() -> None:
             Cut.decode(text, "c.json")
 
 
-def test_range_between_two_cuts_is_from_what_was_settled_and_of_an_added_partition_from_its_start() -> None:
-    old, new = make_cut(Span(0, 5, 8)), make_cut(Span(2, 9, 12), Span(1, 3, 4))
-    assert (new.spans("out", None), new.spans("out", old)) == (
-        (Span(2, 9, 12), Span(1, 3, 4)),
-        (Span(5, 9, 12), Span(1, 3, 4)),
-    )
+def test_range_between_two_cuts_is_from_what_was_settled_or_from_the_start() -> None:
+    old, new = make_cut(Span(0, 5, 8)), make_cut(Span(2, 9, 12), added := Span(1, 3, 4))
+    assert (new.spans("out", None), new.spans("out", old)) == ((Span(2, 9, 12), added), (Span(5, 9, 12), added))
 
 
 UNFINISHED = "topic 'out': the cut to start from was not finished before the other one was begun"
@@ -163,7 +151,7 @@ def test_topics_are_by_default_all_that_are_on_the_own_cluster() -> None:
     assert str(caught.value) == "graph 'g' has no topic 'oot': did you mean out?"
 
 
-def test_writers_are_the_processors_that_write_a_topic_or_its_dead_letters_each_after_its_readers() -> None:
+def test_writers_are_those_of_a_topic_or_its_dead_letters_each_after_its_readers() -> None:
     graph = make_graph()
     assert [[p.id for p in choose_writers(graph, names)] for names in (["in"], ["mid"], ["mid", "out"], ["dead"])] == [
         [], ["first"], ["second", "first"], ["second", "first"],
@@ -200,8 +188,7 @@ NO_HASH = "its outputs have no delivery hash (hash_header=False)"
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
-    [({"hash_header": False}, NO_HASH), ({"persistence": "journal"}, JOURNALED)],
+    ("options", "why"), [({"hash_header": False}, NO_HASH), ({"persistence": "journal"}, JOURNALED)]
 )
 def test_processor_whose_transactions_cannot_be_told_is_refused_with_the_reason(
     options: dict[str, Any], why: str

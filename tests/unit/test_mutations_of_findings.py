@@ -62,7 +62,7 @@ def test_finding_10_pending_offsets_without_a_warning_are_detected(
 ) -> None:
     monkeypatch.setattr(CommittedOffsets, "_name_what_holds", lambda *_: None)
     with pytest.raises(FAILURE, match="have not been readable"):
-        test_committed.test_committed_offsets_that_stay_pending_are_logged_every_30_seconds_with_the_cause(
+        test_committed.test_committed_offsets_that_stay_pending_are_logged_every_30_seconds(
             monkeypatch, caplog
         )
 
