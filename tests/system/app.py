@@ -198,12 +198,12 @@ MakeApp = Callable[..., App]
 
 
 @contextmanager
-def app_factory(directory: Path, name: str, settings: MakeSettings, **options: Any) -> Iterator[MakeApp]:
-    """A factory of apps, `make(partitions=1, **settings)`; kills their workers at the end of the block."""
+def app_factory(directory: Path, name: str, settings: MakeSettings, options: str = "") -> Iterator[MakeApp]:
+    """A factory of apps, `make(partitions=1, options="", **settings)`; kills their workers at the end of the block."""
     apps: list[App] = []
 
-    def make(partitions: int = 1, **changed: Any) -> App:
-        apps.append(App(directory, name, settings(**changed), partitions=partitions, **options))
+    def make(partitions: int = 1, options: str = options, **changed: Any) -> App:
+        apps.append(App(directory, name, settings(**changed), partitions=partitions, options=options))
         return apps[-1]
 
     yield make

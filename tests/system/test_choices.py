@@ -10,9 +10,8 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
+from tests.system.app import MakeSettings
 from tests.system.harness import Cluster, metadata, running, wait_until
-
-MakeSettings = Callable[..., Settings]
 
 
 class Merge:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,8 @@ import kstreams_py as ks
 from kstreams_py import Settings, Step
 from kstreams_py.graph.hashes import joined_hash
 from tests.clusters import open_cluster
+from tests.system.app import MakeSettings
 from tests.system.harness import Cluster, running, wait_until
-
-MakeSettings = Callable[..., Settings]
 
 
 def numbered(prefix: str, count: int) -> list[bytes]:

@@ -8,8 +8,6 @@ import re
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sized
@@ -22,14 +20,14 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 
 from bench.servers import Server, start_redis
-from kstreams_py.embedded.process_table import await_stopped
 from kstreams_py.errors import Replaced, StoreUnavailable, TopicError
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import ID_HEADER, KIND_HEADER, PREV_HEADER, UUID_HEADER
 from kstreams_py.ordering.front_end import open_storage
-from tests.system.command import kstreams
+from tests.system.command import clean_environment, kstreams
 from tests.system.cutting_proxy import Cut, CuttingProxy, choose_at_random
-from tests.system.harness import Cluster
+from tests.system.harness import Cluster, await_stopped
+from tests.system.launcher import Launched
 from tests.system.ordering_point import NAME as DYING
 from tests.system.ordering_point import die_at
 from tests.waiting import wait_until
@@ -72,14 +70,14 @@ class Workers:
     def __init__(self, cluster: Cluster, store: str, topic: str, directory: Path) -> None:
         self._directory = directory
         self._where = ["--store", store, "--topic", topic, "-b", cluster.bootstrap_servers]
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Launched] = []
 
-    def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *options: str) -> Launched:
         """Starts a worker of few lanes and small batches."""
-        sizes = ["--lanes", "3", "--batch", "4"]
-        command = [sys.executable, "-m", "kstreams_py", "order", "--name", name, *sizes, *options, *self._where]
+        words = ("order", "--name", name, "--lanes", 3, "--batch", 4, *options, *self._where)
         with self._log(name).open("ab") as log:
-            self._started.append(process := subprocess.Popen(command, stderr=log))
+            process = Launched(words, clean_environment({}), stdout=log.fileno(), stderr=log.fileno())
+        self._started.append(process)
         return process
 
     def read_log(self, name: str) -> str:
@@ -88,8 +86,9 @@ class Workers:
 
     def take_over(self, name: str) -> str:
         """Runs `kstreams order takeover`; returns what it printed."""
-        command = [sys.executable, "-m", "kstreams_py", "order", "takeover", name, "--yes", *self._where]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        done = kstreams("order", "takeover", name, "--yes", *self._where, environment={})
+        assert done.status == 0, done
+        return done.out
 
     def _log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
@@ -117,9 +116,29 @@ def workers(cluster: Cluster, store: str, name: str, tmp_path: Path) -> Iterator
         yield found
 
 
-@pytest.mark.parametrize("arguments", [["status"], ["takeover", "one", "--topic", "t", "--yes"], ["--topic", "t"]])
-@pytest.mark.parametrize("listens", [False, True], ids=["no server", "a server that gives no answer"])
-def test_store_that_is_away_at_the_start_is_one_message_which_names_it(arguments: list[str], *, listens: bool) -> None:
+AWAY: Final = {
+    "status": ["status"],
+    "takeover": ["takeover", "one", "--topic", "t", "--yes"],
+    "worker": ["--topic", "t"],
+}
+
+
+@pytest.mark.parametrize("arguments", AWAY.values(), ids=list(AWAY))
+def test_store_that_is_away_at_the_start_is_one_message_which_names_it(arguments: list[str]) -> None:
+    check_store_that_is_away(arguments, listens=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    # the time-out of the client is that of each command
+    [pytest.param(each, marks=() if name == "worker" else pytest.mark.long) for name, each in AWAY.items()],
+    ids=list(AWAY),
+)
+def test_store_that_gives_no_answer_at_the_start_is_one_message_which_names_it(arguments: list[str]) -> None:
+    check_store_that_is_away(arguments, listens=True)
+
+
+def check_store_that_is_away(arguments: list[str], *, listens: bool) -> None:
     with closing(socket.socket()) as server:
         server.bind(("127.0.0.1", 0))
         if listens:
@@ -265,7 +284,7 @@ def test_events_keep_their_order_while_workers_are_killed(
         ]
 
 
-def freeze(process: subprocess.Popen[bytes], store: str) -> bool:
+def freeze(process: Launched, store: str) -> bool:
     """Stops a process; lets it run on, and returns False, if it holds the lock of an SQLite file."""
     process.send_signal(signal.SIGSTOP)
     await_stopped(process.pid)
@@ -388,7 +407,7 @@ def end_and_judge(
     cluster: Cluster,
     topic: str,
     workers: Workers,
-    running: dict[str, subprocess.Popen[bytes]],
+    running: dict[str, Launched],
     asked: str,
     store: str,
     changes: int,

@@ -42,6 +42,7 @@ def servers() -> Iterator[str]:
         # the broker creates its own topics
         cluster.transaction("first", [("first", b"")])
         cluster.set_committed("first", {("first", 0): 0})
+        del cluster  # its client may not end once the broker has
         yield kafka.bootstrap_servers
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from tests.clusters import open_cluster
+from tests.system.app import MakeSettings
 from tests.system.harness import Cluster, RunningSlot, list_transactional_ids, running, wait_until
 
 EXACTLY_ONCE = producer_mode(Guarantee.EXACTLY_ONCE, Durability.COMMITTED)
-MakeSettings = Callable[..., Settings]
 
 
 def copying(name: str) -> ks.Graph:

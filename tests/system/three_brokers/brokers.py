@@ -57,7 +57,7 @@ class Suffering:
                 assert (worker.wait(), "holds" in worker.text) == (3, False), worker.text
                 self.workers[slot] = self.start(slot)
 
-    def await_more(self, count: int = 50) -> None:
+    def await_more(self, count: int = 40) -> None:
         """Waits for more outputs."""
         least = self.count() + count
 
@@ -117,12 +117,12 @@ class Suffering:
 
     def redeploy(self, *_: int) -> None:
         """Stops one worker after the other, and starts it again."""
-        for slot, worker in enumerate(self.workers):
+        for slot in range(len(self.workers)):
             self.await_joined()
-            self.recorder.history.fault(f"worker {slot} is stopped")
-            self.stop(worker)
-            self.workers[slot] = self.start(slot)
             self.await_more()
+            self.recorder.history.fault(f"worker {slot} is stopped")
+            self.stop(self.workers[slot])
+            self.workers[slot] = self.start(slot)
 
     def stop(self, *workers: WorkerProcess) -> None:
         for worker in workers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from tests.clusters import open_cluster
 from tests.contract.targets import RedisTarget
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept
-from tests.system.recorder import Record, Recorder
+from tests.system.recorder import Reader, Record, Recorder
 from tests.system.three_brokers.brokers import BROKERS, IN_SYNC, Suffering
 
 GRAPH: Final = """
@@ -84,7 +85,7 @@ OUTPUTS: Final = ("merged", "counted", "near", "joined", "even", "odd", "copied"
 
 PARTITIONS: Final = 2
 
-PER_SECOND: Final = 60
+PER_SECOND: Final = 40
 
 FAULTS: Final = 14
 """Brokers that fail and come back, and workers that end, start, are frozen and resumed."""
@@ -102,8 +103,8 @@ class Run:
             bootstrap_servers=brokers.bootstrap_servers,
             schema_directory=directory / "schemas",
             state_directory=directory / "state",
-            session_timeout_ms=6_000,
-            transaction_timeout_ms=6_000,
+            session_timeout_ms=30_000,  # nothing here waits for its end, and a slow machine keeps it
+            transaction_timeout_ms=30_000,
         )
         self.recorder = Recorder(brokers.bootstrap_servers)
         self.cluster = self.recorder.cluster
@@ -115,6 +116,7 @@ class Run:
             GRAPH.format(name=name, target=pickle.dumps(target.declare({"number": int}))), encoding="utf-8"
         )
         self.started: list[WorkerProcess] = []
+        self.reader: Reader | None = None
         self.suffering = Suffering(brokers, self.recorder, self.start, (*INPUTS,), self.count, seed=1)
 
     def topic(self, short: str) -> str:
@@ -125,30 +127,37 @@ class Run:
         return self.started[-1]
 
     def count(self) -> int:
-        """The least number of outputs that a processor has delivered exactly once."""
-        return min(len(self.cluster.read(self.topic(short))) for short in ("counted", "joined"))
+        """The least number of outputs that a processor has delivered exactly once, as a reader has read them."""
+        assert self.reader is not None
+        assert self.reader.failure is None, self.reader.failure
+        return min(len(self.reader.values[self.topic(short)]) for short in ("counted", "joined"))
 
     def record(self, number: int) -> Record:
         return self.topic("more" if number % 4 == 3 else "in"), b"%d" % number, b"%d" % (number % 40), -1
 
     def deliver(self) -> None:
-        """Delivers what is fed while one fault follows the other."""
-        controlled = open_cluster(self.settings)
+        """Delivers what is fed while one fault follows the other, and a reader reads all outputs."""
+        with self.recorder.reading(*map(self.topic, OUTPUTS)) as self.reader:
+            with self.recorder.feeding(self.record, per_second=PER_SECOND):
+                self.suffer()
+            self.suffering.resume()
+            for processor, inputs in INPUTS.items():
+                self.recorder.await_done(f"{self.name}.{processor}", *map(self.topic, inputs))
+            self.suffering.finish()
+            self.recorder.await_no_open_transaction(*map(self.topic, OUTPUTS))
+            self.reader.finish()
+
+    def suffer(self) -> None:
+        suffering, controlled = self.suffering, open_cluster(self.settings)
         described = controlled.topics([self.topic("in")])
-        suffering = self.suffering
-        with self.recorder.feeding(self.record, per_second=PER_SECOND):
-            suffering.begin()
-            suffering.await_more()
-            killed = controlled._topics.client.list_topics().controller_id
-            suffering.kill_one(killed)
-            wait_until(lambda: self.describes(controlled, described), "the topics are described", SOON)
-            suffering.freeze_one((killed + 1) % BROKERS)
-            suffering.restart_one((killed + 2) % BROKERS)
-            suffering.redeploy()
-        suffering.resume()
-        for processor, inputs in INPUTS.items():
-            self.recorder.await_done(f"{self.name}.{processor}", *map(self.topic, inputs))
-        suffering.finish()
+        suffering.begin()
+        suffering.await_more()
+        killed = controlled._topics.client.list_topics().controller_id
+        suffering.kill_one(killed)
+        wait_until(lambda: self.describes(controlled, described), "the topics are described", SOON)
+        suffering.freeze_one((killed + 1) % BROKERS)
+        suffering.restart_one((killed + 2) % BROKERS)
+        suffering.redeploy()
 
     def describes(self, controlled: Any, described: Any) -> bool:
         try:
@@ -188,13 +197,16 @@ class Run:
         assert self.cluster.values(topic("errors")) == []
 
     def verify_bounds(self) -> None:
-        """Each fault costs a partition at most one run of records."""
+        """Each fault costs a partition at most one run of records, which is lost, or is written again."""
         for partition in range(PARTITIONS):
             fed = self.values("in", partition)
             assert_kept(Guarantee.AT_MOST_ONCE, self.values("copied", partition), fed, FAULTS)
             for short, rest in (("even", 0), ("odd", 1)):
-                expected = [value for value in fed if int(value) % 2 == rest]
-                assert_kept(Guarantee.AT_LEAST_ONCE, self.values(short, partition), expected, FAULTS)
+                found = self.values(short, partition)
+                assert [*dict.fromkeys(found)] == [value for value in fed if int(value) % 2 == rest]
+                # a frozen worker may write its run again once the others have gone on
+                again = [after for before, after in pairwise(found) if int(after) <= int(before)]
+                assert len(again) <= FAULTS, again
 
     def verify_state(self) -> None:
         """Each record of a key has the next number."""
