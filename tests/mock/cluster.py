@@ -169,7 +169,7 @@ class MockCluster:
         """Creates topics with one leader for all partitions; the default replication is the number of brokers."""
         for topic in topics:
             self._call("rd_kafka_mock_topic_create", topic.encode(), partitions, replication or self._brokers)
-            for partition in range(partitions):
+            for partition in range(partitions if self._brokers > 1 else 0):  # each call waits for the mock's thread
                 self.set_leader(topic, partition, leader)
 
     def set_topic_error(self, topic: str, error: int) -> None:

@@ -110,6 +110,11 @@ SETTINGS: Final = [
 Made at import: pytest changes the environment while cells run.
 """
 
+SESSION: Final = 15_000
+"""Session time-out of members after one error, in milliseconds. It is most of the time of a cell that joins again: a
+member waits for its JoinGroup one session less a second (cluster.py). `Settings` demands as much as a transaction has.
+"""
+
 CODES_OF_A_GROUP: Final = {E.GROUP_AUTHORIZATION_FAILED, E.INVALID_GROUP_ID}
 """Error codes of FindCoordinator for a group only."""
 
@@ -372,7 +377,10 @@ class Run:
             return value
 
         self._mock.create(INPUT, OUTPUT, DEAD_LETTERS, graph.beginnings)
-        self._settings = SETTINGS[cell.forever].model_copy(update={"bootstrap_servers": self._mock.bootstrap_servers})
+        changed: dict[str, Any] = {"bootstrap_servers": self._mock.bootstrap_servers}
+        if not cell.forever:
+            changed["session_timeout_ms"] = SESSION
+        self._settings = SETTINGS[cell.forever].model_copy(update=changed)
         self._cluster = CellCluster(self._settings, taken=cell.taken, patient=not cell.forever)
         self._worker: Worker | None = None
 
@@ -423,8 +431,8 @@ class Run:
 
     def _clear_errors(self) -> None:
         self._mock.clear()
-        for topic in (INPUT, OUTPUT):
-            self._mock.set_topic_error(topic, 0)
+        if self._cell.topic:
+            self._mock.set_topic_error(self._cell.topic, 0)
 
     def _drive(self) -> None:
         cell = self._cell
@@ -456,6 +464,7 @@ class Run:
             self._until(lambda: self._is_done(RECORDS + 1), "the next record is committed")
             return
         self._run_under_errors()
+        self._seen.answers = len(self._mock.requests(cell.api))
         self._clear_errors()
         if cell.api is Api.Heartbeat:
             self._write(range(1, RECORDS))
@@ -505,11 +514,13 @@ class Run:
         seen, cell = self._seen, self._cell
         assert self._worker is not None
         before, begun, turns = len(seen.warnings), time.monotonic(), 0
+        counted = before
         while (seconds := time.monotonic() - begun) < ENDLESS_SECONDS:
             turns += 1
             self._worker.run_turn()
-            seen.waited = self._repeated_warning(before)
-            seen.answers = len(self._mock.requests(cell.api))
+            if len(seen.warnings) > counted:
+                counted = len(seen.warnings)
+                seen.waited = self._repeated_warning(before)
             if seen.waited:
                 return
             # during the errors of Heartbeat no record is written, so there is nothing to commit

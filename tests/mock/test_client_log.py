@@ -28,7 +28,7 @@ SETTINGS = {
     "log.connection.close": True,
     "socket.timeout.ms": 60_000,
     "retry.backoff.ms": 750,  # longer than a consumer needs to find its coordinator again
-    "fetch.wait.max.ms": 0,
+    "fetch.wait.max.ms": 100,
 }
 
 
