@@ -37,7 +37,7 @@ def workers(kafka: Broker, network: Network, data: Path) -> Iterator[list[Docker
         ]
 
 
-def test_broker_image_serves_workers_outside_of_containers_that_deliver_every_flight_once(
+def test_broker_image_serves_workers_outside_containers_that_deliver_flights_once(
     kafka: Broker, data: Path, tmp_path: Path
 ) -> None:
     environment = {**kafka.settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(data)}
@@ -50,7 +50,7 @@ def test_broker_image_serves_workers_outside_of_containers_that_deliver_every_fl
     assert flights.failed_checks(data) == []
 
 
-def test_worker_image_drains_on_sigterm_and_its_restarted_slot_delivers_every_flight_once(
+def test_worker_image_drains_on_sigterm_and_started_again_delivers_each_flight_once(
     kafka: Broker, workers: list[DockerContainer], data: Path
 ) -> None:
     flights = Flights(kafka.settings, RECORDS)
@@ -64,7 +64,7 @@ def test_worker_image_drains_on_sigterm_and_its_restarted_slot_delivers_every_fl
     assert flights.failed_checks(data) == []
 
 
-def test_worker_of_compose_exits_with_0_if_its_slot_was_taken_and_otherwise_with_its_status(images: None) -> None:
+def test_worker_of_compose_exits_with_0_if_its_slot_was_taken_else_with_its_status(images: None) -> None:
     entrypoint = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["worker-0"]["entrypoint"]
     *tini, program = entrypoint
     assert program == "kstreams"

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kstreams_py.embedded.process_table import await_stopped
-from tests.system.harness import Cluster, wait_until
+from tests.system.harness import Cluster, await_stopped, wait_until
 from tests.system.launcher import Launched
 from tests.waiting import WAIT
 
@@ -103,6 +102,14 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def start_time(pid: int) -> str:
+    """When a process has started, in the clock of the system; "" if it has ended. Process ids are given again."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def list_children(pid: int) -> list[int]:

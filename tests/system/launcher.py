@@ -26,6 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import typer.main
+
 ROOT: Final = Path(__file__).parents[2]
 
 REQUEST_BYTES: Final = 1 << 17
@@ -178,11 +180,14 @@ def _become(arguments: list[str], environment: dict[str, str], directory: str) -
 
 if __name__ == "__main__":
     import kstreams_py.cli.main
-    import kstreams_py.running.endpoints  # noqa: F401  # imported for a run with --http
+    import kstreams_py.running.endpoints  # imported for a run with --http
 
     with warnings.catch_warnings(action="ignore"):
         import kafka.admin  # noqa: F401  # imported by most commands that ask a broker
 
+    # typer makes the commands of functions at each call of an app, which takes a tenth of a second
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(kstreams_py.cli.main.app)
     gc.freeze()  # what is imported is not copied by the garbage collection of a child
     if (given := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         sys.argv[1:] = given

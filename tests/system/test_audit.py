@@ -11,7 +11,7 @@ import pytest
 
 from kstreams_py.records import HASH_HEADER
 from tests.system.harness import Cluster, WorkerProcess, wait_until
-from tests.system.test_recover import Site
+from tests.system.operated import Site
 
 GRAPH = """
 def check(value):
@@ -32,7 +32,7 @@ graph.alts(topic("a"), topic("b"), to=topic("out"), id="alts", **options)(lambda
 graph.map(topic("joined"), to=topic("out"), id="twice", **options)(twice)
 """
 
-RECORDS = 3_000
+RECORDS = 1_000
 FAILED = RECORDS // 10
 WRITTEN = RECORDS - FAILED
 CLEAN = [

@@ -20,7 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kstreams_py.embedded import EmbeddedKafka, broker, detached, post_mortem
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
+from kstreams_py.embedded.nodes import free_ports
 from kstreams_py.errors import BrokerUnavailable, SettingsError
+from tests.system import command
 from tests.waiting import accept_interrupts, wait_until
 
 QUIET = {"log_level": 0}
@@ -37,10 +39,22 @@ def java() -> Path:
     return find_java()
 
 
+CLUSTER_ID = "-kU3OEVBNTcwNTJENDM2Qg"
+"""A leading dash was read as an option once."""
+
+
+def write_identity(directory: Path) -> None:
+    """Makes of an empty directory that of a cluster with one broker."""
+    identity = {"cluster_id": CLUSTER_ID, "ports": [free_ports([None] * 2)]}
+    (directory / "cluster.json").write_text(json.dumps(identity))
+
+
 @pytest.fixture(scope="module")
-def one(classpath: list[Path], java: Path) -> Iterator[EmbeddedKafka]:
-    """One broker for the tests of this module that do not change its state for others."""
-    with EmbeddedKafka(classpath, java) as kafka:
+def one(classpath: list[Path], java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """One broker with a kept directory, for the tests of this module that do not change its state for others."""
+    directory = tmp_path_factory.mktemp("one")
+    write_identity(directory)
+    with EmbeddedKafka(classpath, java, data_dir=directory) as kafka:
         yield kafka
 
 
@@ -89,6 +103,7 @@ def test_started_broker_stores_and_returns_a_record(one: EmbeddedKafka, topic_na
     create(one.bootstrap_servers, topic_name)
     produce(one.bootstrap_servers, topic_name, b"first")
     assert read_values(one.bootstrap_servers, topic_name, 1) == [b"first"]
+    assert ".jsa" in Path(f"/proc/{one.pids[0]}/maps").read_text(), "the archive of classes is mapped"
 
 
 def test_broker_listens_on_loopback_only(one: EmbeddedKafka) -> None:
@@ -102,15 +117,6 @@ def test_broker_that_is_paused_is_silent_until_resumed(one: EmbeddedKafka) -> No
     assert is_silent(one.bootstrap_servers)
     one.resume(0)
     wait_until(lambda: answers(one.bootstrap_servers), "the broker answers again")
-
-
-def test_broker_that_is_killed_and_restarted_has_its_records(one: EmbeddedKafka, topic_name: str) -> None:
-    create(one.bootstrap_servers, topic_name)
-    produce(one.bootstrap_servers, topic_name, b"before")
-    one.kill(0)
-    assert is_silent(one.bootstrap_servers)
-    one.restart(0)
-    assert read_values(one.bootstrap_servers, topic_name, 1) == [b"before"]
 
 
 def test_directory_in_use_is_refused(one: EmbeddedKafka, classpath: list[Path], java: Path) -> None:
@@ -128,6 +134,7 @@ def test_port_in_use_is_refused(one: EmbeddedKafka, classpath: list[Path], java:
     assert str(refused.value) == f"port {port} of 127.0.0.1 is taken: choose another"
 
 
+@pytest.mark.long  # that brokers map it, all do
 def test_archive_of_classes_is_written_once_and_mapped_by_the_brokers_that_follow(
     classpath: list[Path], java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +149,7 @@ def test_archive_of_classes_is_written_once_and_mapped_by_the_brokers_that_follo
         assert str(archive) in Path(f"/proc/{kafka.pids[0]}/maps").read_text()
 
 
+@pytest.mark.long
 def test_archive_of_classes_that_is_not_written_leaves_nothing(
     classpath: list[Path], java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,24 +160,20 @@ def test_archive_of_classes_that_is_not_written_leaves_nothing(
     assert list((tmp_path / "classes").iterdir()) == []
 
 
+@pytest.mark.long  # in the quick tier, the broker of `kstreams dev` does
 def test_broker_with_a_kept_directory_restarts_as_the_same_cluster(
     classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
 ) -> None:
-    identity = {
-        "cluster_id": "-kU3OEVBNTcwNTJENDM2Qg",
-        "ports": [[20001, 20002]],
-    }  # a leading dash was read as an option once
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "cluster.json").write_text(json.dumps(identity))
-    with EmbeddedKafka(classpath, java, data_dir=tmp_path / "kept") as kafka:
+    write_identity(tmp_path)
+    with EmbeddedKafka(classpath, java, data_dir=tmp_path) as kafka:
         first = kafka.bootstrap_servers
         create(first, topic_name)
         produce(first, topic_name, b"kept")
-    cluster = (tmp_path / "kept" / "cluster.json").read_text()
-    with EmbeddedKafka(classpath, java, data_dir=tmp_path / "kept") as kafka:
+    cluster = (tmp_path / "cluster.json").read_text()
+    with EmbeddedKafka(classpath, java, data_dir=tmp_path) as kafka:
         assert kafka.bootstrap_servers == first
         assert read_values(first, topic_name, 1) == [b"kept"]
-    assert (tmp_path / "kept" / "cluster.json").read_text() == cluster
+    assert (tmp_path / "cluster.json").read_text() == cluster
 
 
 def test_broker_ends_and_deletes_its_data_when_its_owner_is_killed() -> None:
@@ -217,6 +221,7 @@ def test_setting_that_kafka_refuses_is_named(classpath: list[Path], java: Path) 
     )
 
 
+@pytest.mark.long  # in the quick tier, the command starts, reports and stops one
 @pytest.mark.usefixtures("own_state")
 def test_detached_broker_runs_until_it_is_stopped(classpath: list[Path], java: Path) -> None:
     assert detached.status() is None
@@ -240,6 +245,7 @@ def test_detached_broker_runs_until_it_is_stopped(classpath: list[Path], java: P
     assert detached.stop() is None
 
 
+@pytest.mark.long  # in the quick tier, the command starts, reports and stops one
 @pytest.mark.usefixtures("own_state")
 def test_detached_broker_that_died_is_reported_and_restarted(
     classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
@@ -278,24 +284,26 @@ def test_detached_stop_leaves_a_foreign_process_with_a_recorded_id_alone(tmp_pat
         foreign.kill()
 
 
-def kstreams(*arguments: str, **environment: str) -> tuple[int, str, str]:
+def kstreams(*arguments: object, **environment: str) -> tuple[int, str, str]:
     """Exit status, output and errors of the command `kstreams`, in this environment with the given changes."""
-    command = [sys.executable, "-m", "kstreams_py", *arguments]
-    ran = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
-    return ran.returncode, ran.stdout, ran.stderr
+    ended = command.kstreams(*arguments, environment=environment)
+    return ended.status, ended.out, ended.err
 
 
 def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: Path) -> None:
-    state = {"XDG_STATE_HOME": str(tmp_path)}
+    state, data = {"XDG_STATE_HOME": str(tmp_path)}, ("--data-dir", tmp_path / "data")
     assert kstreams("broker", "status", **state) == (1, "not running\n", "")
-    status, servers, errors = kstreams("broker", "start", "--data-dir", str(tmp_path / "data"), **state)
+    status, servers, errors = kstreams("broker", "start", *data, **state)
     try:
         assert (status, errors) == (0, "")
         servers = servers.strip()
         assert answers(servers)
-        assert kstreams("broker", "start", "--data-dir", str(tmp_path / "data"), **state) == (0, f"{servers}\n", "")
+        assert kstreams("broker", "start", *data, **state) == (0, f"{servers}\n", "")
         line = f"{servers} (1 of 1 brokers, data in {tmp_path / 'data'})\n"
         assert kstreams("broker", "status", **state) == (0, line, "")
+        status, output, errors = kstreams("broker", "start", "--brokers", 3, **state)
+        assert (status, output) == (2, "")
+        assert f"a different cluster runs already: 1 broker(s) at {servers}, data in {tmp_path / 'data'}" in errors
     finally:
         stopped = kstreams("broker", "stop", **state)
     assert stopped == (0, f"stopped {servers}\n", "")
@@ -310,10 +318,10 @@ def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(java:
     program.write_text(f'#!/bin/sh\ncase "$*" in *kafka.Kafka*) kill -STOP $$;; esac\nexec {java} "$@"\n')
     program.chmod(0o755)
     state = {"XDG_STATE_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path / "java")}
-    command = [Path(sys.executable).with_name("kstreams"), "broker", "start", "--data-dir", data]
+    start = [Path(sys.executable).with_name("kstreams"), "broker", "start", "--data-dir", data]
     accept_interrupts()
     with subprocess.Popen(
-        list(map(str, command)), env=os.environ | state, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        list(map(str, start)), env=os.environ | state, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as starting:
         wait_until((data / "broker-0" / "console.log").exists, "the broker is about to run")
         starting.send_signal(signal.SIGINT)
@@ -340,6 +348,7 @@ def test_port_that_does_not_exist_is_refused_and_no_data_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long  # which Java is found, unit tests show
 def test_command_without_java_starts_a_broker_on_that_of_the_wheel(tmp_path: Path) -> None:
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     machine = {"HOME": str(tmp_path), "JAVA_HOME": "", "PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
@@ -472,11 +481,19 @@ def test_broker_that_dies_of_a_full_disk_while_it_starts_names_the_full_disk(
     )
 
 
-def test_broker_that_died_of_a_full_disk_is_restarted_with_a_warning_once_space_is_free(
-    one: EmbeddedKafka, set_free_space: Callable[[int], None], caplog: pytest.LogCaptureFixture
+def crash(kafka: EmbeddedKafka) -> None:
+    """Kills a broker whose end its owner does not expect."""
+    kafka._running[0].kill()
+    kafka._running[0].wait()
+
+
+def test_broker_that_died_of_a_full_disk_restarts_with_its_records_once_it_has_room(
+    one: EmbeddedKafka, topic_name: str, set_free_space: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one._running[0].kill()
-    one._running[0].wait()
+    create(one.bootstrap_servers, topic_name)
+    produce(one.bootstrap_servers, topic_name, b"before")
+    crash(one)
+    assert is_silent(one.bootstrap_servers)
     with (one.data_dir / "broker-0" / "server.log").open("a") as log:
         log.write(ENDED_BY_A_FULL_DISK.format(data=one.data_dir))
     set_free_space(255)
@@ -490,11 +507,23 @@ def test_broker_that_died_of_a_full_disk_is_restarted_with_a_warning_once_space_
     assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {warning}"]
     set_free_space(300)
     one.restart(0)
-    assert answers(one.bootstrap_servers)
-    one._running[0].kill()
-    one._running[0].wait()
-    one.restart(0)
+    assert read_values(one.bootstrap_servers, topic_name, 1) == [b"before"]
+    assert json.loads((one.data_dir / "cluster.json").read_text())["cluster_id"] == CLUSTER_ID
     assert caplog.messages == [f"the embedded cluster in {one.data_dir}: {warning}"]
+
+
+@pytest.mark.long
+def test_full_disk_of_a_broker_that_was_restarted_since_is_not_warned_of_again(
+    one: EmbeddedKafka, set_free_space: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (one.data_dir / "broker-0" / "server.log").open("a") as log:
+        log.write(ENDED_BY_A_FULL_DISK.format(data=one.data_dir))
+    set_free_space(300)
+    for _ in range(2):
+        crash(one)
+        one.restart(0)
+        assert answers(one.bootstrap_servers)
+    assert len(caplog.messages) == 1, caplog.messages
 
 
 def test_command_names_the_full_disk_that_ended_a_broker(tmp_path: Path) -> None:

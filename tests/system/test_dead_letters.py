@@ -73,7 +73,7 @@ class Shop:
 
     def run_until(self, letters: int) -> None:
         """Runs the workers until there are so many dead letters."""
-        with command(self.directory, "run", self.file, environment=self.environment) as running:
+        with command(self.directory, "run", self.file, "--slot", 0, environment=self.environment) as running:
             wait_until(lambda: len(self.cluster.values(f"{self.name}.dead")) == letters, f"{letters} dead letters")
             running.send(signal.SIGTERM)
             assert running.wait() == 0, running.text
@@ -99,7 +99,7 @@ def encode(content: Any) -> bytes:
     return json.dumps(content).encode()
 
 
-def test_replay_that_is_killed_again_and_again_delivers_each_letter_once_by_the_command_line(shop: Shop) -> None:
+def test_replay_that_is_killed_again_and_again_delivers_each_letter_once(shop: Shop) -> None:
     orders = [encode({"number": n, "name": f"order {n}"}) for n in range(ORDERS)]
     orders[7] = encode({"number": 7})
     shop.cluster.write(f"{shop.name}.in", orders, keys=[b"%d" % n for n in range(ORDERS)])

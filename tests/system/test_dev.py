@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
+import pytest
+
 from kstreams_py import Settings
 from kstreams_py.embedded.nodes import free_ports
 from tests.system.command import RunningCommand, command, kstreams
@@ -48,9 +50,9 @@ def write_graph(directory: Path, name: str, more: str = "") -> Path:
     return file
 
 
-def await_loaded(running: RunningCommand, mark: str) -> None:
-    """Returns once both workers have loaded the code: a worker that starts after a save loads what was saved."""
-    for slot in range(2):
+def await_loaded(running: RunningCommand, workers: int, mark: str) -> None:
+    """Returns once all workers have loaded the code: a worker that starts after a save loads what was saved."""
+    for slot in range(workers):
         running.await_text(rf"\[{slot}\] loaded b'{mark}'")
 
 
@@ -81,26 +83,34 @@ def shown_records(running: RunningCommand, topic: str) -> list[tuple[int, int, s
     return [(each["partition"], each["offset"], each["value"]) for each in map(json.loads, lines)]
 
 
-def test_exactly_once_records_sent_through_two_reloads_are_delivered_and_shown_once(
-    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("workers", "reloads"),
+    [
+        pytest.param(1, 1, id="one reload"),
+        pytest.param(2, 2, id="two workers, two reloads", marks=pytest.mark.long),
+    ],
+)
+def test_exactly_once_records_sent_through_reloads_are_delivered_and_shown_once(
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path, workers: int, reloads: int
 ) -> None:
     cluster.create(f"{name}.in", partitions=4)
     file = write_graph(tmp_path, name, 'print("loaded", mark, flush=True)')
-    options = ("--workers", 2)
+    options = ("--workers", workers)
 
     def count(mark: bytes) -> int:
         return sum(value is not None and value.endswith(mark) for value in cluster.values(f"{name}.out"))
 
     with command(tmp_path, "dev", file, *options, environment=settings().as_environment()) as running:
-        running.await_text("2 workers, runs")
+        running.await_text(r"\d workers?, runs")
         with sending(cluster, f"{name}.in") as sent:
             wait_until(lambda: count(b"-1") > AT_ONCE, "outputs of the first code")
-            await_loaded(running, "-1")
+            await_loaded(running, workers, "-1")
             save(tmp_path / "beside.py", 'mark = b"-2"\n')  # of the same size, and often in the same second
             wait_until(lambda: count(b"-2") > AT_ONCE, "outputs of the second")
-            await_loaded(running, "-2")
-            save(file, GRAPH.format(name=name).replace("+ mark", '+ b"-3"'))
-            wait_until(lambda: count(b"-3") > AT_ONCE, "outputs of the third")
+            if reloads == 2:
+                await_loaded(running, workers, "-2")
+                save(file, GRAPH.format(name=name).replace("+ mark", '+ b"-3"'))
+                wait_until(lambda: count(b"-3") > AT_ONCE, "outputs of the third")
         wait_until(lambda: len(cluster.values(f"{name}.out")) >= len(sent), "all outputs")
         running.send(signal.SIGINT)
         assert running.wait() == 0, running.text
@@ -111,46 +121,10 @@ def test_exactly_once_records_sent_through_two_reloads_are_delivered_and_shown_o
     assert all(marks == sorted(marks) for marks in by_partition), "no old code runs after new code"
     expected = [(m.partition(), m.offset(), m.value().decode()) for m in records]
     assert sorted(shown_records(running, f"{name}.out")) == expected
-    assert running.text.count("changed: ") == 2
+    assert running.text.count("changed: ") == reloads
 
 
-def test_code_that_is_wrong_is_one_message_and_the_workers_before_it_go_on(
-    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
-) -> None:
-    file = write_graph(tmp_path, name)
-    right = GRAPH.format(name=name)
-    with command(tmp_path, "dev", file, environment=settings().as_environment()) as running:
-        running.await_text("1 worker, runs")
-        assert f"created {name}.in, {name}.out, {name}.errors\n" in running.text
-        cluster.write(f"{name}.in", [b"bad"])
-        running.await_text(rf'\[{name}.errors\] .*"error": "builtins.KeyError".*"value": "bad"')
-        for number, (wrong, why) in enumerate(
-            (
-                (f"{right}def (\n", r"SyntaxError: invalid syntax \(graph\.py, line 11\)"),
-                (f'{right}graph.topic("__a")\n', r"graph\.py, line 11: topic name '__a' is reserved"),
-                (right.replace(f'"{name}"', '"a b"'), r"graph\.py, line 5: .*'a b'"),
-            ),
-            1,
-        ):
-            save(file, wrong)
-            running.await_text(rf"(?s)(?:ERROR.*?){{{number}}}")
-            error = re.findall(r"^.*ERROR.*$", running.text, flags=re.MULTILINE)[-1]
-            assert re.search(why, error), running.text
-            assert error.endswith("; the workers before it go on, and the next save tries again")
-            cluster.write(f"{name}.in", [b"%d" % number])
-            running.await_text(rf'\[{name}\.out\] .*"value": "{number}-1"')
-        assert "Traceback" not in running.text.split("changed: ", 1)[1]
-        save(
-            file, right.replace("+ mark", "+ mark + mark") + f'graph.sink(graph.topic("{name}.more"), id="p")(print)\n'
-        )
-        running.await_text(f"(?s)created {name}.more\n.*1 worker, runs")
-        cluster.write(f"{name}.in", [b"mended"])
-        running.await_text(rf'\[{name}\.out\] .*"value": "mended-1-1"')
-        running.send(signal.SIGINT)
-        assert running.wait() == 0, running.text
-
-
-def test_worker_that_ends_by_an_exception_is_not_restarted_until_the_next_save(
+def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
     file = write_graph(tmp_path, name)
@@ -160,6 +134,7 @@ def test_worker_that_ends_by_an_exception_is_not_restarted_until_the_next_save(
     http = ("--http", f"127.0.0.1:{port}")
     with command(tmp_path, "dev", file, *http, environment=settings().as_environment()) as running:
         running.await_text("1 worker, runs")
+        assert f"created {name}.in, {name}.out, {name}.errors\n" in running.text
         cluster.write(f"{name}.in", [b"0", b"1", b"2"], partition=0)
         running.await_text("ERROR .*slot 0 ended by status 1, see its lines above: nothing runs, the next save")
         assert running.text.count("[0] FileNotFoundError: [Errno 2] No such file or directory: '/absent/file'\n") == 1
@@ -170,10 +145,36 @@ def test_worker_that_ends_by_an_exception_is_not_restarted_until_the_next_save(
         assert running.text.count("1 worker, runs") == 2
         with urlopen(f"http://127.0.0.1:{port}/livez", timeout=10) as answer:
             assert answer.status == 200
+        values = cluster.values(f"{name}.out")
+        assert (len(values), set(values)) == (3, {b"0-1", b"1-1", b"2-1"})
+
+        cluster.write(f"{name}.in", [b"bad"])
+        running.await_text(rf'\[{name}.errors\] .*"error": "builtins.KeyError".*"value": "bad"')
+        before = len(running.text)
+        for number, (wrong, why) in enumerate(
+            (
+                (f"{right}def (\n", r"SyntaxError: invalid syntax \(graph\.py, line 11\)"),
+                (f'{right}graph.topic("__a")\n', r"graph\.py, line 11: topic name '__a' is reserved"),
+                (right.replace(f'"{name}"', '"a b"'), r"graph\.py, line 5: .*'a b'"),
+            ),
+            1,
+        ):
+            save(file, wrong)
+            running.await_text(rf"(?s)\A.{{{before}}}(?:.*?ERROR){{{number}}}")
+            error = re.findall(r"^.*ERROR.*$", running.text, flags=re.MULTILINE)[-1]
+            assert re.search(why, error), running.text
+            assert error.endswith("; the workers before it go on, and the next save tries again")
+            cluster.write(f"{name}.in", [b"1%d" % number])
+            running.await_text(rf'\[{name}\.out\] .*"value": "1{number}-1"')
+        assert "Traceback" not in running.text[before:]
+        save(
+            file, right.replace("+ mark", "+ mark + mark") + f'graph.sink(graph.topic("{name}.more"), id="p")(print)\n'
+        )
+        running.await_text(f"(?s)created {name}.more\n.*1 worker, runs")
+        cluster.write(f"{name}.in", [b"mended"])
+        running.await_text(rf'\[{name}\.out\] .*"value": "mended-1-1"')
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
-    values = cluster.values(f"{name}.out")
-    assert (len(values), set(values)) == (3, {b"0-1", b"1-1", b"2-1"})
 
 
 def test_broker_of_dev_ends_with_it_and_keeps_its_data_for_the_next_one(tmp_path: Path) -> None:

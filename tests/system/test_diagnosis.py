@@ -75,7 +75,7 @@ class Case:
     @contextmanager
     def run(self, *options: object, settings: Settings) -> Iterator[Site]:
         """The run, once it is ready and nothing is found."""
-        arguments = ("run", self.graph, *(options or ("--workers", 1)), "--http", "127.0.0.1:0")
+        arguments = ("run", self.graph, *(options or ("--slot", 0)), "--http", "127.0.0.1:0")
         with command(self.directory, *arguments, environment=settings.as_environment()) as running:
             site = Site(running)
             site.await_page("/readyz", 200)
@@ -115,7 +115,7 @@ def test_function_that_hangs_is_named_with_its_line_and_the_other_processor_goes
         wait_until(lambda: case.outputs() == 500, "nothing is lost, nothing is doubled")
 
 
-def test_service_that_is_away_is_named_with_its_error_while_the_partition_waits_and_attempts_are_folded(
+def test_service_that_is_away_is_named_with_its_error_while_the_partition_waits(
     case: Case, settings: Callable[..., Settings]
 ) -> None:
     retry = 'retry=ks.Retry(attempts=3, backoff="10ms..20ms", then="pause")'
@@ -182,7 +182,7 @@ def count_failures(lines: Sequence[str]) -> int:
     return sum(int(found[1].replace(",", "")) if found else 1 for found in counted)
 
 
-def test_burst_of_failures_is_counted_with_the_newest_shown_and_is_no_longer_bad_when_it_ends(
+def test_burst_of_failures_is_counted_with_the_newest_shown_until_it_ends(
     case: Case, settings: Callable[..., Settings]
 ) -> None:
     case.write_graph('if fails():\n    raise ValueError(f"no price in {value!r}")')
@@ -205,6 +205,7 @@ def test_burst_of_failures_is_counted_with_the_newest_shown_and_is_no_longer_bad
         assert len(lines) < 50, "\n".join(lines)  # 6, and 2 more for each time that the worker stood still for long
 
 
+@pytest.mark.long  # in the quick tier, test_outages.py has the state of the worker, and test_health.py its finding
 def test_broker_that_is_away_is_named_by_each_processor_and_the_log_stays_short(
     tmp_path: Path, name: str, settings: Callable[..., Settings]
 ) -> None:
@@ -279,11 +280,11 @@ def test_slot_that_another_process_took_is_named_until_this_run_is_started_again
         assert site.sums("up", "slot") == {("0",): 1, ("1",): 1}
 
 
-def test_worker_that_is_killed_again_and_again_is_named_with_how_it_ends_and_then_runs(
+def test_worker_that_is_killed_again_and_again_is_named_with_how_it_ends(
     case: Case, settings: Callable[..., Settings]
 ) -> None:
     case.write_graph("if fails():\n    os.kill(os.getpid(), signal.SIGKILL)")
-    with case.run(settings=settings(session_timeout_ms=60_000)) as site:
+    with case.run("--workers", 1, settings=settings(session_timeout_ms=60_000)) as site:
         case.write(b"v")
         site.await_kinds({("killed", None)})
         (what,) = [each.what for each in site.findings() if each.kind == "killed"]

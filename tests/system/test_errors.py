@@ -21,30 +21,15 @@ from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.schemas import canonical
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from tests.clusters import open_cluster
+from tests.system.app import DEAD_LETTER, GUARANTEES, MakeSettings, decode_dead_letter, read_dead_letters
 from tests.system.harness import Cluster, RunningSlot, WorkerProcess, running, wait_until
 
-MakeSettings = Callable[..., Settings]
-
-DEAD_LETTER = json.loads((Path(__file__).parents[2] / "schemas" / "dead_letter.avsc").read_text(encoding="utf-8"))
-PARSED = parse_schema(DEAD_LETTER)
-GUARANTEES = [str(guarantee) for guarantee in ks.Guarantee]
+SCHEMA = json.loads(DEAD_LETTER.read_text(encoding="utf-8"))
+PARSED = parse_schema(SCHEMA)
 
 
 class Rejected(Exception):
     """Raised by the functions of these tests."""
-
-
-def decode_dead_letter(m: Any) -> dict[str, Any]:
-    """The content of a dead letter, without its traceback."""
-    found: Any = schemaless_reader(BytesIO(m.value()[5:]), PARSED, None)
-    del found["traceback"]
-    return dict(found)
-
-
-def read_dead_letters(cluster: Cluster, topic: str) -> list[tuple[str, list[bytes | None]]]:
-    """The exception's class and the input values of each dead letter."""
-    found = [decode_dead_letter(m) for m in cluster.read(topic)]
-    return [(each["exception_class"].rpartition(".")[2], [i["value"] for i in each["inputs"]]) for each in found]
 
 
 def topic_id(settings: Settings, topic: str) -> str:
@@ -143,7 +128,7 @@ def test_function_raises_makes_a_dead_letter_that_holds_the_whole_step(
         ("ks-error", b"Rejected"),
     ]
     schema_id = int.from_bytes(m.value()[1:5])
-    assert (m.value()[0], FileRegistry(around.schema_directory).schema(schema_id)) == (0, canonical(DEAD_LETTER))
+    assert (m.value()[0], FileRegistry(around.schema_directory).schema(schema_id)) == (0, canonical(SCHEMA))
 
 
 def test_join_raises_makes_one_dead_letter_with_both_inputs(
@@ -308,17 +293,6 @@ ODD_OUTPUTS: dict[str, Any] = {
 }
 
 
-def test_output_that_cannot_be_encoded_is_a_dead_letter_and_the_others_are_written(
-    pipe: Pipe, cluster: Cluster, settings: MakeSettings
-) -> None:
-    values = [b"before", *(name.encode() for name in ODD_OUTPUTS), b"after"]
-    cluster.write(pipe.source, values)
-    with running(pipe.graph(lambda value: ODD_OUTPUTS.get(value.decode(), value)), settings()):
-        pipe.await_committed(len(values))
-    assert pipe.outputs == [b"before", b"after"]
-    assert [read for _, read in pipe.dead_letters] == [[name.encode()] for name in ODD_OUTPUTS]
-
-
 def test_custom_serde_that_returns_no_bytes_makes_a_dead_letter(
     pipe: Pipe, cluster: Cluster, settings: MakeSettings
 ) -> None:
@@ -371,23 +345,26 @@ ODD_EXCEPTIONS: dict[str, Exception] = {
     "text that is no UTF-8": Rejected("name \udcff"),
     "a message larger than a record": Rejected("x" * 2_000_000),
     "no message at all": _Mute(),
+    "an error of decoding": errors.DecodeError("the function decodes too"),
 }
 
 
-def test_exception_whose_message_cannot_be_stored_makes_a_dead_letter(
+def test_output_or_message_that_cannot_be_stored_makes_a_dead_letter(
     pipe: Pipe, cluster: Cluster, settings: MakeSettings
 ) -> None:
-    def function(value: bytes) -> bytes:
-        if value.decode() in ODD_EXCEPTIONS:
-            raise ODD_EXCEPTIONS[value.decode()]
-        return value
+    def function(value: bytes) -> Any:
+        if error := ODD_EXCEPTIONS.get(value.decode()):
+            raise error
+        return ODD_OUTPUTS.get(value.decode(), value)
 
-    values = [b"before", *(name.encode() for name in ODD_EXCEPTIONS), b"after"]
+    values = [b"before", *(name.encode() for name in (*ODD_OUTPUTS, *ODD_EXCEPTIONS)), b"after"]
     cluster.write(pipe.source, values)
     with running(pipe.graph(function), settings()):
         pipe.await_committed(len(values))
     assert pipe.outputs == [b"before", b"after"]
-    assert pipe.dead_letters == [(type(error).__name__, [name.encode()]) for name, error in ODD_EXCEPTIONS.items()]
+    assert [read for _, read in pipe.dead_letters] == [[value] for value in values[1:-1]]
+    kinds = [kind for kind, _ in pipe.dead_letters]
+    assert kinds[len(ODD_OUTPUTS) :] == [type(error).__name__ for error in ODD_EXCEPTIONS.values()]
 
 
 def test_dead_letters_can_be_read_by_a_processor_and_tried_again(
@@ -479,7 +456,7 @@ def worker(pipe: Pipe, tmp_path: Path, settings: MakeSettings) -> Iterator[Calla
     ],
     ids=["unhandled", "framework", "stop"],
 )
-def test_stopping_exception_commits_earlier_records_and_the_next_start_reads_its_record_again(
+def test_stopping_exception_commits_earlier_records_and_its_record_is_read_again(
     pipe: Pipe, cluster: Cluster, worker: Callable[[str], WorkerProcess], tmp_path: Path, raises: str, status: int
 ) -> None:
     cluster.write(pipe.source, [b"0", b"bad", b"odd", b"3"])
@@ -542,20 +519,8 @@ def test_framework_error_raised_by_a_function_stops_the_worker_and_discards_the_
     assert len(calls) == 1
 
 
-def test_decode_error_raised_by_a_function_makes_a_dead_letter(
-    pipe: Pipe, cluster: Cluster, settings: MakeSettings
-) -> None:
-    def function(value: bytes) -> bytes:
-        raise errors.DecodeError("the function decodes too")
-
-    cluster.write(pipe.source, [b"0"])
-    with running(pipe.graph(function), settings()):
-        pipe.await_committed(1)
-    assert pipe.dead_letters == [("DecodeError", [b"0"])]
-
-
 @pytest.mark.parametrize("result", [b"no dict", {"unknown": b"1"}], ids=["no dict", "unknown topic"])
-def test_fork_result_without_a_declared_topic_stops_the_worker_and_names_the_processor(
+def test_fork_result_without_a_declared_topic_stops_the_worker_by_name(
     pipe: Pipe, cluster: Cluster, settings: MakeSettings, name: str, result: Any
 ) -> None:
     cluster.create(f"{name}.second")

@@ -1,10 +1,11 @@
-"""Missing rights: each ends the worker with status 3 and one message that names the right and its object."""
+"""A broker with passwords and rights: what is missing ends a command with status 3 and one message that names it."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,40 +30,47 @@ from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.environment import Environment
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 from tests.clusters import open_cluster
-from tests.system.command import kstreams
+from tests.system.command import command, kstreams
 from tests.system.hanging import Work, leave_hanging
 from tests.system.harness import Cluster, RunningSlot, broker_with_password, running, wait_until
 from tests.waiting import WAIT
 
 MakeSettings = Callable[..., Settings]
 
-PASSWORD = "sesame"
+PASSWORD = "open sesame 1e5"
+"""Must not be in any output. It has several words and ends like a number."""
+
 BOUND = WAIT
 """Seconds until a worker that lacks a right must have ended."""
 
 
-def make_acl(kind: ResourceType, name: str, operation: AclOperation, permission: AclPermissionType) -> AclBinding:
-    return AclBinding(kind, name, ResourcePatternType.LITERAL, "User:alice", "*", operation, permission)
-
-
 class BrokerWithRights:
-    """A broker where alice has all rights except those that a test denies."""
+    """A broker where alice has all rights except those that a test denies, and reader only those that it allows."""
 
     def __init__(self, address: str, cluster: Cluster) -> None:
         self.address, self.cluster = address, cluster
         kinds = {ResourceType.TOPIC: "*", ResourceType.GROUP: "*", ResourceType.TRANSACTIONAL_ID: "*"}
         for kind, name in (*kinds.items(), (ResourceType.BROKER, "kafka-cluster")):
-            self._create(make_acl(kind, name, AclOperation.ALL, AclPermissionType.ALLOW))
+            every = (ResourcePatternType.LITERAL, "User:alice", "*", AclOperation.ALL, AclPermissionType.ALLOW)
+            self._create(AclBinding(kind, name, *every))
 
     def _create(self, binding: AclBinding) -> None:
         for future in self.cluster.admin.create_acls([binding]).values():
             future.result()
 
+    def denied(self, kind: ResourceType, name: str, operation: AclOperation) -> AbstractContextManager[None]:
+        """In the block, alice lacks this right."""
+        return self._with(kind, name, ResourcePatternType.LITERAL, "User:alice", "*", operation, AclPermissionType.DENY)
+
+    def allowed(self, kind: ResourceType, name: str, operation: AclOperation) -> AbstractContextManager[None]:
+        """In the block, reader has this right."""
+        return self._with(
+            kind, name, ResourcePatternType.LITERAL, "User:reader", "*", operation, AclPermissionType.ALLOW
+        )
+
     @contextmanager
-    def denied(self, kind: ResourceType, name: str, operation: AclOperation) -> Iterator[None]:
-        binding = make_acl(kind, name, operation, AclPermissionType.DENY)
-        fields = (kind, name, ResourcePatternType.LITERAL, "User:alice", "*", operation, AclPermissionType.DENY)
-        self._create(binding)
+    def _with(self, *fields: Any) -> Iterator[None]:
+        self._create(AclBinding(*fields))
         try:
             wait_until(lambda: self._has(fields), "the ACL is known")
             yield
@@ -77,14 +85,15 @@ class BrokerWithRights:
 
 @pytest.fixture(scope="module")
 def broker_with_rights() -> Iterator[BrokerWithRights]:
-    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    with broker_with_password(
-        "alice",
-        PASSWORD,
-        authorizer_class_name=authorizer,
-        super_users="User:ANONYMOUS",
-        transaction_partition_verification_enable="false",  # so that a test can leave a hanging transaction
-    ) as found:
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        # so that a test can leave a hanging transaction
+        "transaction.partition.verification.enable": "false",
+        "listener.name.client.plain.sasl.jaas.config": f'{login} user_alice="{PASSWORD}" user_reader="{PASSWORD}";',
+    }
+    with broker_with_password("alice", PASSWORD, **settings) as found:
         yield BrokerWithRights(*found)
 
 
@@ -131,6 +140,16 @@ class MapApp:
         self.cluster.partitions(self.target)
         self.cluster.write(self.source, [b"0", b"1", b"2"])
 
+    def write_file(self, directory: Path, options: str = "") -> Path:
+        """Writes a file with the graph, for commands."""
+        file = directory / "graph_of_rights.py"
+        file.write_text(
+            f"import kstreams_py as ks\ngraph = ks.Graph({self.name!r}{options})\n"
+            f"source, target = graph.topic({self.source!r}), graph.topic({self.target!r})\n"
+            "graph.map(source, to=target, id='step')(lambda value: value)\n"
+        )
+        return file
+
     def check_is_refused(self, *words: str) -> None:
         """Checks that a slot ends within BOUND, by NotAuthorized with these words."""
         started = time.monotonic()
@@ -156,11 +175,21 @@ class MapApp:
 
 BOTH = ["exactly_once", "at_least_once"]
 
+WRITTEN = ["write the output", "read the group"]
+"""The requests that a guarantee has of its own: the others are the same under each, and so their cells are long."""
 
-@pytest.mark.parametrize(
-    ("guarantee", "case"),
-    [(each, case) for case in CASES for each in BOTH if each == "exactly_once" or "transactional" not in case],
-)
+
+def cells(cases: Iterable[str]) -> list[Any]:
+    """Cases under both guarantees, as far as those have them."""
+    return [
+        pytest.param(each, case, marks=[pytest.mark.long] if each != "exactly_once" and case not in WRITTEN else [])
+        for case in cases
+        for each in BOTH
+        if each == "exactly_once" or "transactional" not in case
+    ]
+
+
+@pytest.mark.parametrize(("guarantee", "case"), cells(CASES))
 def test_missing_right_is_named_with_its_object(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str, case: str
 ) -> None:
@@ -172,8 +201,7 @@ def test_missing_right_is_named_with_its_object(
     app.check_works()
 
 
-@pytest.mark.parametrize("guarantee", BOTH)
-@pytest.mark.parametrize("case", ["read the input", "write the output", "read the group"])
+@pytest.mark.parametrize(("guarantee", "case"), cells(["read the input", *WRITTEN]))
 def test_right_removed_while_running_is_named(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str, case: str
 ) -> None:
@@ -193,7 +221,7 @@ def test_right_removed_while_running_is_named(
     assert [word for word in wanted if word not in str(slot.failure)] == [], slot.failure
 
 
-@pytest.mark.parametrize("guarantee", BOTH)
+@pytest.mark.parametrize("guarantee", [BOTH[0], pytest.param(BOTH[1], marks=pytest.mark.long)])
 def test_missing_right_to_read_the_beginnings_topic_is_named_at_the_second_start(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str
 ) -> None:
@@ -218,15 +246,12 @@ def test_missing_right_to_create_internal_topics_is_named(
     app.check_works()
 
 
-def test_worker_and_replay_need_no_right_to_create_topics_that_the_command_has_created(
+def test_worker_and_replay_need_no_right_to_create_topics_that_are_created_before(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
     app = MapApp(broker_with_rights, name, settings, "exactly_once")
-    dead, file = f"{name}.dead", tmp_path / "app_graph.py"
-    file.write_text(
-        f"import kstreams_py as ks\ngraph = ks.Graph({name!r}, errors={dead!r})\n"
-        f"graph.map(graph.topic({app.source!r}), to=graph.topic({app.target!r}), id='step')(lambda value: value)\n"
-    )
+    dead = f"{name}.dead"
+    file = app.write_file(tmp_path, f", errors={dead!r}")
     may_create = settings(bootstrap_servers=app.cluster.bootstrap_servers).as_environment()
     created = kstreams("topics", "create", file, environment=may_create)
     own = [f"__ks.{name}.beginnings", f"__ks.{name}.replayed"]
@@ -252,23 +277,78 @@ def as_environment(settings: Settings) -> dict[str, str]:
     return {**settings.as_environment(), **clients}
 
 
+def test_missing_and_wrong_credentials_are_named_and_no_password_is_shown(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    app, address = MapApp(broker_with_rights, name, settings, "exactly_once"), broker_with_rights.address
+    file, limit = app.write_file(tmp_path), {"KSTREAMS_REQUEST_TIMEOUT_MS": "4000", "KSTREAMS_LOG_LEVEL": "DEBUG"}
+    wrong = as_environment(app.settings) | limit | {"KSTREAMS_KAFKA__SASL_PASSWORD": f"not {PASSWORD}"}
+    none = settings(bootstrap_servers=address).as_environment() | limit
+    for environment, words in ((wrong, ("refuses the credentials", "sasl.")), (none, ("security.protocol",))):
+        done = kstreams("run", file, "--workers", 2, environment=environment)
+        assert (done.status, len(done.error_lines)) == (3, 1), done
+        assert [word for word in (address, *words) if word not in done.error_lines[0]] == [], done
+        assert "Traceback" not in done.err
+        assert PASSWORD not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--slot", 0), id="one worker"),
+        pytest.param(("--workers", 1), id="supervised", marks=pytest.mark.long),  # has its settings by its environment
+    ],
+)
+def test_password_from_environment_overrides_the_file_and_is_not_shown(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    app = MapApp(broker_with_rights, name, settings, "exactly_once")
+    config = tmp_path / "settings.toml"
+    config.write_text('[kafka]\nsasl.password = "of the file"\n')
+    environment = as_environment(app.settings) | {"KSTREAMS_LOG_LEVEL": "DEBUG"}
+    arguments = ("run", app.write_file(tmp_path), *options, "--config", config)
+    with command(tmp_path, *arguments, environment=environment) as process:
+        app.cluster.await_committed(app.group, app.source, {0: 3})
+        process.process.terminate()
+        assert process.wait() == 0, process.text
+    app.cluster.await_markers(app.target)
+    assert app.cluster.values(app.target) == [b"0", b"1", b"2"]
+    assert PASSWORD not in process.text
+    assert "of the file" not in process.text
+
+
 def test_command_that_lacks_a_right_ends_with_status_3_and_one_message(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
     app = MapApp(broker_with_rights, name, settings, "exactly_once")
-    file = tmp_path / "graph_of_rights.py"
-    file.write_text(
-        "import kstreams_py as ks\n"
-        f"graph = ks.Graph({name!r})\n"
-        f"graph.map(graph.topic({app.source!r}), to=graph.topic({app.target!r}), id='step')(lambda value: value)\n"
-    )
-    environment = as_environment(app.settings)
+    file, environment = app.write_file(tmp_path), as_environment(app.settings)
     with broker_with_rights.denied(ResourceType.TOPIC, app.target, AclOperation.WRITE):
         done = kstreams("run", f"{file}:graph", "--slot", 0, environment=environment)
     assert done.status == 3, done.err
     assert len(done.error_lines) == 1, done.err
     assert "WRITE" in done.error_lines[0]
     assert repr(app.target) in done.error_lines[0]
+
+
+def test_doctor_notes_what_this_user_may_not_see_and_sees_the_rest(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    app = MapApp(broker_with_rights, name, settings, "exactly_once")
+    app.cluster.set_committed(app.group, {(app.source, 0): 0})
+    environment = as_environment(app.settings) | {"KSTREAMS_KAFKA__SASL_USERNAME": "reader"}
+    with broker_with_rights.allowed(TOPIC, app.source, AclOperation.DESCRIBE):
+        done = kstreams("doctor", f"{app.write_file(tmp_path)}:graph", "--json", environment=environment)
+    assert (done.status, done.err) == (0, "")
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert all(row["meaning"] and row["remedy"] for row in found)
+    assert {row["severity"] for row in found} == {"note"}
+    assert {row["subject"] for row in found if row["kind"] == "not_seen"} >= {
+        f"settings of topic {app.source}",
+        f"topic {app.target}",
+        "topic __consumer_offsets",
+        "groups",
+        "positions of the groups",
+    }
 
 
 def test_replay_that_lacks_a_right_names_it_and_writes_nothing(

@@ -12,7 +12,7 @@ from pathlib import Path
 import confluent_kafka as ck
 
 from kstreams_py import Settings
-from tests.system.command import clean_environment, command, kstreams
+from tests.system.command import Finished, clean_environment, command, kstreams
 from tests.system.harness import Cluster, wait_until
 from tests.waiting import WAIT, accept_interrupts
 
@@ -21,16 +21,8 @@ MakeSettings = Callable[..., Settings]
 NUMBERS = 5_000
 
 
-def send(environment: dict[str, str], topic: str, lines: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kstreams_py", "send", topic, *options],
-        env=clean_environment(environment),
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
+def send(environment: dict[str, str], topic: str, lines: str) -> Finished:
+    return kstreams("send", topic, environment=environment, typed=lines)
 
 
 def head(environment: dict[str, str], topic: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -46,14 +38,14 @@ def head(environment: dict[str, str], topic: str, *options: str) -> subprocess.C
     )
 
 
-def test_lines_that_are_sent_are_printed_in_the_order_of_their_partition_by_a_pipe_that_ends_early(
+def test_lines_that_are_sent_are_printed_in_the_order_of_their_partition(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
     environment = settings().as_environment()
     cluster.create(name, partitions=3)
     lines = "".join(f'{{"key": "{n % 7}", "value": {n}}}\n' for n in range(NUMBERS))
     sent = send(environment, name, lines)
-    assert (sent.returncode, sent.stdout, sent.stderr) == (0, "", f"{NUMBERS:,} sent to {name}\n")
+    assert (sent.status, sent.out, sent.err) == (0, "", f"{NUMBERS:,} sent to {name}\n")
     everything = kstreams("tail", name, "--from", "beginning", environment=environment)
     records = [json.loads(line) for line in everything.out.splitlines()]
     assert sorted(int(each["value"]) for each in records) == list(range(NUMBERS))
@@ -72,12 +64,12 @@ def test_line_that_the_broker_refuses_is_named_with_those_of_its_batch(
     environment = settings().as_environment()
     cluster.create(name, config={"cleanup.policy": "compact"})
     refused = send(environment, name, '{"key": "a", "value": 1}\n{"value": 2}\n')
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"topic {name!r} refuses" in refused.stderr
+    assert (refused.status, refused.out) == (2, "")
+    assert f"topic {name!r} refuses" in refused.err
     kept = [json.loads(value or b"") for value in cluster.values(name)]
     not_sent, count = ("1, 2", 0) if not kept else ("2", 1)  # whether the two lines were in one batch
     assert kept == [1][:count]
-    assert refused.stderr.rstrip().endswith(f": not sent: line {not_sent} ({count} sent)")
+    assert refused.err.rstrip().endswith(f": not sent: line {not_sent} ({count} sent)")
 
 
 def test_followed_topic_prints_records_as_they_are_sent_until_ctrl_c(

@@ -92,7 +92,7 @@ class Feed:
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
-def test_workers_that_leave_hand_their_partitions_over_and_no_record_is_lost_or_doubled(
+def test_workers_that_leave_hand_their_partitions_over_and_records_are_copied_once(
     cluster: Cluster, settings: MakeSettings, name: str, guarantee: Guarantee
 ) -> None:
     cluster.create(f"{name}.in", partitions=4)
@@ -168,8 +168,26 @@ def deployment(tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettin
     return Deployment(tmp_path, name, cluster, settings(session_timeout_ms=SESSION_MS))
 
 
-def test_run_with_leave_releases_its_partitions_at_the_end_and_without_leave_keeps_them(
+@pytest.mark.parametrize(
+    ("stays", "leaves", "shared", "moved"),
+    [
+        pytest.param(("--slot", 0), ("--slot", 1), [(0, 0, 1), (1, 2, 3)], [(0, 0, 3)], id="workers"),
+        pytest.param(
+            ("--slots", "0-1"),
+            ("--slots", "2-3"),
+            [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3)],
+            [(0, 0, 1), (1, 2, 3)],
+            id="supervisors",
+            marks=pytest.mark.long,  # which pass their options on to workers
+        ),
+    ],
+)
+def test_run_with_leave_releases_its_partitions_at_the_end_and_keeps_them_without(
     deployment: Deployment,
+    stays: tuple[object, ...],
+    leaves: tuple[object, ...],
+    shared: list[tuple[int, int, int]],
+    moved: list[tuple[int, int, int]],
 ) -> None:
     assert deployment.slots("list") == (
         0,
@@ -177,18 +195,18 @@ def test_run_with_leave_releases_its_partitions_at_the_end_and_without_leave_kee
         "",
     )
     run = partial(command, deployment.directory, "run", deployment.target, environment=deployment.environment)
-    with run("--slots", "0-1") as staying, run("--slots", "2-3", "--leave") as leaving:
-        deployment.await_listed((0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3))
+    with run(*stays) as staying, run(*leaves, "--leave") as leaving:
+        deployment.await_listed(*shared)
         deployment.feed.write(50)
         deployment.feed.await_all(f"{deployment.name}.out")
         leaving.send(signal.SIGTERM)
         assert leaving.wait() == 0
         deployment.feed.write(50)
         deployment.feed.await_all(f"{deployment.name}.out")
-        deployment.await_listed((0, 0, 1), (1, 2, 3))
+        deployment.await_listed(*moved)
         staying.send(signal.SIGTERM)
         assert staying.wait() == 0
-        deployment.await_listed((0, 0, 1), (1, 2, 3))
+        deployment.await_listed(*moved)
 
 
 def test_slot_auto_runs_the_slot_of_the_pod_or_of_the_variable(deployment: Deployment) -> None:
@@ -205,7 +223,7 @@ def test_slot_auto_runs_the_slot_of_the_pod_or_of_the_variable(deployment: Deplo
         assert [pod.wait(), named.wait()] == [0, 0]
 
 
-def test_release_of_a_killed_workers_slot_moves_its_partitions_and_unknown_slots_are_refused(
+def test_release_of_a_killed_workers_slot_moves_its_partitions_and_refuses_unknown(
     deployment: Deployment,
 ) -> None:
     name = deployment.name

@@ -89,6 +89,7 @@ def test_exception_that_stops_a_graph_is_raised_at_the_end_of_the_block(
     assert cluster.values(f"{name}.out") == [b"1"]
 
 
+@pytest.mark.long  # in the quick tier, tests of the supervisor alone have programs that die in the place of workers
 def test_failure_of_worker_processes_is_raised_at_the_end_of_the_block(
     module: ModuleType, cluster: Cluster, settings: MakeSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

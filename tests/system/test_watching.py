@@ -107,15 +107,17 @@ def test_spare_slot_is_ready(
 ) -> None:
     create_topics(cluster, name, 1)
     environment = settings(session_timeout_ms=60_000).as_environment()
-    with command(tmp_path, "run", graph, "--workers", 2, "--http", "127.0.0.1:0", environment=environment) as running:
+    http = ("--http", "127.0.0.1:0")
+    with (
+        command(tmp_path, "run", graph, "--slot", 0, environment=environment) as other,
+        command(tmp_path, "run", graph, "--slot", 1, *http, environment=environment) as running,
+    ):
+        other.await_text("copy: holds")
         site = Site(running)
         site.await_page("/readyz", 200)
-        wait_until(
-            lambda: site.sums("worker_state", "state") == {("running",): 1, ("spare",): 1}, "one runs, one is a spare"
-        )
+        wait_until(lambda: site.sums("worker_state", "state") == {("spare",): 1}, "the second is a spare")
         assert site.get("/readyz") == (200, "ok\n")
-        (spare,) = [number for number in (0, 1) if site.slot(number)["workers"][0]["state"] == "spare"]
-        what = f"slot {spare}: copy has no partition: its inputs have fewer than it has workers"
+        what = "slot 1: copy has no partition: its inputs have fewer than it has workers"
         found = [Found("note", "spare", "copy", what)]  # at first also that the lag is not known yet
         wait_until(lambda: site.findings() == found, "the spare is the only finding")
 
