@@ -67,34 +67,25 @@ def test_target_is_met_at_its_bound() -> None:
     assert [verdict.met for verdict in results.verdicts(targets)] == [True, True]
 
 
-def test_json_holds_every_round_and_every_target(results: Results, tmp_path: Path) -> None:
+def test_json_has_each_round_and_target_and_the_plot_a_bar_for_each_row(results: Results, tmp_path: Path) -> None:
+    results.add("a: ours", {"never plotted": 1})
     report.write(results, TARGETS[:3:2], tmp_path)
+    text = (tmp_path / "results.svg").read_text(encoding="utf-8")
+    assert text.rstrip().endswith("</svg>")
+    shown = ("records/s", "a: ours", "a: peer", "a: other", "latency: ours", "median ms", "p99 ms", ">81<", ">300<")
+    assert [each for each in (*shown, "never plotted", "longest silence s") if each in text] == list(shown)
+    late = {"row": "latency: ours", "measure": "p99 ms", "asked": "≤ 80", "reached": 81, "met": False}
+    fast = {"row": "a: ours", "measure": RATE, "asked": "≥ 0.75 x a: peer", "reached": 300 / 390, "met": True}
+    never = {"never plotted": {"median": 1, "rounds": [1]}}
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == {
         "about": {"rounds": 3},
         "rows": {
-            "a: ours": {RATE: {"median": 300, "rounds": [300, 10, 310]}},
+            "a: ours": {RATE: {"median": 300, "rounds": [300, 10, 310]}, **never},
             "a: peer": {RATE: {"median": 390, "rounds": [400, 350, 390]}},
             "a: other": {RATE: {"median": 100, "rounds": [100, 99, 101]}},
             "latency: ours": {"median ms": {"median": 20, "rounds": [20]}, "p99 ms": {"median": 81, "rounds": [81]}},
         },
-        "targets": [
-            {
-                "name": "fast",
-                "row": "a: ours",
-                "measure": RATE,
-                "asked": "≥ 0.75 x a: peer",
-                "reached": 300 / 390,
-                "met": True,
-            },
-            {
-                "name": "late",
-                "row": "latency: ours",
-                "measure": "p99 ms",
-                "asked": "≤ 80",
-                "reached": 81,
-                "met": False,
-            },
-        ],
+        "targets": [{"name": "fast", **fast}, {"name": "late", **late}],
         "missing": {"a: absent": "it is not [installed]"},
     }
 
@@ -110,11 +101,8 @@ def cells(text: str) -> list[list[str]]:
 
 def test_tables_show_medians_ratios_and_missing_rows() -> None:
     results = Results(about={"rounds": 1})
-    for row, rate in {
-        "pass-through: by hand": 500,
-        "pass-through: kstreams_py": 400,
-        "batch: kstreams_py": 600,
-    }.items():
+    rates = {"pass-through: by hand": 500, "pass-through: kstreams_py": 400, "batch: kstreams_py": 600}
+    for row, rate in rates.items():
         results.add(row, {RATE: rate * 1000})
     results.add("latency: kstreams_py", {"median ms": 12.34, "p99 ms": 5.678})
     results.missing["1 kB: quixstreams"] = "it is not [installed]"
@@ -132,15 +120,6 @@ def test_tables_show_medians_ratios_and_missing_rows() -> None:
         ["batch", "≥ 1.25 x pass-through: by hand", "1.20 x", "no"],
         ["not measured: 1 kB: quixstreams: it is not [installed]"],
     ]
-
-
-def test_plot_has_a_bar_for_each_row_of_each_plotted_measure(results: Results, tmp_path: Path) -> None:
-    results.add("a: ours", {"never plotted": 1})
-    report.draw(results, tmp_path / "plot.svg")
-    text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
-    assert text.rstrip().endswith("</svg>")
-    shown = ("records/s", "a: ours", "a: peer", "a: other", "latency: ours", "median ms", "p99 ms", ">81<", ">300<")
-    assert [each for each in (*shown, "never plotted", "longest silence s") if each in text] == list(shown)
 
 
 def test_empty_results_make_no_table_and_no_plot(tmp_path: Path) -> None:

@@ -245,11 +245,8 @@ def test_findings_of_a_graph_are_sorted_by_severity() -> None:
         },
     )
     of = examined(persistence="journal")
-    members = (
-        Member("g.p.0", "0", "x", "h", ()),
-        Member("", "1", "other", "h", ()),
-        Member("g.p.1", "2", "x", "h", ()),
-    )
+    instances = {"g.p.0": "x", "": "other", "g.p.1": "x"}
+    members = tuple(Member(each, each, client, "h", ()) for each, client in instances.items())
     facts = Facts(
         described,
         now=100,
@@ -272,11 +269,8 @@ def test_findings_of_a_graph_are_sorted_by_severity() -> None:
 def test_missing_topics_are_errors_unless_they_are_hidden() -> None:
     described = ClusterDescription({0: BROKER}, {A: topic(A)}, hidden=(B,))
     (missing, hidden) = diagnose(Facts(described, now=1), examined())
-    assert (missing.subject, missing.severity, missing.remedy) == (
-        OUT,
-        Severity.ERROR,
-        "kstreams topics create app.py:graph",
-    )
+    create = "kstreams topics create app.py:graph"
+    assert (missing.subject, missing.severity, missing.remedy) == (OUT, Severity.ERROR, create)
     assert (hidden.subject, hidden.kind) == (f"topic {B}", "not_seen")
 
 

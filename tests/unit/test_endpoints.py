@@ -395,10 +395,7 @@ def test_address_that_is_taken_is_named() -> None:
     with serving("127.0.0.1:0", lambda path: Answer(200, "text/x", b"")) as url:
         address = url.removeprefix("http://")
         message = f"http: {address} cannot be served: Address already in use: choose another address with --http or "
-        with (
-            pytest.raises(SettingsError, match=re.escape(message)),
-            serving(address, lambda path: Answer(200, "", b"")),
-        ):
+        with pytest.raises(SettingsError, match=re.escape(message)), serving(address, lambda _: Answer(200, "", b"")):
             pass
 
 
@@ -439,21 +436,16 @@ def test_missing_prometheus_client_is_named_with_the_extra_to_install(monkeypatc
         return real(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with (
-        pytest.raises(
-            MissingSoftware, match=r"^--http \(KSTREAMS_HTTP\) needs prometheus-client: pip install 'kstream"
-        ),
-        observing(GRAPH, Settings(http="127.0.0.1:0")),
-    ):
+    message = r"^--http \(KSTREAMS_HTTP\) needs prometheus-client: pip install 'kstream"
+    with pytest.raises(MissingSoftware, match=message), observing(GRAPH, Settings(http="127.0.0.1:0")):
         pass
 
 
-@pytest.mark.parametrize("value", ["8080", ":8080", "host:", "host:http", "host:65536"])
-def test_address_without_host_or_port_is_refused(value: str) -> None:
-    with pytest.raises(
-        SettingsError, match=rf"^http = '{value}' \(argument\): '{value}' is not host:port, as in 127\.0\.0\.1:8080"
-    ):
-        Settings(http=value)
+def test_address_without_host_or_port_is_refused() -> None:
+    for value in ("8080", ":8080", "host:", "host:http", "host:65536"):
+        message = rf"^http = '{value}' \(argument\): '{value}' is not host:port, as in 127\.0\.0\.1:8080"
+        with pytest.raises(SettingsError, match=message):
+            Settings(http=value)
 
 
 def test_worker_is_given_the_time_of_a_transaction_to_turn() -> None:

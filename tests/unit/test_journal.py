@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -248,52 +248,41 @@ def test_input_that_was_created_again_begins_again_unless_a_delivery_is_open(
         return
     with pytest.raises(RecoveryUndecidable) as raised:
         recover(unit, {"a": 3, "b": 0}, REMADE, found)
-    assert str(raised.value) == "a delivery was not committed, and 'b' was deleted and created again since"
+    assert str(raised.value) == REMADE_SINCE
+
+
+DELETED: Final = "dead[0]@5 may be deleted: it is below the first offset of its partition, or its topic is compacted"
+REMADE_SINCE: Final = "a delivery was not committed, and 'b' was deleted and created again since"
+OTHER_INPUTS: Final = (
+    "a delivery of 'a', 'b' was not committed, and the processor reads 'a', 'c' now: start it once with the inputs "
+    "that it had"
+)
+AT_SNAPSHOT: Final = "the newest record is a snapshot at a@3, b@7, and the committed offsets are a@3, b@10"
+BETWEEN: Final = {"a": 3, "b": 8}
+BOTH_THERE: Final = "x[1]@40 is there; dead[0]@5 is there"
+NONE_THERE: Final = "x[1]@40 is not there; dead[0]@5 is not there"
+ONE_THERE: Final = "x[1]@40 is there; dead[0]@5 is not there"
+ONE_OTHER: Final = {X: Found.SAME, DEAD: Found.OTHER}
+
+
+def newest(kind: str, at: str, outputs: str) -> str:
+    """The message about an attempt, with the committed offsets and what is there of its outputs."""
+    return (
+        f"the newest record is an attempt-{kind} from a@3, b@7 to a@3, b@10, the committed offsets are {at}, and of "
+        f"its outputs: {outputs}"
+    )
 
 
 CONTRADICTIONS: list[tuple[Unit, Mapping[str, int], Mapping[str, str], Mapping[Place, Found], str]] = [
-    (
-        Unit(SNAPSHOT), MOVED, IDS, {},
-        "the newest record is a snapshot at a@3, b@7, and the committed offsets are a@3, b@10",
-    ),
-    (
-        Unit(SNAPSHOT, None, OUTPUT), STOOD, IDS, SAME,
-        (
-        "the newest record is an attempt-output from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@7, and of "
-        "its outputs: x[1]@40 is there; dead[0]@5 is there"),
-    ),
-    (
-        Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, OTHERS,
-        ("the newest record is an attempt-output from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@10, and "
-        "of its outputs: x[1]@40 is not there; dead[0]@5 is not there"),
-    ),
-    (
-        Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, {X: Found.SAME, DEAD: Found.OTHER},
-        ("the newest record is an attempt-output from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@10, and "
-        "of its outputs: x[1]@40 is there; dead[0]@5 is not there"),
-    ),
-    (
-        Unit(SNAPSHOT, None, ERROR), {"a": 3, "b": 8}, IDS, {DEAD: Found.DELETED},
-        ("the newest record is an attempt-error from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@8, and of "
-        "its outputs: dead[0]@5 may be deleted: it is below the first offset of its partition, or its topic is "
-                "compacted"),
-    ),
-    (
-        Unit(SNAPSHOT, None, NIL), STOOD, IDS, {},
-        ("the newest record is an attempt-nil from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@7, and of "
-        "its outputs: it writes no output"),
-    ),
-    (
-        Unit(SNAPSHOT), STOOD, {"a": "id-a", "c": "id-c"}, {},
-        (
-        "a delivery of 'a', 'b' was not committed, and the processor reads 'a', 'c' now: start it once with the inputs "
-        "that it had"),
-    ),
-    (
-        Unit(SNAPSHOT), STOOD, {"a": "id-a", "b": "id-new"}, {},
-        "a delivery was not committed, and 'b' was deleted and created again since",
-    ),
-]  # fmt: skip
+    (Unit(SNAPSHOT), MOVED, IDS, {}, AT_SNAPSHOT),
+    (Unit(SNAPSHOT, None, OUTPUT), STOOD, IDS, SAME, newest("output", "a@3, b@7", BOTH_THERE)),
+    (Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, OTHERS, newest("output", "a@3, b@10", NONE_THERE)),
+    (Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, ONE_OTHER, newest("output", "a@3, b@10", ONE_THERE)),
+    (Unit(SNAPSHOT, None, ERROR), BETWEEN, IDS, {DEAD: Found.DELETED}, newest("error", "a@3, b@8", DELETED)),
+    (Unit(SNAPSHOT, None, NIL), STOOD, IDS, {}, newest("nil", "a@3, b@7", "it writes no output")),
+    (Unit(SNAPSHOT), STOOD, {"a": "id-a", "c": "id-c"}, {}, OTHER_INPUTS),
+    (Unit(SNAPSHOT), STOOD, {"a": "id-a", "b": "id-new"}, {}, REMADE_SINCE),
+]
 
 
 @pytest.mark.parametrize(("unit", "committed", "ids", "found", "message"), CONTRADICTIONS)
@@ -343,6 +332,17 @@ class Bench:
         producer.flush()
         return producer
 
+    def hide_output(self) -> Any:
+        """Begins a transaction that hides the output of a delivery."""
+        producer = self.begin(output("x", 1))
+        self.append(RECORDS["snapshot"], place_of("x", 1, 0))
+        return producer
+
+    def recover(self, positions: Mapping[TopicPartition, int]) -> Mapping[int, Snapshot]:
+        """Recovers; returns the snapshots that are in force then."""
+        self.journal.recover(dict(positions))
+        return self.journal.snapshots
+
     def start_of_journal(self) -> int:
         return self.cluster.starts([TopicPartition(JOURNAL, 0)])[TopicPartition(JOURNAL, 0)]
 
@@ -388,15 +388,13 @@ def test_outputs_are_read_back_and_recognized_by_their_hash(
     bench: Bench, written: Iterable[Output], positions: Any, in_force: Any
 ) -> None:
     bench.append(RECORDS["snapshot"], *written, place_of("x", 1, 0))
-    bench.journal.recover(positions)
-    assert bench.journal.snapshots == in_force
+    assert bench.recover(positions) == in_force
 
 
 def test_output_that_was_deleted_is_decided_by_the_committed_offsets(bench: Bench) -> None:
     bench.append(RECORDS["snapshot"], output("x", 1), output("x", 1), place_of("x", 1, 0))
     bench.cluster.truncate(TopicPartition("x", 1), 1)
-    bench.journal.recover(MOVES)
-    assert bench.journal.snapshots == {}
+    assert bench.recover(MOVES) == {}
 
 
 @pytest.mark.parametrize(("positions", "in_force"), [(MOVES, {}), (READS, {0: SNAPSHOT})])
@@ -405,17 +403,15 @@ def test_output_that_may_be_compacted_away_is_decided_by_the_committed_offsets(
 ) -> None:
     bench.begin(output("y", 0)).abort_transaction()  # a gap in the offsets, as compaction leaves one
     bench.append(RECORDS["snapshot"], output("y", 0), place_of("y", 0, 0))
-    bench.journal.recover(positions)
-    assert bench.journal.snapshots == in_force
+    assert bench.recover(positions) == in_force
 
 
-def test_output_that_is_declared_no_more_is_decided_by_the_committed_offsets_if_they_are_behind_it(
+def test_output_that_is_declared_no_more_is_decided_by_offsets_behind_it(
     bench: Bench,
 ) -> None:
     places = Place("x", 1, 0, HASH), Place("gone", 0, 0, HASH)
     bench.append(RECORDS["snapshot"], output("x", 1), attempt_record(JOURNAL, 0, attempt(RecordType.OUTPUT, *places)))
-    bench.journal.recover(MOVES)
-    assert bench.journal.snapshots == {}
+    assert bench.recover(MOVES) == {}
     with pytest.raises(RecoveryUndecidable) as raised:
         bench.journal.recover(READS)
     assert str(raised.value) == (
@@ -429,22 +425,17 @@ def test_aborted_output_with_another_behind_it_is_not_there(bench: Bench) -> Non
     producer = bench.begin(output("x", 1))
     producer.abort_transaction()
     bench.append(RECORDS["snapshot"], output("x", 1), place_of("x", 1, 0))
-    bench.journal.recover(READS)
-    assert bench.journal.snapshots == {0: SNAPSHOT}
+    assert bench.recover(READS) == {0: SNAPSHOT}
 
 
 def test_transaction_that_hides_an_output_is_waited_for(bench: Bench) -> None:
-    producer = bench.begin(output("x", 1))
-    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    producer = bench.hide_output()
     with pytest.raises(Retriable) as raised:
         bench.journal.recover(READS)
-    assert (
-        str(raised.value)
-        == f"{HIDES} x[1]@0, where it may have written: `{FIND} --topic x {HERE}` shows whether it hangs"
-    )
+    hides = f"{HIDES} x[1]@0, where it may have written: `{FIND} --topic x {HERE}` shows whether it hangs"
+    assert str(raised.value) == hides
     producer.commit_transaction()
-    bench.journal.recover(MOVES)
-    assert bench.journal.snapshots == {}
+    assert bench.recover(MOVES) == {}
 
 
 @pytest.mark.parametrize(
@@ -457,12 +448,11 @@ def test_transaction_that_hides_an_output_is_waited_for(bench: Bench) -> None:
         ),
     ],
 )
-def test_transaction_that_hides_an_output_for_longer_than_one_may_be_open_ends_the_worker(
+def test_transaction_that_hides_an_output_for_too_long_ends_the_worker(
     bench: Bench, hangs: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", bench.clock)
-    producer = bench.begin(output("x", 1))
-    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    producer = bench.hide_output()
     bench.begin(output("x", 1), name="behind it")
     found = bench.cluster.open_transactions(TopicPartition("x", 1))
     monkeypatch.setattr(bench.cluster, "open_transactions", lambda _: [replace(each, hangs=hangs) for each in found])
@@ -479,15 +469,13 @@ def test_transaction_that_hides_an_output_for_longer_than_one_may_be_open_ends_t
         f"known without them: producer {number} epoch 0 (stranger) from offset 0, 40 s old: {remedy}, then start again"
     )
     producer.commit_transaction()
-    bench.journal.recover(MOVES)
-    assert bench.journal.snapshots == {}
+    assert bench.recover(MOVES) == {}
 
 
 def test_transaction_that_ends_before_it_is_listed_ends_no_worker(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    producer = bench.begin(output("x", 1))
-    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    producer = bench.hide_output()
     with pytest.raises(Retriable):
         bench.journal.recover(READS)
     monkeypatch.setattr(bench.cluster, "open_transactions", lambda _: ())
@@ -496,15 +484,13 @@ def test_transaction_that_ends_before_it_is_listed_ends_no_worker(
         bench.journal.recover(READS)
     assert str(raised.value) == f"{HIDES} x[1]@0, where it may have written, which has ended just now"
     producer.commit_transaction()
-    bench.journal.recover(MOVES)
-    assert bench.journal.snapshots == {}
+    assert bench.recover(MOVES) == {}
 
 
 def test_transaction_that_hides_an_output_and_cannot_be_listed_is_found_by_a_command(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.begin(output("x", 1))
-    bench.append(RECORDS["snapshot"], place_of("x", 1, 0))
+    bench.hide_output()
     with pytest.raises(Retriable):
         bench.journal.recover(READS)
     monkeypatch.setattr(bench.cluster, "open_transactions", lambda _: raise_error(NotAuthorized("no rights")))
@@ -525,14 +511,12 @@ def test_transaction_that_is_open_on_the_journal_is_waited_for(bench: Bench) -> 
         f"{HIDES} journal {JOURNAL}[0] from offset 0 on: `{FIND} --topic {JOURNAL} {HERE}` shows whether it hangs"
     )
     producer.commit_transaction()
-    bench.journal.recover(READS)
-    assert bench.journal.snapshots == {0: SNAPSHOT}
+    assert bench.recover(READS) == {0: SNAPSHOT}
 
 
 def test_snapshot_is_found_before_more_attempts_than_one_window_has(bench: Bench) -> None:
     bench.append(RECORDS["snapshot"], *[place_of("x", 1, 9)] * (3 * WINDOW))
-    bench.journal.recover(READS)
-    assert bench.journal.snapshots == {0: SNAPSHOT}
+    assert bench.recover(READS) == {0: SNAPSHOT}
 
 
 def test_choices_of_a_processor_that_had_no_journal_are_followed(bench: Bench) -> None:
@@ -544,13 +528,7 @@ def test_choices_of_a_processor_that_had_no_journal_are_followed(bench: Bench) -
     ("records", "reason"),
     [
         ([RECORDS["nil"]], "offset 0: it is of type attempt-nil, and there is no snapshot before it"),
-        (
-            [RECORDS["snapshot"], RECORDS["nil"]],
-            (
-                "the newest record is an attempt-nil from a@3, b@7 to a@3, b@10, the committed offsets are a@3, b@7, "
-                "and of its outputs: it writes no output"
-            ),
-        ),
+        ([RECORDS["snapshot"], RECORDS["nil"]], newest("nil", "a@3, b@7", "it writes no output")),
     ],
 )
 def test_contradiction_names_processor_partition_journal_and_remedy(
@@ -573,8 +551,7 @@ def test_deliveries_delete_what_is_below_the_newest_snapshot(bench: Bench, monke
     assert bench.start_of_journal() == 0
     bench.journal.deliver([0])
     assert bench.start_of_journal() == 2
-    bench.journal.recover(MOVES)
-    assert bench.journal.snapshots == {}
+    assert bench.recover(MOVES) == {}
 
 
 LEFT = 16
@@ -603,7 +580,7 @@ def kept(driver: TestDriver) -> list[int]:
     return [numbers.count(0), numbers.count(1)]
 
 
-def test_journals_of_workers_that_start_again_before_they_delete_anything_stay_bounded(journaled: TestDriver) -> None:
+def test_journals_of_workers_that_start_again_before_they_delete_stay_bounded(journaled: TestDriver) -> None:
     for _ in range(20):
         deliver(journaled, 3, partition=0)
         journaled.crash()
