@@ -8,9 +8,9 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from kstreams_py.embedded.jars import spark_jars
+from kstreams_py.embedded.jars import delta_jars, spark_jars
 from kstreams_py.embedded.java import find_java
-from kstreams_py.spark import session
+from kstreams_py.spark import delta_conf, session
 
 OF_TESTS: Final = {
     "spark.log.level": "ERROR",
@@ -20,10 +20,30 @@ OF_TESTS: Final = {
 
 Commands and scripts that tests start have Spark's own options."""
 
+ONE_PARTITION: Final = {"spark.databricks.delta.snapshotPartitions": "1"}
+"""Each partition of a log is a task of every look at a table, and the logs of tests have a few files."""
+
+
+@contextmanager
+def shared_session() -> Iterator[SparkSession]:
+    """The one session of this process, with Delta Lake: it costs ten seconds of CPU to start, and as many to warm up.
+
+    If there is one, it is that one, and it stays.
+    """
+    is_first = SparkSession.getActiveSession() is None
+    delta_jars()
+    conf = {**OF_TESTS, **delta_conf(), **ONE_PARTITION}
+    made = session("tests", jars=spark_jars(), java=find_java(for_spark=True), **conf)
+    yield made
+    if is_first:
+        made.stop()
+
 
 @contextmanager
 def kafka_session(app: str, **conf: str) -> Iterator[SparkSession]:
-    """A session that reads Kafka; `conf` as of `session`."""
-    made = session(app, jars=spark_jars(), java=find_java(for_spark=True), **{**OF_TESTS, **conf})
-    yield made
-    made.stop()
+    """The session of this process, for a module; `spark.log.level` is set in it meanwhile."""
+    with shared_session() as made:
+        level = conf.get("spark.log.level", OF_TESTS["spark.log.level"])
+        made.sparkContext.setLogLevel(level)
+        yield made
+        made.sparkContext.setLogLevel(OF_TESTS["spark.log.level"])

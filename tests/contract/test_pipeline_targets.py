@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -24,13 +24,12 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.graph.topology import Graph
-from kstreams_py.sinks import Parquet
+from kstreams_py.sinks import Parquet, manifest
 from kstreams_py.spark.frames import reported
 from kstreams_py.spark.runs import Published, Run, Target, check_owner
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 from tests.contract.table_rigs import DeltaRig, ParquetRig, PostgreSQLRig, TableRig, TopicRig
-from tests.delta_sessions import delta_session
 from tests.system.harness import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
@@ -50,12 +49,6 @@ Amounts = Sequence[tuple[str | None, int]]
 """Rows of two columns: the item, which is the key, and an amount."""
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with delta_session("test_targets") as made:
-        yield made
-
-
 @pytest.fixture
 def rig(request: pytest.FixtureRequest, name: str, mode: Mode, topic_name: str, tmp_path: Path) -> TableRig:
     if name == "parquet":
@@ -71,10 +64,17 @@ def rig(request: pytest.FixtureRequest, name: str, mode: Mode, topic_name: str, 
 class Case:
     """A pipeline whose runs are made by hand: the rows are given, and no topic is read."""
 
-    def __init__(self, spark: SparkSession, rig: TableRig, mode: Mode, id: str = "totals", key: str = "item") -> None:  # noqa: A002 as of pipelines
+    def __init__(
+        self,
+        spark: SparkSession,
+        rig: TableRig,
+        mode: Mode,
+        id: str = "totals",  # noqa: A002 as of pipelines
+        key: Sequence[str] = ("item",),
+    ) -> None:
         self.spark, self.rig = spark, rig
         graph = Graph("shop")
-        topic, keyed = graph.topic("orders"), [] if mode is Mode.APPEND else [key]
+        topic, keyed = graph.topic("orders"), [] if mode is Mode.APPEND else list(key)
         graph.pipeline(topic, to=rig.declare(graph), mode=mode, key=keyed, id=id)(lambda df: df)
         self.pipeline: Pipeline = graph.pipelines[0]
 
@@ -124,10 +124,24 @@ def case(spark: SparkSession, rig: TableRig, mode: Mode) -> Case:
     return Case(spark, rig, mode)
 
 
-def of_each_target(modes: Sequence[Mode] = tuple(Mode)) -> pytest.MarkDecorator:
-    """Each target with each of these modes that it takes."""
+QUICK: Final = {
+    ("parquet", Mode.UPSERT),
+    ("postgresql", Mode.COMPLETE),
+    ("postgresql", Mode.UPSERT),
+    ("topic", Mode.UPSERT),
+}
+"""The cells of the quick tier: each atomic step of ours (a file replaced, a transaction of each kind), in the mode with
+most statements: its first run appends, and its keys are checked. PostgreSQL has another statement for complete tables.
+A look at a table of Delta Lake costs a second of CPU, and the step is Delta's own: test_pipeline_delta has one test."""
+
+
+def of_each_target(modes: Sequence[Mode] = tuple(Mode), quick: Collection[str] = tuple(MODES)) -> pytest.MarkDecorator:
+    """Each target with each of these modes that it takes; quick are those of QUICK whose target is in `quick`."""
+    cells = [(name, mode) for name, taken in MODES.items() for mode in modes if mode in taken]
+    chosen = {(name, mode) for name, mode in QUICK if name in quick}
     return pytest.mark.parametrize(
-        ("name", "mode"), [(name, mode) for name, taken in MODES.items() for mode in modes if mode in taken]
+        ("name", "mode"),
+        [pytest.param(*cell, marks=() if cell in chosen else pytest.mark.long) for cell in cells],
     )
 
 
@@ -135,125 +149,111 @@ PEN_AND_INK: Final = [("ink", 2), ("pen", 1)]
 
 
 @of_each_target()
-def test_target_without_any_run_has_nothing_and_can_be_reset(case: Case) -> None:
+def test_rows_and_runs_of_a_table_change_together_or_not_at_all(case: Case, mode: Mode) -> None:
+    """The life of a table: each run finds what all that was refused or failed before has left."""
     case.reset()
     assert case.shown() == ([], None)
     with pytest.raises(SettingsError, match="pipeline 'totals' has not run yet: run it first"):
         case.table()
-
-
-@of_each_target()
-def test_published_run_is_read_with_its_rows_by_everyone(case: Case) -> None:
-    first = case.run(*PEN_AND_INK)
-    columns = {"item": "string", "amount": "bigint"}
+    fail_runs(case, None)
+    overtake(case, None, lambda: case.publish(case.amounts(PEN_AND_INK), None))
     run = Run(1, "the cut of run 1", 7, 2, 1_700_000_000.5, 0.25)
-    assert first == Published("shop.totals", columns, (run,))
+    first = Published("shop.totals", {"item": "string", "amount": "bigint"}, (run,))
     assert (case.shown(), case.table()) == ((PEN_AND_INK, first), PEN_AND_INK)
-    second = case.run(("cup", 4))
-    assert (
-        case.read()
-        == second
-        == Published("shop.totals", columns, (run, run._replace(number=2, cut="the cut of run 2", rows=1)))
-    )
-    assert case.table() == case.rig.rows()
 
-
-@of_each_target()
-def test_rows_of_a_run_replace_what_its_mode_says(case: Case, mode: Mode) -> None:
-    case.run(*PEN_AND_INK)
-    case.run(("cup", 4), ("pen", 3))
-    expected = {
+    seen = list[object]()
+    second = case.publish(case.amounts([("cup", 4), ("pen", 3)]), first, lambda: seen.append(case.shown()))
+    assert seen == [(PEN_AND_INK, first)], "no rows are seen before their run is"
+    assert second == first._replace(runs=(run, run._replace(number=2, cut="the cut of run 2")))
+    rows = {
         Mode.COMPLETE: [("cup", 4), ("pen", 3)],
         Mode.APPEND: [("cup", 4), ("ink", 2), ("pen", 1), ("pen", 3)],
         Mode.UPSERT: [("cup", 4), ("ink", 2), ("pen", 3)],
     }[mode]
-    assert (case.rig.rows(), case.table()) == (expected, expected)
+    assert (case.shown(), case.table()) == ((rows, second), rows)
+
+    fail_runs(case, second)
+    if mode in KEYED:
+        for refused in ([("cup", 4), ("pen", 3), ("cup", 5)], [("cup", 4), (None, 3)]):
+            with pytest.raises(RowRefused, match="pipeline 'totals'"):
+                case.publish(case.amounts(refused), second)
+    other = Case(case.spark, case.rig, mode, id="others")
+    message = r"pipeline 'others': .* is the table of pipeline 'shop\.totals': name another target, or reset that"
+    with pytest.raises(SettingsError, match=message):
+        check_owner(other.pipeline, other.read())
+    with pytest.raises(SettingsError, match=message):
+        other.reset()
+    with case.rig.broken() as reason, pytest.raises((SinkUnavailable, BrokerUnavailable), match=reason):
+        case.publish(case.amounts([("cup", 9)]), second)
+    assert case.shown() == (rows, second)
+
+    overtake(case, second, lambda: case.publish(case.amounts([]), second))
+    rows = [] if mode is Mode.COMPLETE else rows
+    third = case.read()
+    assert third is not None
+    assert (third.last.number, third.last.rows, case.shown(), case.table()) == (3, 0, (rows, third), rows)
+
+    case.reset()
+    assert case.shown() == ([], None)
+    made = case.publish(case.amounts([("cup", 4)]).withColumn("price", sf.lit(2)), None)
+    assert case.shown() == ([("cup", 4, 2)], made)
 
 
-@of_each_target()
-def test_run_without_rows_is_a_run(case: Case, mode: Mode) -> None:
-    first = case.run()
-    assert (case.shown(), case.table()) == (([], first), [])
-    case.run(*PEN_AND_INK)
-    third = case.run()
-    expected = [] if mode is Mode.COMPLETE else PEN_AND_INK
-    assert (third.last.number, third.last.rows, case.shown()) == (3, 0, (expected, third))
-
-
-@of_each_target()
-def test_rows_are_not_seen_before_their_run_is(case: Case) -> None:
-    before, seen = case.run(*PEN_AND_INK), []
-    case.publish(case.amounts([("cup", 4)]), before, lambda: seen.append(case.shown()))
-    assert seen == [(PEN_AND_INK, before)]
-
-
-@of_each_target()
-@pytest.mark.parametrize("is_first", [True, False])
-def test_run_that_another_one_has_overtaken_is_refused_and_changes_nothing(case: Case, is_first: bool) -> None:
-    before, shown = None if is_first else case.run(*PEN_AND_INK), []
-
-    def overtake() -> None:
-        case.publish(case.amounts([("cup", 4)]), before)
-        shown.append(case.shown())
-
-    with pytest.raises(StaleWriter, match="pipeline 'totals': another run was published meanwhile: run it again"):
-        case.publish(case.amounts([("box", 9)]), before, overtake)
-    with pytest.raises(StaleWriter):
-        case.publish(case.amounts([("box", 9)]), before)
-    assert [case.shown()] == shown
-
-
-@of_each_target()
-@pytest.mark.parametrize("is_first", [True, False])
-def test_run_that_fails_changes_nothing_and_the_next_one_publishes(case: Case, is_first: bool) -> None:
-    before = None if is_first else case.run(*PEN_AND_INK)
+def fail_runs(case: Case, before: Published | None) -> None:
+    """Runs that fail, in their own code and in Spark's, change nothing."""
     shown = case.shown()
 
     def fail() -> None:
         raise ZeroDivisionError("in the middle")
 
     with pytest.raises(ZeroDivisionError, match="in the middle"):
-        case.publish(case.amounts([("cup", 4)]), before, fail)
+        case.publish(case.amounts([("cup", 8)]), before, fail)
     price = sf.when(sf.col("item") == "box", sf.raise_error(sf.lit("no price"))).otherwise(sf.col("amount"))
     with pytest.raises(PipelineFailed, match=r"Spark failed: .*no price.*; the last published table stays"):
         case.publish(case.amounts([("cup", 4), ("box", 9)]).withColumn("amount", price), before)
     assert case.shown() == shown
-    case.run(("cup", 4))
-    assert ("cup", 4) in case.rig.rows()
 
 
-@of_each_target(KEYED)
-@pytest.mark.parametrize("rows", [[("cup", 4), ("pen", 3), ("cup", 5)], [("cup", 4), (None, 3)]], ids=["twice", "null"])
-def test_key_that_is_null_or_there_twice_is_refused_and_changes_nothing(case: Case, rows: Amounts) -> None:
-    before = case.run(*PEN_AND_INK)
-    with pytest.raises(RowRefused, match="pipeline 'totals'"):
-        case.publish(case.amounts(rows), before)
-    assert case.shown() == (PEN_AND_INK, before)
+def overtake(case: Case, before: Published | None, publish: Callable[[], object]) -> None:
+    """Runs that another one has overtaken, while they ran or before, are refused and change nothing."""
+    shown = list[object]()
+
+    def publish_other() -> None:
+        publish()
+        shown.append(case.shown())
+
+    with pytest.raises(StaleWriter, match="pipeline 'totals': another run was published meanwhile: run it again"):
+        case.publish(case.amounts([("box", 9)]), before, publish_other)
+    with pytest.raises(StaleWriter):
+        case.publish(case.amounts([("box", 9)]), before)
+    assert [case.shown()] == shown
 
 
-@of_each_target([Mode.UPSERT])
+@of_each_target([Mode.UPSERT], quick=["parquet", "postgresql"])
 def test_column_names_of_any_kind_are_those_of_the_table(spark: SparkSession, rig: TableRig, mode: Mode) -> None:
-    for key in ("count", "a b.c", 'q"', "a`b"):
-        case = Case(spark, rig, mode, key=key)
-        case.publish(case.amounts([("pen", 1), ("ink", 2)]).toDF(key, "select"), None)
-        case.publish(case.amounts([("pen", 3)]).toDF(key, "select"), case.read())
-        assert (rig.rows(), case.table()) == ([("ink", 2), ("pen", 3)],) * 2
-        case.reset()
+    names = ("count", "a b.c", 'q"', "a`b", "select")
+    case = Case(spark, rig, mode, key=names[:-1])
+    rows = spark.createDataFrame([("pen", 1), ("ink", 2)], "item string, amount bigint")
+    table = rows.select(*(sf.col("item").alias(name) for name in names[:-1]), sf.col("amount").alias(names[-1]))
+    case.publish(table, None)
+    case.publish(table.where("`select` = 1").withColumn("select", sf.lit(3).cast("bigint")), case.read())
+    assert (rig.rows(), case.table()) == ([("ink",) * 4 + (2,), ("pen",) * 4 + (3,)],) * 2
 
 
-def test_parquet_files_of_many_runs_stay_few_and_those_that_were_merged_stay_for_their_readers(
-    spark: SparkSession, tmp_path: Path
+def test_parquet_files_of_many_runs_stay_few_and_merged_ones_stay_for_their_readers(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(manifest, "MERGED_AT_ONCE", 4)
     case, read = Case(spark, ParquetRig(tmp_path), Mode.APPEND), []
     target: Parquet = case.pipeline.target  # type: ignore[assignment]
-    spark.conf.set("spark.sql.files.maxRecordsPerFile", "5")  # the files that are merged have more
+    spark.conf.set("spark.sql.files.maxRecordsPerFile", "3")  # the files that are merged have more
     try:
-        for number in range(20):
+        for number in range(6):
             case.publish(case.amounts([("pen", number)]).coalesce(1), case.read())
             read += target.files()
     finally:
         spark.conf.unset("spark.sql.files.maxRecordsPerFile")
-    assert (sorted(case.rig.rows()), len(target.files())) == ([("pen", number) for number in range(20)], 1 + 4)
+    assert (sorted(case.rig.rows()), len(target.files())) == ([("pen", number) for number in range(6)], 1 + 2)
     assert [path for path in read if not path.exists()] == []
 
 
@@ -269,17 +269,29 @@ CHANGED: Final = {
 """What others do to a table, and what a run says of it."""
 
 
+UNINDEXED: Final = "DROP CONSTRAINT {name}_pkey"
+
+CHANGES: Final = [
+    *((Mode.APPEND, change) for change in CHANGED if change != UNINDEXED),
+    (Mode.UPSERT, "RENAME COLUMN amount TO price"),
+    *((mode, UNINDEXED) for mode in KEYED),
+]
+QUICK_CHANGES: Final = [
+    (False, Mode.APPEND, "RENAME COLUMN amount TO price"),
+    (True, Mode.UPSERT, UNINDEXED),
+]
+"""One look finds all columns, and one all indexes: a change of either."""
+
+
+@pytest.mark.parametrize("name", ["postgresql"])
 @pytest.mark.parametrize(
-    ("mode", "change"),
+    ("is_late", "mode", "change"),
     [
-        *((Mode.APPEND, each) for each in CHANGED if "CONSTRAINT" not in each),
-        (Mode.UPSERT, "RENAME COLUMN amount TO price"),
-        *((mode, "DROP CONSTRAINT {name}_pkey") for mode in KEYED),
+        pytest.param(*each, marks=() if each in QUICK_CHANGES else pytest.mark.long)
+        for each in ((is_late, *change) for is_late in (False, True) for change in CHANGES)
     ],
 )
-@pytest.mark.parametrize("name", ["postgresql"])
-@pytest.mark.parametrize("is_late", [False, True])
-def test_table_in_postgresql_whose_columns_others_have_changed_is_a_mistake_that_names_the_column(
+def test_table_in_postgresql_whose_columns_others_have_changed_names_the_column(
     case: Case, change: str, is_late: bool
 ) -> None:
     """The server is there, and no other attempt succeeds."""
@@ -314,7 +326,7 @@ def test_table_in_postgresql_takes_columns_and_indexes_of_others_that_need_no_va
 
 
 @pytest.mark.parametrize(("name", "mode"), [("postgresql", Mode.APPEND)])
-def test_table_in_postgresql_that_is_changed_between_the_look_and_the_insert_is_a_mistake_that_names_the_column(
+def test_table_in_postgresql_that_is_changed_before_the_insert_names_the_column(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = case.run(("ink", 2))
@@ -345,9 +357,9 @@ VALUES: Final = {
 }
 
 
-@of_each_target([Mode.COMPLETE])
+@of_each_target([Mode.COMPLETE], quick=["postgresql"])
 def test_values_are_those_of_spark(spark: SparkSession, rig: TableRig, mode: Mode) -> None:
-    case = Case(spark, rig, mode, key="text")
+    case = Case(spark, rig, mode, key=["text"])
     columns = [
         (sf.lit(value).cast("string") if value is None else sf.lit(value)).alias(column)
         for column, value in VALUES.items()
@@ -358,35 +370,3 @@ def test_values_are_those_of_spark(spark: SparkSession, rig: TableRig, mode: Mod
         table = target.table(spark)
     assert (rig.rows(), table.dtypes) == ([tuple(VALUES.values())], rows.dtypes)
     assert (rows.exceptAll(table).count(), table.count()) == (0, 1)
-
-
-@of_each_target()
-def test_reset_removes_rows_and_runs_and_the_next_run_is_the_first_with_any_columns(case: Case) -> None:
-    case.run(*PEN_AND_INK)
-    case.reset()
-    assert case.shown() == ([], None)
-    made = case.publish(case.amounts([("cup", 4)]).withColumn("price", sf.lit(2)), None)
-    assert case.shown() == ([("cup", 4, 2)], made)
-
-
-@of_each_target()
-def test_table_of_another_pipeline_names_its_owner_and_is_not_reset(case: Case, mode: Mode) -> None:
-    case.run(*PEN_AND_INK)
-    other, shown = Case(case.spark, case.rig, mode, id="others"), case.shown()
-    message = r"pipeline 'others': .* is the table of pipeline 'shop\.totals': name another target, or reset that"
-    with pytest.raises(SettingsError, match=message):
-        check_owner(other.pipeline, other.read())
-    with pytest.raises(SettingsError, match=message):
-        other.reset()
-    assert case.shown() == shown
-
-
-@of_each_target()
-def test_target_that_cannot_be_used_now_is_named_and_takes_the_run_later(case: Case) -> None:
-    before = case.run(*PEN_AND_INK)
-    rows = case.amounts([("cup", 4)])
-    with case.rig.broken() as reason, pytest.raises((SinkUnavailable, BrokerUnavailable), match=reason):
-        case.publish(rows, before)
-    assert case.shown() == (PEN_AND_INK, before)
-    made = case.publish(rows, before)
-    assert (made.last.number, case.read()) == (2, made)

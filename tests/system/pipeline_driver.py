@@ -1,7 +1,8 @@
-"""A driver that runs pipelines, and is killed at a named point of a run: `FILE SERVERS MASTER`.
+"""A driver that runs pipelines, and is killed at named points of their runs: `FILE SERVERS MASTER`.
 
-It reads lines `ID` or `ID POINT`, and prints the numbers of the runs that were
-published, as JSON. It ends at the end of its input.
+It reads lines `ID`, `ID POINT` or `ID POINT ID POINT ...`, and prints the numbers of the runs that were published, as
+JSON. With several points each run stands still at its own, and the process is killed once all of them do: one death
+shows what a death at each of the points leaves. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from kstreams_py.embedded import class_archive
@@ -29,8 +32,7 @@ from kstreams_py.spark.sessions import path_of_archive
 from kstreams_py.spark.targets.delta import DeltaLakeTable
 from kstreams_py.spark.targets.parquet import ParquetTable
 from kstreams_py.spark.targets.postgresql import PostgreSQLTable
-from tests.delta_sessions import ONE_PARTITION
-from tests.spark_sessions import OF_TESTS
+from tests.spark_sessions import OF_TESTS, ONE_PARTITION
 
 AROUND: Final[dict[str, tuple[Any, str, bool]]] = {
     "before-cut": (runner, "cut", False),
@@ -49,20 +51,55 @@ AROUND: Final[dict[str, tuple[Any, str, bool]]] = {
 """By the name of a point: the function that the process is killed before, or after."""
 
 
-def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_at(point: str) -> None:
+def act_at(point: str, act: Callable[[], None], patch: Callable[[Any, str, Any], object] = setattr) -> None:
+    """Has `act` called at the point; `patch` sets the attribute."""
     owner, name, after = AROUND[point]
     original: Callable[..., Any] = getattr(owner, name)
 
-    def dying(*arguments: Any, **options: Any) -> Any:
+    def acting(*arguments: Any, **options: Any) -> Any:
+        if not after:
+            act()
+        found = original(*arguments, **options)
         if after:
-            original(*arguments, **options)
-        die()
+            act()
+        return found
 
-    setattr(owner, name, dying)
+    patch(owner, name, acting)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stands:
+    """Runs beside each other, each of which stands still at a point of its own."""
+
+    def __init__(self, points: Mapping[str, str]) -> None:
+        """`points`: by pipeline."""
+        self._points = points
+        self._starting = ""
+        self._here = threading.local()
+        self._arrived = threading.Semaphore(0)
+        for point in set(points.values()):
+            act_at(point, partial(self._stand, point))
+
+    def _stand(self, point: str) -> None:
+        # Spark stores the batches of a stream in threads of its own: then the last one that was started is there
+        if getattr(self._here, "point", self._starting) == point:
+            self._arrived.release()
+            threading.Event().wait()
+
+    def start_each(self, run: Callable[[str], object]) -> None:
+        """Starts the runs, one after the other; returns once all stand."""
+        for pipeline_id, point in self._points.items():
+
+            def begin(pipeline_id: str = pipeline_id, point: str = point) -> None:
+                self._here.point = point
+                run(pipeline_id)
+
+            self._starting = point
+            threading.Thread(target=begin, daemon=True).start()
+            self._arrived.acquire()
 
 
 def tell(what: object) -> None:
@@ -88,12 +125,20 @@ def main() -> None:
         options |= delta_conf() | ONE_PARTITION
     spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **OF_TESTS)
     tell({"master": master})
-    for line in sys.stdin:
-        pipeline_id, _, point = line.strip().partition(" ")
-        if point:
-            kill_at(point)
+
+    def run_one(pipeline_id: str) -> list[int | None]:
         (pipeline,) = runner.choose_pipelines(graph, [pipeline_id])
-        tell(run(pipeline, graph, spark, Settings(bootstrap_servers=servers)))
+        return run(pipeline, graph, spark, Settings(bootstrap_servers=servers))
+
+    for line in sys.stdin:
+        pipeline_id, *points = line.split()
+        if len(points) > 1:
+            words = line.split()
+            Stands(dict(zip(words[::2], words[1::2], strict=True))).start_each(run_one)
+            die()
+        for point in points:
+            act_at(point, die)
+        tell(run_one(pipeline_id))
     spark.stop()
 
 

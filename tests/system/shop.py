@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,16 +17,20 @@ from typing import Any, Final
 import psycopg
 import pyarrow.parquet
 import pyspark
+import pytest
 from pyspark.sql import SparkSession
 
 import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.graph.loading import load
-from kstreams_py.spark import runner
-from kstreams_py.spark.runs import Published, Run
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.spark import Cut, runner
+from kstreams_py.spark.driver import run_all as drive
+from kstreams_py.spark.runs import Published, Run, Target
 from kstreams_py.spark.targets.opening import open_target
 from tests.system.command import await_end, is_alive
 from tests.system.harness import Cluster
+from tests.system.pipeline_driver import act_at
 from tests.waiting import WAIT, wait_until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -85,7 +89,67 @@ declare("_rows", lambda name: ks.PostgreSQL({url!r}, table="{table}_" + name))
 """
 
 
-class Shop:
+class Pipelines:
+    """A graph with pipelines in a file of its own, which this process runs."""
+
+    def __init__(
+        self, cluster: Cluster, spark: SparkSession | None, name: str, directory: Path, text: str, **settings: Any
+    ) -> None:
+        """`text`: that of the file."""
+        self.cluster, self.spark, self.name, self.directory = cluster, spark, name, directory
+        self.file = directory / "shop.py"
+        self.file.write_text(text, encoding="utf-8")
+        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers, **settings)
+        self.graph: ks.Graph = load(f"{self.file}:graph")
+
+    def pipeline(self, pipeline_id: str) -> Pipeline:
+        (found,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        return found
+
+    def open(self, pipeline_id: str) -> closing[Target]:
+        """The target."""
+        return closing(open_target(self.pipeline(pipeline_id), self.settings, lambda: self.spark))
+
+    def run_once(self, pipeline_id: str, **options: Any) -> Run | None:
+        return runner.run_once(self.pipeline(pipeline_id), self.graph, self.spark, self.settings, **options)
+
+    def run_all(self, pipeline_id: str, given: Cut | None = None) -> list[Run | None]:
+        """As the command does, a stream, too."""
+        found: list[Run | None] = []
+        chosen = [self.pipeline(pipeline_id)]
+        drive(chosen, self.graph, self.spark, self.settings, lambda _, run: found.append(run), given)
+        return found
+
+    def published(self, pipeline_id: str) -> Published:
+        """What the target has."""
+        found = runner.read_published(self.pipeline(pipeline_id), self.settings, lambda: self.spark)
+        assert found is not None
+        return found
+
+    def reset(self, pipeline_id: str) -> None:
+        with self.open(pipeline_id) as target:
+            target.reset()
+
+    def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
+        """The published rows of a directory or of a table in PostgreSQL, read without Spark."""
+        target: Any = self.pipeline(pipeline_id).target
+        if isinstance(target, ks.PostgreSQL):
+            with psycopg.connect(target.url) as connection:
+                return sorted(connection.execute(f"SELECT * FROM {target.table}").fetchall())
+        return read_files(target.files())
+
+
+def read_files(paths: Iterable[Path]) -> list[tuple[Any, ...]]:
+    """The rows of files of Parquet, in order."""
+    tables = [pyarrow.parquet.ParquetFile(path).read() for path in paths]
+    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+
+
+def url_of(postgresql: Server) -> str:
+    return f"postgresql://postgres:secret@127.0.0.1:{postgresql.port}/postgres"
+
+
+class Shop(Pipelines):
     """A graph with two topics and pipelines over them, and the model of their tables."""
 
     def __init__(
@@ -99,17 +163,15 @@ class Shop:
         more: str = "",
     ) -> None:
         """`spark` is for `run`; `more` is added to the graph."""
-        self.cluster, self.spark, self.name, self.directory = cluster, spark, name, directory
-        self.url = f"postgresql://postgres:secret@127.0.0.1:{postgresql.port}/postgres"
-        self.table = f"t{name.replace('-', '_')}"
-        self.file = directory / "shop.py"
-        self.file.write_text((GRAPH + more).format(name=name, directory=str(directory), url=self.url, table=self.table))
-        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers)
+        self.url, self.table = url_of(postgresql), f"t{name.replace('-', '_')}"
+        text = (GRAPH + more).format(name=name, directory=str(directory), url=self.url, table=self.table)
+        super().__init__(cluster, spark, name, directory, text)
         self.written: list[tuple[str, str, int]] = []
         """Topic, value and offset of each committed record."""
         self._ends = Counter[str]()
         cluster.create(f"{name}.orders", f"{name}.returns")
-        self.graph = load(f"{self.file}:graph")
+
+    run = Pipelines.run_once
 
     def postgresql(self, name: str) -> ks.PostgreSQL:
         return ks.PostgreSQL(self.url, table=f"{self.table}_{name}")
@@ -126,32 +188,6 @@ class Shop:
                 self.written.append((topic, value, self._ends[topic]))
             self._ends[topic] += 1
         self._ends.update(topics)  # the markers
-
-    def run(self, pipeline_id: str, **options: Any) -> Run | None:
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        return runner.run_once(pipeline, self.graph, self.spark, self.settings, **options)
-
-    def published(self, pipeline_id: str) -> Published:
-        """What the target has."""
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        found = runner.read_published(pipeline, self.settings, lambda: self.spark)
-        assert found is not None
-        return found
-
-    def reset(self, pipeline_id: str) -> None:
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        with closing(open_target(pipeline, self.settings, lambda: self.spark)) as target:
-            target.reset()
-
-    def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
-        """The published rows, read without Spark."""
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        target: Any = pipeline.target
-        if isinstance(target, ks.PostgreSQL):
-            with psycopg.connect(self.url) as connection:
-                return sorted(connection.execute(f"SELECT * FROM {target.table}").fetchall())
-        tables = [pyarrow.parquet.ParquetFile(path).read() for path in target.files()]
-        return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
 
     def model(self, pipeline_id: str) -> list[tuple[Any, ...]]:
         """The rows that the pipeline has of all that is written."""
@@ -195,6 +231,13 @@ class Shop:
         wait_until(has_written, f"a task waits at the gate {name!r}")
         return int(found[-1])
 
+    def kill_executor(self, running: Driver, gate: str, *, is_busy: bool) -> None:
+        """Kills an executor while a task of the run waits at the gate: the one that runs this task, or the other."""
+        executors = running.await_executors()
+        task = self.await_task(gate)
+        (busy,) = [pid for pid in executors if task in list_offspring(pid)]
+        os.kill(busy if is_busy else sum(executors) - busy, signal.SIGKILL)
+
 
 class Driver:
     """A process that runs pipelines of a file, as `pipeline_driver.py` does, and the processes that it starts."""
@@ -217,11 +260,11 @@ class Driver:
         """Returns once the session of Spark is there."""
         self.result()
 
-    def begin(self, pipeline_id: str, point: str = "") -> None:
-        """Begins a run; with a point, the process kills itself there."""
+    def begin(self, pipeline_id: str, *points: str) -> None:
+        """Begins a run; with a point, the process kills itself there. More are other runs, each with its point."""
         assert self.process.stdin is not None
         self._started.update(list_offspring(self.process.pid))
-        self.process.stdin.write(f"{pipeline_id} {point}\n")
+        self.process.stdin.write(f"{' '.join((pipeline_id, *points))}\n")
         self.process.stdin.flush()
 
     def result(self) -> Any:
@@ -278,6 +321,22 @@ def run_and_die(file: Path, servers: str, pipeline_id: str, point: str, master: 
     with driver(file, servers, master) as dying:
         dying.begin(pipeline_id, point)
         assert dying.await_end() == -signal.SIGKILL
+
+
+class Died(Exception):
+    """Raised at a point of a run in place of a kill."""
+
+
+def run_and_raise(point: str, run: Callable[[], object]) -> None:
+    """Runs in this process, up to the point: directories, tables and checkpoints are left as by a kill."""
+
+    def fail() -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        act_at(point, fail, patch.setattr)
+        with pytest.raises(Died):
+            run()
 
 
 def make_spark_home(directory: Path) -> Path:

@@ -16,6 +16,8 @@ import pytest
 
 from tests.waiting import WAIT
 
+pytestmark = pytest.mark.long
+
 
 def test_bench_measures_kstreams_py_beside_a_plain_loop(broker: Any, tmp_path: Path) -> None:
     ours, plain = "pass-through: kstreams_py, no header", "pass-through: by hand"
@@ -43,7 +45,6 @@ def test_bench_measures_kstreams_py_beside_a_plain_loop(broker: Any, tmp_path: P
     assert (tmp_path / "results.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)  # four starts of Spark, and of a pipeline that follows
 def test_bench_of_spark_measures_views_cuts_and_pipelines() -> None:
     done = subprocess.run(

@@ -26,7 +26,6 @@ from kstreams_py.spark.cut_filters import is_inside
 from kstreams_py.spark.cutting import Cutting
 from kstreams_py.testing import TestDriver
 from tests.clusters import open_cluster
-from tests.spark_sessions import kafka_session
 from tests.system.harness import metadata
 from tests.waiting import wait_until
 
@@ -36,12 +35,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 SECONDS = 60.0
 """The bound of each wait."""
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_cuts") as made:
-        yield made
 
 
 class Rig:
@@ -161,7 +154,7 @@ def values(spark: SparkSession, rig: Rig, *topics: str, start: Cut | None = None
     return found
 
 
-def test_cut_shows_the_whole_transaction_whose_marker_is_late_where_stable_offsets_show_half(
+def test_cut_shows_whole_transaction_of_late_marker_where_stable_offsets_show_half(
     spark: SparkSession, rig: Rig
 ) -> None:
     rig.deliver(0)
@@ -287,7 +280,7 @@ def test_cut_of_the_command_is_the_same_after_partitions_were_added(
     assert values(spark, rig, "a", start=made, end=grown) == {"a": []}
 
 
-def test_view_at_a_cut_whose_records_were_deleted_or_whose_topic_is_another_stops_with_the_reason(
+def test_view_at_a_cut_whose_records_or_topic_are_gone_stops_with_the_reason(
     spark: SparkSession, rig: Rig
 ) -> None:
     rig.deliver(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pyspark.sql import SparkSession
 
 from kstreams_py.embedded.java import find_java
 from tests.system.command import kstreams
@@ -22,8 +23,9 @@ BLOCKS: Final = re.findall(r"(?:<!-- ([\w.]+) -->\n)?```\w*\n(.*?)```", TEXT, fl
 
 
 def test_code_of_the_page_shows_each_record_in_one_view_and_the_file_the_same_ones(
-    cluster: Cluster, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The page's session is the running one."""
     assert [block for block, _ in BLOCKS] == ["shop.py", "first", "later", "file", "commands"], "each block is run"
     shop, first, later, file, command = (re.sub(r"\bshop(?=\.[^p]|\")", name, text) for _, text in BLOCKS)
     (tmp_path / "shop.py").write_text(shop, encoding="utf-8")
@@ -55,8 +57,6 @@ def test_code_of_the_page_shows_each_record_in_one_view_and_the_file_the_same_on
         }
     finally:
         sys.modules.pop("shop", None)
-        if "spark" in names:
-            names["spark"].stop()
     assert values == {
         "old_orders": ["ink", "pen"],
         "old_lines": ["ink", "pen"],

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.system.command import read_checks
 from tests.waiting import accept_interrupts, wait_until
 
@@ -34,6 +36,7 @@ def test_ctrl_c_while_the_demo_starts_is_one_message(tmp_path: Path) -> None:
     assert out.splitlines()[-1] == "interrupted"
 
 
+@pytest.mark.long
 def test_demo_with_kills_loses_and_duplicates_nothing_and_writes_its_report(tmp_path: Path) -> None:
     output = tmp_path / "output"
     arguments = ["demo", "flights", "--records", RECORDS, "--kills", KILLS, "--seed", 3, "--output", output]

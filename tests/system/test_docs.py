@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kstreams_py import Settings
 from tests.system.harness import Cluster, running
 from tests.waiting import WAIT
@@ -35,6 +37,7 @@ def run_history_check(directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long  # with a broker of its own
 def test_example_on_a_real_broker_runs_as_printed_without_a_warning(tmp_path: Path) -> None:
     """The example uses public names only: it finds Java and the jars, starts a broker, and starts and stops a graph."""
     (tmp_path / "tests").mkdir()

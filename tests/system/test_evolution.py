@@ -89,7 +89,7 @@ def test_writers_of_two_versions_are_read_by_a_graph_with_a_third_while_all_run(
     assert len({(v or b"")[:5] for v in cluster.values(topic)}) == 2
 
 
-def test_record_whose_schema_the_reader_cannot_resolve_is_a_dead_letter_until_the_reader_is_mended(
+def test_record_that_the_reader_cannot_resolve_is_a_dead_letter_until_it_is_mended(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:
     around = settings()

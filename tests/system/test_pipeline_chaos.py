@@ -30,7 +30,7 @@ POINTS: Final = ("after-read", "after-publish", "staged", "before-publish", "aft
 
 
 @pytest.mark.timeout(900)
-def test_pipeline_whose_drivers_and_workers_are_killed_ends_with_the_table_of_the_file(
+def test_pipeline_whose_drivers_and_workers_are_killed_has_the_table_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pipelines.py"

@@ -6,23 +6,19 @@ The pipelines beside those of `Shop`: into Delta Lake and topics, and streams. E
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.parquet
 import pytest
+from pyspark.sql import SparkSession
 
 import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.graph.declarations import Topic
-from kstreams_py.spark import runner
 from tests.system.harness import Cluster
-from tests.system.shop import Driver, Shop, list_offspring
-
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+from tests.system.shop import Shop, read_files
 
 LOCAL: Final = "local[2]"
 CLUSTER: Final = "local-cluster[2,1,1024]"
@@ -52,6 +48,9 @@ def declare_stream(pipeline_id, to, function=select, **options):
 declare_stream("added_stream", ks.Parquet({directory!r} + "/added_stream"))
 declare_stream("counted_stream", ks.Parquet({directory!r} + "/counted"), count_orders, mode="upsert", key=["item"])
 declare_stream("added_stream_delta", ks.Delta(tables + "stream"))
+declare_stream(
+    "counted_stream_rows", ks.PostgreSQL({url!r}, table="{table}_counted"), count_orders, mode="upsert", key=["item"]
+)
 declare_stream("added_stream_rows", ks.PostgreSQL({url!r}, table="{table}_stream"))
 declare_stream("added_stream_topic", streamed)
 """
@@ -60,12 +59,14 @@ declare_stream("added_stream_topic", streamed)
 class Stores(Shop):
     """A shop with a pipeline into each kind of target."""
 
-    def __init__(self, cluster: Cluster, name: str, directory: Path, postgresql: Server) -> None:
-        super().__init__(cluster, None, name, directory, postgresql, more=MORE)
+    def __init__(
+        self, cluster: Cluster, spark: SparkSession | None, name: str, directory: Path, postgresql: Server
+    ) -> None:
+        super().__init__(cluster, spark, name, directory, postgresql, more=MORE)
         cluster.create(f"{name}.copies", f"{name}.newest", f"{name}.streamed")
 
     def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
+        pipeline = self.pipeline(pipeline_id)
         target: Any = pipeline.target
         if isinstance(target, ks.Delta):
             return read_delta(Path(target.path))
@@ -75,7 +76,7 @@ class Stores(Shop):
         return sorted(written if pipeline.mode == "append" else {row[0]: row for row in written}.values())
 
     def model(self, pipeline_id: str) -> list[tuple[Any, ...]]:
-        if pipeline_id == "counted_stream":
+        if pipeline_id.startswith("counted_stream"):
             return sorted(Counter(value for topic, value, _ in self.written if topic == "orders").items())
         return super().model(pipeline_id.partition("_")[0])
 
@@ -89,13 +90,12 @@ def read_delta(directory: Path) -> list[tuple[Any, ...]]:
                 found.pop(action["remove"]["path"], None)
             if "add" in action:
                 found[action["add"]["path"]] = None
-    tables = [pyarrow.parquet.ParquetFile(directory / path).read() for path in found]
-    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+    return read_files(directory / path for path in found)
 
 
 @pytest.fixture
 def stores(cluster: Cluster, name: str, tmp_path: Path, postgresql: Server) -> Stores:
-    return Stores(cluster, name, tmp_path, postgresql)
+    return Stores(cluster, None, name, tmp_path, postgresql)
 
 
 OF_DELTA: Final = ("before-delta", "after-delta")
@@ -105,9 +105,49 @@ OF_POSTGRESQL: Final = ("copied", "before-commit", "after-commit")
 PUBLISHED: Final = {"after-delta", "after-commit-of-topic", "after-publish", "after-commit"}
 
 
+STANDS: Final = {
+    "latest": "before-publish",
+    "latest_rows": "after-commit",
+    "added_rows": "before-commit",
+    "added_topic": "after-commit-of-topic",
+    "latest_topic": "written",
+    "added_stream": "after-publish",
+}
+"""Runs into each kind of target, before and after its atomic step, and a stream whose checkpoint is behind its table. A
+commit of Delta Lake is one file of its log, as that of a directory."""
+
+
+def test_driver_killed_while_runs_stand_at_each_step_gives_each_effect_once(
+    cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path, postgresql: Server
+) -> None:
+    """One process, in which each run stands still at its point, dies once."""
+    stores = Stores(cluster, spark, name, tmp_path, postgresql)
+    stores.write("orders:pen", "returns:pen")
+    for pipeline_id in STANDS:
+        stores.run_all(pipeline_id)
+    before = {pipeline_id: stores.model(pipeline_id) for pipeline_id in STANDS}
+    stores.write("orders:ink", "orders:pen", "returns:ink")
+    with stores.driver(LOCAL) as dying:
+        dying.begin(*(word for each in STANDS.items() for word in each))
+        assert dying.await_end() == -signal.SIGKILL
+    for pipeline_id, point in STANDS.items():
+        expected = stores.model(pipeline_id) if point in PUBLISHED else before[pipeline_id]
+        assert stores.rows(pipeline_id) == expected, (pipeline_id, point)
+    stores.write("orders:cup", "orders:pen")
+    for pipeline_id in STANDS:
+        stores.run_all(pipeline_id)
+        assert stores.rows(pipeline_id) == stores.model(pipeline_id), pipeline_id
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("pipeline_id", "points", "master"),
     [
+        *((each, ("before-cut", "after-read", *OF_PARQUET), LOCAL) for each in ("added", "totals", "latest")),
+        *((each, OF_PARQUET, CLUSTER) for each in ("totals", "latest")),
+        *((each, OF_POSTGRESQL, LOCAL) for each in ("totals_rows", "added_rows", "latest_rows")),
+        ("added_rows", OF_POSTGRESQL, CLUSTER),
         ("totals_delta", OF_DELTA, LOCAL),
         ("added_delta", ("before-cut", "after-read", *OF_DELTA), CLUSTER),
         ("latest_delta", OF_DELTA, LOCAL),
@@ -117,10 +157,11 @@ PUBLISHED: Final = {"after-delta", "after-commit-of-topic", "after-publish", "af
         ("counted_stream", OF_PARQUET, CLUSTER),
         ("added_stream_delta", OF_DELTA, LOCAL),
         ("added_stream_rows", OF_POSTGRESQL, LOCAL),
+        ("counted_stream_rows", OF_POSTGRESQL, LOCAL),
         ("added_stream_topic", OF_TOPIC, LOCAL),
     ],
 )
-def test_driver_killed_at_each_point_of_each_target_gives_each_record_its_effect_once(
+def test_driver_killed_at_each_point_of_each_target_gives_each_effect_once(
     stores: Stores, pipeline_id: str, points: tuple[str, ...], master: str
 ) -> None:
     """Its executors end by themselves: `run_and_die` waits for that.
@@ -146,38 +187,42 @@ def test_driver_killed_at_each_point_of_each_target_gives_each_record_its_effect
     assert stores.rows(pipeline_id) == stores.model(pipeline_id)
 
 
-def kill_busy_executor(stores: Stores, running: Driver, gate: str) -> None:
-    """Kills the executor whose task of the run waits at the gate."""
-    executors = running.await_executors()
-    task = stores.await_task(gate)
-    (busy,) = [pid for pid in executors if task in list_offspring(pid)]
-    os.kill(busy, signal.SIGKILL)
-
-
-TEN: Final = [
-    ("totals_delta", "last"),
-    ("added_delta", "first"),
-    ("latest_delta", "first"),
-    ("added_topic", "first"),
-    ("latest_topic", "last"),
-    ("added_stream", "first"),
-    ("counted_stream", "last"),
-    ("added_stream_delta", "first"),
-    ("added_stream_rows", "first"),
-    ("added_stream_topic", "first"),
+KILLED: Final = [
+    ("totals", "first", True),
+    ("totals", "last", True),
+    ("totals", "last", False),
+    ("added", "first", True),
+    ("latest", "first", True),
+    ("latest", "last", False),
+    ("added_rows", "first", True),
+    ("latest_rows", "last", True),
+    ("totals_rows", "first", True),
+    ("totals_rows", "last", False),
+    ("totals_delta", "last", True),
+    ("added_delta", "first", True),
+    ("latest_delta", "first", True),
+    ("added_topic", "first", True),
+    ("latest_topic", "last", True),
+    ("added_stream", "first", True),
+    ("counted_stream", "last", True),
+    ("added_stream_delta", "first", True),
+    ("added_stream_rows", "first", True),
+    ("added_stream_topic", "first", True),
 ]
-"""Executors to kill: in which pipeline, and at which gate its task waits."""
+"""Executors to kill: in which pipeline, at which gate, and whether it is the one whose task waits there."""
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_executor_killed_in_the_middle_of_a_run_into_each_target_changes_no_row(stores: Stores) -> None:
     with stores.driver(CLUSTER) as running:
-        for number, (pipeline_id, gate) in enumerate(TEN):
+        for number, (pipeline_id, gate, is_busy) in enumerate(KILLED):
             stores.write("orders:pen", f"orders:{number}", "returns:pen")
             running.run(pipeline_id)
             assert stores.rows(pipeline_id) == stores.model(pipeline_id)
             stores.write("orders:pen", "orders:ink", "returns:ink")
             with stores.gate(gate):
                 running.begin(pipeline_id)
-                kill_busy_executor(stores, running, gate)
+                stores.kill_executor(running, gate, is_busy=is_busy)
             assert running.result() != [None]
             assert stores.rows(pipeline_id) == stores.model(pipeline_id), (pipeline_id, gate)

@@ -1,10 +1,13 @@
-"""Pipelines into tables of Delta Lake, on a real broker and a real Spark."""
+"""Pipelines into tables of Delta Lake, on a real broker and a real Spark.
+
+A look at a table costs a second of CPU. The quick tier has the test in which two runs want to commit the same number;
+that a commit is whole is Delta's own promise.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +18,9 @@ from pyspark.sql import functions as sf
 
 import kstreams_py as ks
 from kstreams_py.errors import SettingsError, StaleWriter
-from kstreams_py.graph.loading import load
-from kstreams_py.spark import driver, runner
-from kstreams_py.spark.runs import Run
-from kstreams_py.spark.targets.opening import open_target
-from tests.delta_sessions import delta_session
+from kstreams_py.spark import runner
 from tests.system.harness import Cluster
-from tests.system.shop import run_and_die
+from tests.system.shop import Pipelines
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # of collect()
@@ -61,36 +60,19 @@ def streamed(orders):
 CHANGED: Final = r": the directory was changed by hand: restore it, or begin again with `kstreams pipeline reset`$"
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with delta_session("test_delta") as made:
-        yield made
-
-
-class Shop:
+class Shop(Pipelines):
     """A graph with a topic and pipelines into tables of Delta Lake."""
 
+    spark: SparkSession
+
     def __init__(self, cluster: Cluster, spark: SparkSession, name: str, directory: Path) -> None:
-        self.cluster, self.spark, self.name, self.directory = cluster, spark, name, directory
-        self.file = directory / "shop.py"
-        self.file.write_text(GRAPH.format(name=name, directory=str(directory)))
-        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers)
+        super().__init__(cluster, spark, name, directory, GRAPH.format(name=name, directory=str(directory)))
         cluster.create(f"{name}.orders")
-        self.graph = load(f"{self.file}:graph")
+
+    run = Pipelines.run_all
 
     def write(self, *values: str) -> None:
         self.cluster.write(f"{self.name}.orders", [value.encode() for value in values])
-
-    def run(self, pipeline_id: str) -> list[Run | None]:
-        found: list[Run | None] = []
-        chosen = runner.choose_pipelines(self.graph, [pipeline_id])
-        driver.run_all(chosen, self.graph, self.spark, self.settings, lambda _, run: found.append(run), None)
-        return found
-
-    def reset(self, pipeline_id: str) -> None:
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        with closing(open_target(pipeline, self.settings, lambda: self.spark)) as target:
-            target.reset()
 
     def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
         read = self.spark.read.format("delta").load(str(self.directory / pipeline_id))
@@ -102,6 +84,7 @@ def shop(cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path) -> Sh
     return Shop(cluster, spark, name, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pipeline_id", "expected"),
     [
@@ -124,11 +107,12 @@ def test_table_has_what_its_mode_says(shop: Shop, pipeline_id: str, expected: li
         assert shop.run(pipeline_id) == [None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pipeline_id", ["added", "latest"])
 def test_run_without_rows_is_published_too(shop: Shop, pipeline_id: str) -> None:
     shop.write("pen")
     shop.run(pipeline_id)
-    (pipeline,) = runner.choose_pipelines(shop.graph, [pipeline_id])
+    pipeline = shop.pipeline(pipeline_id)
     nothing = replace(pipeline, function=lambda df: pipeline.function(df).where("false"))
     shop.write("ink")
     run = runner.run_once(nothing, shop.graph, shop.spark, shop.settings)
@@ -137,7 +121,8 @@ def test_run_without_rows_is_published_too(shop: Shop, pipeline_id: str) -> None
     assert shop.run(pipeline_id) == [None]
 
 
-def test_directory_whose_name_looks_like_a_pattern_and_columns_with_spaces_are_those_of_a_table(shop: Shop) -> None:
+@pytest.mark.long
+def test_directory_named_like_a_pattern_and_columns_with_spaces_are_those_of_a_table(shop: Shop) -> None:
     graph = ks.Graph(shop.name)
     orders = graph.topic(f"{shop.name}.orders", value=ks.String())
     target = ks.Delta(shop.directory / "o[d]d {a,b}*")
@@ -153,34 +138,13 @@ def test_directory_whose_name_looks_like_a_pattern_and_columns_with_spaces_are_t
         shop.run("odd")
 
 
-@pytest.mark.parametrize(
-    ("pipeline_id", "points"),
-    [
-        ("added", {"before-delta": 0, "after-delta": 1}),
-        pytest.param("latest", {"before-delta": 0, "after-delta": 1}, marks=pytest.mark.long),
-        pytest.param("totals", {"before-delta": 0, "after-delta": 1}, marks=pytest.mark.long),
-    ],
-)
-def test_driver_killed_around_the_commit_gives_each_record_its_effect_once(
-    shop: Shop, pipeline_id: str, points: dict[str, int]
-) -> None:
-    shop.write("pen")
-    shop.run(pipeline_id)
-    for number, point in enumerate(points):
-        shop.write(f"item {number}")
-        run_and_die(shop.file, shop.cluster.bootstrap_servers, pipeline_id, point)
-    shop.write("cup")
-    shop.run(pipeline_id)
-    assert [row[0] for row in shop.rows(pipeline_id)] == ["cup", "item 0", "item 1", "pen"]
-
-
-@pytest.mark.parametrize("moment", ["read", "written"])
+@pytest.mark.parametrize("moment", [pytest.param("read", marks=pytest.mark.long), "written"])
 def test_run_that_another_one_has_overtaken_publishes_nothing(
     shop: Shop, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other run is published before this one looks, or after."""
     shop.write("pen")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    pipeline = shop.pipeline("added")
     shop.run("added")
     shop.write("ink")
 
@@ -216,7 +180,8 @@ _CONF: Final = [
 ]
 
 
-def test_table_that_others_have_changed_is_refused_until_it_is_reset_and_optimizing_it_is_not(shop: Shop) -> None:
+@pytest.mark.long
+def test_table_that_others_have_changed_is_refused_and_optimizing_it_is_not(shop: Shop) -> None:
     from delta.tables import DeltaTable  # noqa: PLC0415
 
     shop.write("pen")
@@ -235,38 +200,47 @@ def test_table_that_others_have_changed_is_refused_until_it_is_reset_and_optimiz
     assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
 
 
-def test_data_file_that_is_missing_or_was_replaced_stops_runs_and_queries_until_it_is_restored(shop: Shop) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("cut_off", "message"),
+    [
+        (None, "is missing"),
+        (8, "has another size than in its log"),
+    ],
+    ids=["missing", "replaced"],
+)
+def test_data_file_that_is_missing_or_was_replaced_stops_runs_until_it_is_restored(
+    shop: Shop, cut_off: int | None, message: str
+) -> None:
     """Delta itself notices neither: it would commit the next run beside them."""
-    for value in ("pen", "ink"):
-        shop.write(value)
-        shop.run("added")
-    path = shop.directory / "added"
-    file = min(path.glob("part-*.parquet"))
-    content, crc = file.read_bytes(), path / f".{file.name}.crc"
-    sum_of_file = crc.read_bytes()
+    shop.write("pen")
+    shop.run("added")
+    (file,) = (shop.directory / "added").glob("part-*.parquet")
+    crc = file.with_name(f".{file.name}.crc")
+    content, sum_of_file = file.read_bytes(), crc.read_bytes()
     shop.write("cup")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
-    for broken, message in ((None, "is missing"), (content[:-8], "has another size than in its log")):
-        file.unlink()
-        crc.unlink(missing_ok=True)
-        if broken is not None:
-            file.write_bytes(broken)
-        told = rf"added: its file {file.name} {message}{CHANGED}"
+    pipeline = shop.pipeline("added")
+    for each in (file, crc):
+        each.unlink()
+    if cut_off is not None:
+        file.write_bytes(content[:-cut_off])
+    told = rf"added: its file {file.name} {message}{CHANGED}"
+    with pytest.raises(SettingsError, match=told):
+        shop.run("added")
+    with shop.open(pipeline.id) as target:
         with pytest.raises(SettingsError, match=told):
-            shop.run("added")
-        target = open_target(pipeline, shop.settings, lambda: shop.spark)
-        with closing(target), pytest.raises(SettingsError, match=told):
             target.table(shop.spark)
         file.write_bytes(content)
-    crc.write_bytes(sum_of_file)
+        crc.write_bytes(sum_of_file)
+        shop.run("added")
+        assert shop.rows("added") == [("cup", 1), ("pen", 0)]
+        file.unlink()
+        target.reset()
     shop.run("added")
-    assert shop.rows("added") == [("cup", 2), ("ink", 1), ("pen", 0)]
-    file.unlink()
-    shop.reset("added")
-    shop.run("added")
-    assert shop.rows("added") == [("cup", 2), ("ink", 1), ("pen", 0)]
+    assert shop.rows("added") == [("cup", 1), ("pen", 0)]
 
 
+@pytest.mark.long
 def test_log_that_was_removed_or_edited_stops_runs_until_the_directory_is_moved_away(shop: Shop) -> None:
     path, kept = shop.directory / "added", shop.directory / "kept"
     for value in ("pen", "ink", "cup"):
@@ -310,14 +284,15 @@ def test_log_that_was_removed_or_edited_stops_runs_until_the_directory_is_moved_
     assert shop.rows("added") == expected
 
 
-def test_table_that_no_pipeline_has_made_is_refused_and_not_deleted_and_an_empty_log_is_none(shop: Shop) -> None:
+@pytest.mark.long
+def test_table_that_no_pipeline_has_made_is_refused_and_an_empty_log_is_none(shop: Shop) -> None:
     path = shop.directory / "added"
     shop.spark.range(3).write.format("delta").save(str(path))
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    pipeline = shop.pipeline("added")
     shop.write("pen")
     with pytest.raises(SettingsError, match=r"version 0 of .*added, a WRITE, is not of pipeline 'added': name another"):
         shop.run("added")
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    with shop.open(pipeline.id) as target:
         with pytest.raises(SettingsError, match="added is a table that no pipeline has made: name another one"):
             target.reset()
         assert shop.spark.read.format("delta").load(str(path)).count() == 3

@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
-import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -27,25 +26,18 @@ from kstreams_py.spark.cuts import CutTopic, Span
 from kstreams_py.spark.cutting import Cutting
 from kstreams_py.spark.runs import Run
 from tests.clusters import open_cluster
-from tests.spark_sessions import kafka_session
 from tests.system.harness import WorkerProcess
 from tests.system.recorder import Record, Recorder
+from tests.system.shop import read_files
 from tests.system.test_cuts import Rig
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_faults") as made:
-        yield made
-
-
 def read(target: ks.Parquet) -> list[tuple[Any, ...]]:
     """The published rows, read without Spark."""
-    tables = [pyarrow.parquet.ParquetFile(path).read() for path in target.files()]
-    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+    return read_files(target.files())
 
 
 # A transaction whose markers are late on one of its topics.
@@ -97,7 +89,13 @@ FIRST: Final = [("a", "0"), ("b", "0")]
 WHOLE: Final = [("a", "0"), ("a", "1"), ("b", "0"), ("b", "1")]
 
 
-@pytest.mark.parametrize("mode", ["complete", "append", "upsert"])
+MODES: Final = pytest.mark.parametrize(
+    "mode", ["append", *(pytest.param(each, marks=pytest.mark.long) for each in ("complete", "upsert"))]
+)
+"""Quick is the mode that adds what is between two cuts: the others read up to one of the same cuts."""
+
+
+@MODES
 def test_table_has_the_whole_transaction_whose_marker_is_late_or_nothing_of_it(
     spark: SparkSession, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -135,8 +133,8 @@ def cut_by_stable_offsets(graph: ks.Graph, names: Sequence[str], *, settings: ks
         cluster.close()
 
 
-@pytest.mark.parametrize("mode", ["complete", "append", "upsert"])
-def test_mutation_that_cuts_by_last_stable_offsets_alone_publishes_half_of_a_transaction(
+@MODES
+def test_mutation_that_cuts_by_last_stable_offsets_publishes_half_of_a_transaction(
     spark: SparkSession, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(runner, "cut", cut_by_stable_offsets)
@@ -307,10 +305,11 @@ def last_of_each_key(values: Sequence[str]) -> list[list[Any]]:
     return sorted([key, int(number)] for key, number in last.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kills", "seed"), [(3, 6), pytest.param(60, 2, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
-def test_tables_tear_no_transaction_of_workers_that_are_killed_and_end_equal_to_the_model(
+def test_tables_tear_no_transaction_of_workers_that_are_killed(
     tmp_path: Path, name: str, settings: Callable[..., ks.Settings], spark: SparkSession, kills: int, seed: int
 ) -> None:
     with ExitStack() as cleanup:
@@ -326,10 +325,11 @@ def test_tables_tear_no_transaction_of_workers_that_are_killed_and_end_equal_to_
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kills", "seed"), [(2, 6), pytest.param(40, 4, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
-def test_tables_of_streams_end_equal_to_the_model_when_the_workers_before_them_are_killed(
+def test_tables_of_streams_equal_the_model_when_the_workers_before_them_are_killed(
     tmp_path: Path, name: str, settings: Callable[..., ks.Settings], spark: SparkSession, kills: int, seed: int
 ) -> None:
     with ExitStack() as cleanup:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +24,6 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.formats.file_registry import FileRegistry
-from kstreams_py.graph.loading import load
-from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.kafka.producer import KafkaProducer
@@ -36,10 +32,8 @@ from kstreams_py.spark import runner
 from kstreams_py.spark.runs import Published, Run, decode_published
 from kstreams_py.spark.targets import kafka
 from kstreams_py.spark.targets.kafka import encode_runs
-from kstreams_py.spark.targets.opening import open_target
-from tests.spark_sessions import kafka_session
 from tests.system.harness import Cluster
-from tests.system.shop import run_and_die
+from tests.system.shop import Pipelines, run_and_die
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
@@ -74,30 +68,21 @@ AVRO: Final = ks.Avro(
 )
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_topics") as made:
-        yield made
-
-
-class Shop:
+class Shop(Pipelines):
     """A graph with pipelines into topics."""
 
+    spark: SparkSession
+
     def __init__(self, cluster: Cluster, spark: SparkSession, name: str, directory: Path) -> None:
-        self.cluster, self.spark, self.name, self.directory = cluster, spark, name, directory
-        self.file = directory / "shop.py"
-        self.file.write_text(GRAPH.format(name=name))
-        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers, schema_directory=directory / "schemas")
+        schemas = directory / "schemas"
+        super().__init__(cluster, spark, name, directory, GRAPH.format(name=name), schema_directory=schemas)
         cluster.create(f"{name}.orders")
         cluster.create(f"{name}.added", f"{name}.latest", f"{name}.other", partitions=3)
-        self.graph: Graph = load(f"{self.file}:graph")
+
+    run = Pipelines.run_once
 
     def write(self, *values: str) -> None:
         self.cluster.write(f"{self.name}.orders", [value.encode() for value in values])
-
-    def run(self, pipeline_id: str) -> Run | None:
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        return runner.run_once(pipeline, self.graph, self.spark, self.settings)
 
     def declare(self, function: Any, *, value: Any = None, **given: Any) -> None:
         """A pipeline from the orders to the topic `other`, of a graph of its own."""
@@ -134,7 +119,7 @@ def test_append_writes_a_record_of_each_new_row_with_a_hash_of_its_own(shop: Sho
     assert ([len(each) for each in hashes], len(set(hashes))) == ([16, 16, 16], 3)
 
 
-def test_upsert_writes_the_key_in_the_partition_where_java_clients_put_it_and_its_table_has_the_newest(
+def test_upsert_writes_keys_where_java_clients_do_and_its_table_has_the_newest(
     shop: Shop,
 ) -> None:
     shop.write("pen", "ink")
@@ -148,12 +133,13 @@ def test_upsert_writes_the_key_in_the_partition_where_java_clients_put_it_and_it
     ]
     found = {m.key(): m.partition() for m in shop.cluster.read(f"{shop.name}.latest")}
     assert found == {key: partition_of(key, 3) for key in (b"ink", b"pen")}
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["latest"])
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    pipeline = shop.pipeline("latest")
+    with shop.open(pipeline.id) as target:
         rows = target.table(shop.spark).select("key", "value").collect()
     assert sorted((row.key, json.loads(row.value)["at"]) for row in rows) == [("ink", 1), ("pen", 2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["written", "after-commit-of-topic"])
 def test_driver_killed_before_or_after_its_commit_writes_each_row_once(shop: Shop, point: str) -> None:
     shop.write("pen")
@@ -175,7 +161,11 @@ def test_driver_killed_before_or_after_its_commit_writes_each_row_once(shop: Sho
 
 @pytest.mark.parametrize(
     ("call", "takes_place"),
-    [("send_offsets", False), ("commit_transaction", False), ("commit_transaction", True)],
+    [
+        pytest.param("send_offsets", False, marks=pytest.mark.long),
+        pytest.param("commit_transaction", False, marks=pytest.mark.long),
+        ("commit_transaction", True),  # the one that must not write its rows again
+    ],
 )
 def test_request_whose_outcome_is_unknown_is_made_again_and_each_row_is_written_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, call: str, takes_place: bool
@@ -200,9 +190,10 @@ def test_request_whose_outcome_is_unknown_is_made_again_and_each_row_is_written_
     assert shop.run("added") is None
 
 
+@pytest.mark.long
 def test_run_that_another_one_has_overtaken_writes_nothing(shop: Shop) -> None:
     shop.write("pen")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    pipeline = shop.pipeline("added")
 
     def slow(orders: DataFrame) -> DataFrame:
         runner.run_once(pipeline, shop.graph, shop.spark, shop.settings)
@@ -238,52 +229,51 @@ def test_value_that_is_null_is_a_tombstone(shop: Shop) -> None:
     assert [(m.key(), m.value()) for m in shop.cluster.read(f"{shop.name}.other")] == [(b"pen", None)]
 
 
-@pytest.mark.parametrize(
-    ("function", "given", "error", "message"),
-    [
-        (
-            lambda df: df.select("offset"), {"value": ks.String()}, SettingsError,
-            "its rows have no column `value`, and values of topic .*other are String.*: return `key` and `value`",
-        ),
-        (
-            lambda df: df.select("value", "offset"), {"value": ks.String()}, SettingsError,
-            "its rows have a column 'offset' beside `value`",
-        ),
-        (lambda df: df.select("offset"), {"value": AVRO}, SettingsError, r"no column 'item', which Avro\(Total\) has"),
-        (
-            lambda df: df.selectExpr("value AS item", "1 AS records", "offset"), {"value": AVRO}, SettingsError,
-            r"Avro\(Total\) has no field 'offset': leave that column out",
-        ),
-        (
-            lambda df: df.selectExpr("value AS item", "'1' AS records"), {"value": AVRO}, SettingsError,
-            r"column 'records' is string, and Avro\(Total\) takes int: cast it to that",
-        ),
-        (
-            lambda df: df.selectExpr("value AS item", "1L << 40 AS records"), {"value": AVRO}, PipelineFailed,
-            "Spark failed: .*overflow",
-        ),
-        (
-            lambda df: df.selectExpr("offset AS key", "value AS item"), {}, SettingsError,
-            r"column 'key' is bigint, and the key of topic .*other is String.*: return it as string",
-        ),
-        (
-            lambda df: df.select("value"), {"mode": "upsert", "key": ["value"], "value": ks.String()}, RowRefused,
-            "2 rows have the key value='pen'",
-        ),
-        (
-            lambda df: df.select(sf.repeat("value", sf.lit(1_000_000)).alias("item")), {}, RecordTooLarge,
-            "other",
-        ),
-    ],
-)  # fmt: skip
-def test_rows_that_a_topic_does_not_take_are_named_and_nothing_is_written(
-    shop: Shop, function: Any, given: dict[str, Any], error: type[Exception], message: str
-) -> None:
+UNFIT: Final[list[tuple[Any, dict[str, Any], type[Exception], str]]] = [
+    (
+        lambda df: df.select("offset"), {"value": ks.String()}, SettingsError,
+        "its rows have no column `value`, and values of topic .*other are String.*: return `key` and `value`",
+    ),
+    (
+        lambda df: df.select("value", "offset"), {"value": ks.String()}, SettingsError,
+        "its rows have a column 'offset' beside `value`",
+    ),
+    (lambda df: df.select("offset"), {"value": AVRO}, SettingsError, r"no column 'item', which Avro\(Total\) has"),
+    (
+        lambda df: df.selectExpr("value AS item", "1 AS records", "offset"), {"value": AVRO}, SettingsError,
+        r"Avro\(Total\) has no field 'offset': leave that column out",
+    ),
+    (
+        lambda df: df.selectExpr("value AS item", "'1' AS records"), {"value": AVRO}, SettingsError,
+        r"column 'records' is string, and Avro\(Total\) takes int: cast it to that",
+    ),
+    (
+        lambda df: df.selectExpr("value AS item", "1L << 40 AS records"), {"value": AVRO}, PipelineFailed,
+        "Spark failed: .*overflow",
+    ),
+    (
+        lambda df: df.selectExpr("offset AS key", "value AS item"), {}, SettingsError,
+        r"column 'key' is bigint, and the key of topic .*other is String.*: return it as string",
+    ),
+    (
+        lambda df: df.select("value"), {"mode": "upsert", "key": ["value"], "value": ks.String()}, RowRefused,
+        "2 rows have the key value='pen'",
+    ),
+    (
+        lambda df: df.select(sf.repeat("value", sf.lit(1_000_000)).alias("item")), {}, RecordTooLarge,
+        "other",
+    ),
+]  # fmt: skip
+"""Rows that a topic does not take, with what is declared, and the error."""
+
+
+def test_rows_that_a_topic_does_not_take_are_named_and_nothing_is_written(shop: Shop) -> None:
     shop.write("pen", "pen")
-    shop.declare(function, **given)
-    with pytest.raises(error, match=message):
-        shop.run("other")
-    assert shop.records("other") == []
+    for function, given, error, message in UNFIT:
+        shop.declare(function, **given)
+        with pytest.raises(error, match=message):
+            shop.run("other")
+        assert shop.records("other") == [], message
 
 
 def test_topic_that_is_missing_or_that_others_write_is_refused(shop: Shop) -> None:
@@ -307,8 +297,8 @@ def test_topic_that_was_created_again_stops_its_pipeline_until_it_is_reset(shop:
         shop.run("added")
     shop.cluster.create(f"{shop.name}.added", partitions=3)
     told = r"'added': topic .*added was deleted and created again since its last run, .* `kstreams pipeline reset` lets"
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    pipeline = shop.pipeline("added")
+    with shop.open(pipeline.id) as target:
         for step in (lambda: shop.run("added"), lambda: target.table(shop.spark)):
             with pytest.raises(SettingsError, match=told):
                 step()
@@ -318,7 +308,8 @@ def test_topic_that_was_created_again_stops_its_pipeline_until_it_is_reset(shop:
     assert [key for key, _ in shop.records("added")] == ["ink", "pen"]
 
 
-def test_runs_that_an_earlier_release_has_written_without_the_id_of_the_topic_are_those_of_the_topic(
+@pytest.mark.long
+def test_runs_that_an_earlier_release_has_written_without_the_id_are_the_topics(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.write("pen")
@@ -330,7 +321,7 @@ def test_runs_that_an_earlier_release_has_written_without_the_id_of_the_topic_ar
     assert [key for key, _ in shop.records("added")] == ["ink", "pen"]
 
 
-def test_topic_whose_runs_were_deleted_is_refused_and_so_is_one_whose_records_were_deleted_too(shop: Shop) -> None:
+def test_topic_whose_runs_were_deleted_is_refused_with_or_without_its_records(shop: Shop) -> None:
     """Readers have had those records: to begin again would give them each record twice."""
     shop.write("pen")
     shop.run("added")
@@ -355,7 +346,8 @@ def test_topic_whose_runs_were_deleted_is_refused_and_so_is_one_whose_records_we
     assert [key for key, _ in shop.records("added")] == ["pen"]
 
 
-def test_newest_row_of_a_key_is_that_of_the_last_run_though_partitions_were_added_and_it_moved(shop: Shop) -> None:
+@pytest.mark.long
+def test_newest_row_of_a_key_is_of_the_last_run_though_added_partitions_moved_it(shop: Shop) -> None:
     items = [f"item {number}" for number in range(12)]
     shop.write(*items)
     shop.run("latest")
@@ -370,25 +362,26 @@ def test_newest_row_of_a_key_is_that_of_the_last_run_though_partitions_were_adde
         cluster.close()
     shop.write(*items)
     shop.run("latest")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["latest"])
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    pipeline = shop.pipeline("latest")
+    with shop.open(pipeline.id) as target:
         rows = target.table(shop.spark).select("key", "value").collect()
     found = {row.key: json.loads(row.value)["at"] for row in rows}
     assert (len(rows), found) == (12, {item: 12 + number for number, item in enumerate(items)})
 
 
+@pytest.mark.long
 def test_topic_of_another_pipeline_is_refused_and_reset_lets_its_own_begin_again(shop: Shop) -> None:
     shop.write("pen")
     shop.run("added")
     mine = shop.graph
-    (pipeline,) = runner.choose_pipelines(mine, ["added"])
+    pipeline = shop.pipeline("added")
     shop.graph = ks.Graph("rival")
     orders, added = (shop.graph.topic(f"{shop.name}.{each}", value=ks.String()) for each in ("orders", "added"))
     shop.graph.pipeline(orders, to=added, mode="append", id="rival")(lambda df: df.select("value"))
     with pytest.raises(SettingsError, match=rf"is the table of pipeline '{shop.name}\.added': name another target"):
         shop.run("rival")
     shop.graph = mine
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    with shop.open(pipeline.id) as target:
         target.reset()
         assert target.read() is None
     assert shop.records("added") == []
@@ -402,18 +395,18 @@ def test_reset_that_was_interrupted_holds_runs_off_until_it_is_continued(
 ) -> None:
     shop.write("pen")
     shop.run("added")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    pipeline = shop.pipeline("added")
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    with monkeypatch.context() as patch, shop.open(pipeline.id) as target:
         patch.setattr(KafkaCluster, "truncate", die)
         with pytest.raises(KeyboardInterrupt):
             target.reset()
     with pytest.raises(SettingsError, match=r"a reset of topic .*added was interrupted: run `kstreams pipeline reset`"):
         shop.run("added")
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    with shop.open(pipeline.id) as target:
         target.reset()
     assert shop.records("added") == []
     shop.run("added")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +28,6 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import (
     GraphError,
     InputLost,
-    MissingSoftware,
     PipelineFailed,
     RowRefused,
     SettingsError,
@@ -39,19 +42,12 @@ from kstreams_py.spark.runs import Published
 from kstreams_py.spark.targets import parquet
 from kstreams_py.spark.targets.opening import open_target
 from kstreams_py.spark.targets.parquet import ParquetTable
-from tests.spark_sessions import kafka_session
 from tests.system.command import command
 from tests.system.harness import Cluster, metadata
 from tests.system.shop import Shop
-from tests.waiting import wait_until
+from tests.waiting import WAIT, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_pipelines") as made:
-        yield made
 
 
 @pytest.fixture
@@ -63,7 +59,11 @@ def values(rows: Sequence[tuple[Any, ...]]) -> list[Any]:
     return sorted(row[0] for row in rows)
 
 
-@pytest.mark.parametrize("pipeline_id", ["totals", "totals_rows"])
+LONG: Final = pytest.mark.long
+"""Of the targets, the quick tier has all modes of Parquet here, and each kind of target in the contract tests."""
+
+
+@pytest.mark.parametrize("pipeline_id", ["totals", pytest.param("totals_rows", marks=LONG)])
 def test_complete_table_is_that_of_all_committed_records(shop: Shop, pipeline_id: str) -> None:
     shop.write("orders:pen", "orders:ink", "returns:pen")
     shop.write("orders:cup", "returns:cup", commit=False)
@@ -77,6 +77,7 @@ def test_complete_table_is_that_of_all_committed_records(shop: Shop, pipeline_id
     assert (second.number, shop.rows(pipeline_id)) == (2, [("ink", 2), ("pen", 2)])
 
 
+@pytest.mark.long  # in the quick tier those are the increments of the next test
 @pytest.mark.parametrize("pipeline_id", ["added", "added_rows"])
 def test_append_adds_only_what_is_new_since_the_cut_in_the_target(shop: Shop, pipeline_id: str) -> None:
     shop.write("orders:pen", "orders:ink")
@@ -91,6 +92,7 @@ def test_append_adds_only_what_is_new_since_the_cut_in_the_target(shop: Shop, pi
 def test_increments_have_the_committed_records_wherever_aborted_ones_and_markers_lie(shop: Shop) -> None:
     """All records of an increment are aborted, or the first, the last, those in the middle; or markers lie between."""
     shop.run("added")
+    assert shop.run("added") is None
     for increment in ("a5", "a5 c3", "c3 a5", "c2 a3 c2", "c1 c1 a1 c2"):
         before = shop.model("added")
         for word in increment.split():
@@ -100,7 +102,7 @@ def test_increments_have_the_committed_records_wherever_aborted_ones_and_markers
         assert (made.rows, shop.rows("added")) == (len(shop.model("added")) - len(before), shop.model("added"))
 
 
-@pytest.mark.parametrize("pipeline_id", ["latest", "latest_rows"])
+@pytest.mark.parametrize("pipeline_id", ["latest", pytest.param("latest_rows", marks=LONG)])
 def test_upsert_replaces_the_rows_of_the_same_key(shop: Shop, pipeline_id: str) -> None:
     shop.write("orders:pen", "orders:ink")
     shop.run(pipeline_id)
@@ -109,36 +111,7 @@ def test_upsert_replaces_the_rows_of_the_same_key(shop: Shop, pipeline_id: str) 
     assert shop.rows(pipeline_id) == shop.model(pipeline_id) == [("cup", 4), ("ink", 1), ("pen", 3)]
 
 
-PARQUET: Final = {"before-cut": 0, "after-read": 0, "staged": 0, "before-publish": 0, "after-publish": 1}
-POSTGRESQL: Final = {"copied": 0, "before-commit": 0, "after-commit": 1}
-"""The points at which a driver is killed, and whether its run is published then."""
-
-
-@pytest.mark.parametrize(
-    ("pipeline_id", "points"),
-    [
-        ("added", PARQUET),
-        *(pytest.param(each, PARQUET, marks=pytest.mark.long) for each in ("totals", "latest")),
-        *(pytest.param(f"{each}_rows", POSTGRESQL, marks=pytest.mark.long) for each in ("totals", "added", "latest")),
-    ],
-)
-def test_driver_killed_at_each_point_of_a_run_gives_each_record_its_effect_once(
-    shop: Shop, pipeline_id: str, points: dict[str, int]
-) -> None:
-    """Each run finds what the one that was killed has left, and new records."""
-    shop.write("orders:pen", "returns:pen")
-    shop.run(pipeline_id)
-    table = shop.model(pipeline_id)
-    for number, (point, is_published) in enumerate(points.items()):
-        shop.write(f"orders:{number}", "orders:ink", "returns:ink")
-        shop.run_and_die(pipeline_id, point)
-        table = shop.model(pipeline_id) if is_published else table
-        assert shop.rows(pipeline_id) == table, point
-    shop.write("orders:cup")
-    shop.run(pipeline_id)
-    assert shop.rows(pipeline_id) == shop.model(pipeline_id)
-
-
+@pytest.mark.long  # the quick tier has a command that follows a stream, too: test_streaming_pipelines
 def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
     environment = {
         "KSTREAMS_BOOTSTRAP_SERVERS": shop.cluster.bootstrap_servers,
@@ -155,7 +128,8 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
     assert values(shop.rows("added")) == ["cup", "ink", "pen"]
 
 
-def test_lag_is_from_the_cut_before_or_the_last_look_until_the_run_and_a_plan_is_kept_where_it_changed(
+@pytest.mark.long
+def test_lag_is_from_the_cut_before_or_the_last_look_and_a_changed_plan_is_kept(
     shop: Shop,
 ) -> None:
     shop.write("orders:pen")
@@ -171,7 +145,7 @@ def test_lag_is_from_the_cut_before_or_the_last_look_until_the_run_and_a_plan_is
     made = Cut.decode(first.cut, "cut").made
     assert made is not None
     assert [first.lag, second.lag, third.lag] == [None, second.ended - made, third.ended - looked]
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    pipeline = shop.pipeline("added")
     published = runner.read_published(pipeline, shop.settings, lambda: shop.spark)
     assert published is not None
     # it did not change: no transaction was open at a cut, whose records then pass no filter of their own
@@ -245,39 +219,38 @@ def declare(
     return graph.pipelines[-1]
 
 
-@pytest.mark.parametrize(
-    ("function", "given", "error", "message"),
-    [
-        (lambda df: df.collect(), {}, GraphError, "its function returned list: return a DataFrame"),
-        (lambda df: df.select("valu"), {}, GraphError, "its function does not fit its topics: .*`valu` cannot be"),
-        (lambda df: df.select(df.valu), {}, GraphError, "its function does not fit its topics: .*`valu` is not"),
-        (lambda df: df.where(7), {}, GraphError, "its function does not fit its topics: .*should be"),
-        (
-            lambda df: df.select(sf.raise_error(sf.lit("no price"))).collect(),
-            {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
-        ),
-        (lambda df: df, {"key": ["item"]}, SettingsError, "its rows have no column 'item' of the key"),
-        (lambda df: df.select("value"), {"key": ["value"]}, RowRefused, "2 rows have the key value='pen'"),
-        (
-            lambda df: df.select(sf.raise_error(sf.lit("no price")).cast("string").alias("price")),
-            {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
-        ),
-    ],
-)  # fmt: skip
-def test_function_that_does_not_fit_is_named_and_the_last_table_stays(
-    shop: Shop, function: Any, given: dict[str, Any], error: type[Exception], message: str
-) -> None:
+UNFIT: Final[list[tuple[Any, dict[str, Any], type[Exception], str]]] = [
+    (lambda df: df.collect(), {}, GraphError, "its function returned list: return a DataFrame"),
+    (lambda df: df.select("valu"), {}, GraphError, "its function does not fit its topics: .*`valu` cannot be"),
+    (lambda df: df.select(df.valu), {}, GraphError, "its function does not fit its topics: .*`valu` is not"),
+    (lambda df: df.where(7), {}, GraphError, "its function does not fit its topics: .*should be"),
+    (
+        lambda df: df.select(sf.raise_error(sf.lit("no price"))).collect(),
+        {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
+    ),
+    (lambda df: df, {"key": ["item"]}, SettingsError, "its rows have no column 'item' of the key"),
+    (lambda df: df.select("value"), {"key": ["value"]}, RowRefused, "2 rows have the key value='pen'"),
+    (
+        lambda df: df.select(sf.raise_error(sf.lit("no price")).cast("string").alias("price")),
+        {}, PipelineFailed, "Spark failed: .*no price.*; the last published table stays",
+    ),
+]  # fmt: skip
+"""Functions that do not fit, with what is declared, and the error."""
+
+
+def test_function_that_does_not_fit_is_named_and_the_last_table_stays(shop: Shop) -> None:
     shop.write("orders:pen")
     declare(shop, lambda df: df.select("value"))
     shop.run("other")
-    declare(shop, function, **given)
     shop.write("orders:pen")
-    with pytest.raises(error, match=f"pipeline 'other': {message}"):
-        shop.run("other")
-    assert shop.rows("other") == [("pen",)]
+    for function, given, error, message in UNFIT:
+        declare(shop, function, **given)
+        with pytest.raises(error, match=f"pipeline 'other': {message}"):
+            shop.run("other")
+        assert shop.rows("other") == [("pen",)], message
 
 
-@pytest.mark.parametrize("mode", ["complete", "append"])
+@pytest.mark.parametrize("mode", [pytest.param("complete", marks=LONG), "append"])
 def test_record_that_does_not_decode_fails_the_run_or_is_left_out_and_counted(
     shop: Shop, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -318,7 +291,9 @@ def test_records_are_counted_once_whatever_the_function_does_with_them(shop: Sho
     assert (found.records, found.rows) == (3, 3)  # of returns nothing is read
 
 
-@pytest.mark.parametrize("pipeline_id", ["totals", "added", "latest", "totals_rows"])
+@pytest.mark.parametrize(
+    "pipeline_id", ["latest", *(pytest.param(each, marks=LONG) for each in ("totals", "added", "totals_rows"))]
+)
 def test_run_at_a_cut_makes_the_same_rows_again(shop: Shop, pipeline_id: str) -> None:
     shop.write("orders:pen", "orders:ink", "returns:pen")
     shop.write("orders:pen", "returns:cup")
@@ -337,6 +312,7 @@ def test_run_at_a_cut_makes_the_same_rows_again(shop: Shop, pipeline_id: str) ->
     assert shop.rows(pipeline_id) == rows
 
 
+@pytest.mark.long
 def test_compacted_topic_is_warned_of_at_the_first_run(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     name = f"{shop.name}.prices"
     shop.cluster.create(name, config={"cleanup.policy": "compact"})
@@ -350,11 +326,24 @@ def test_compacted_topic_is_warned_of_at_the_first_run(shop: Shop, caplog: pytes
     assert told == [f"pipeline 'other': topic '{name}' is compacted: {made}"]
 
 
+@pytest.mark.long  # a session of its own, for a message
 def test_delta_without_its_settings_in_the_session_is_named(shop: Shop) -> None:
     shop.write("orders:pen")
-    declare(shop, lambda df: df.select("value"), to=ks.Delta(f"{shop.directory}/delta"))
-    with pytest.raises(MissingSoftware, match=r"has no Delta Lake: make it with spark\.session\(\*\*spark\.delta_conf"):
-        shop.run("other")
+    shop.file.write_text(
+        f"import kstreams_py as ks\n\ngraph = ks.Graph({shop.name!r})\n"
+        f"graph.pipeline(graph.topic('{shop.name}.orders', value=ks.String()), to=ks.Delta('{shop.directory}/delta'), "
+        "id='other')(lambda df: df.select('value'))\n"
+        "if __name__ == '__main__':\n"
+        "    from kstreams_py.spark import runner, session\n"
+        f"    settings = ks.Settings(bootstrap_servers={shop.cluster.bootstrap_servers!r})\n"
+        "    runner.run_once(graph.pipelines[0], graph, session(), settings)\n"
+    )
+    environment = {**os.environ, "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent)}
+    done = subprocess.run(
+        [sys.executable, str(shop.file)], env=environment, capture_output=True, text=True, timeout=WAIT, check=False
+    )
+    told = r"MissingSoftware: .*has no Delta Lake: make it with spark\.session\(\*\*spark\.delta_conf"
+    assert re.search(told, done.stderr), done.stderr
 
 
 def test_rows_that_do_not_arrive_in_the_directory_fail_the_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,13 +362,14 @@ def test_rows_that_do_not_arrive_in_the_directory_fail_the_run(shop: Shop, monke
     assert values(shop.rows("added")) == ["ink", "pen"]
 
 
+@pytest.mark.long
 def test_directory_is_a_local_one_whatever_the_file_system_of_the_session_is(shop: Shop) -> None:
     assert shop.spark is not None
     hadoop = shop.spark.sparkContext._jsc.hadoopConfiguration()
     before = hadoop.get("fs.defaultFS")
     hadoop.set("fs.defaultFS", "hdfs://127.0.0.1:1")
     try:
-        for pipeline_id in ("totals", "added", "latest"):
+        for pipeline_id in ("added", "latest"):  # what adds files, and what reads those that are there
             shop.write("orders:pen")
             shop.run(pipeline_id)
             shop.write("orders:pen")
@@ -410,7 +400,7 @@ def test_target_of_another_pipeline_or_of_nobody_is_refused(shop: Shop) -> None:
 def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(shop: Shop) -> None:
     shop.write("orders:pen")
     shop.run("added")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    pipeline = shop.pipeline("added")
     (file,) = cast(ks.Parquet, pipeline.target).files()
     content = file.read_bytes()
     for broken in (b"", content[:-8]):
@@ -420,17 +410,17 @@ def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(
     file.unlink()
     with pytest.raises(SettingsError, match=r"is not the file that was published"):
         shop.run("added")
-    with closing(open_target(pipeline, shop.settings, lambda: shop.spark)) as target:
+    with shop.open(pipeline.id) as target:
         target.reset()
     shop.run("added")
     assert values(shop.rows("added")) == ["pen"]
 
 
-def test_manifest_that_was_removed_by_hand_stops_runs_and_readers_until_the_directory_is_moved_away(shop: Shop) -> None:
+def test_manifest_removed_by_hand_stops_runs_until_the_directory_is_moved_away(shop: Shop) -> None:
     """Without it the directory looks new: a run would begin again at what the topics have kept."""
     shop.write("orders:pen")
     shop.run("added")
-    (pipeline,) = runner.choose_pipelines(shop.graph, ["added"])
+    pipeline = shop.pipeline("added")
     manifest = shop.directory / "added" / "_manifest.json"
     content = manifest.read_bytes()
     manifest.unlink()
@@ -448,13 +438,14 @@ def test_manifest_that_was_removed_by_hand_stops_runs_and_readers_until_the_dire
     assert shop.rows("added") == shop.model("added")
 
 
+@pytest.mark.long  # quick is a file of another size
 @pytest.mark.parametrize("pipeline_id", ["added", "totals", "latest"])
 def test_file_that_was_replaced_by_another_with_as_many_rows_stops_runs_and_readers(
     shop: Shop, pipeline_id: str
 ) -> None:
     """The other file has even the same footer: its columns have the same least and greatest values."""
     shop.write("orders:pen", "orders:ink")
-    (pipeline,) = runner.choose_pipelines(shop.graph, [pipeline_id])
+    pipeline = shop.pipeline(pipeline_id)
     shop.run(pipeline_id)
     rows, (file, *_) = shop.rows(pipeline_id), cast(ks.Parquet, pipeline.target).files()
     content, table = file.read_bytes(), pq.ParquetFile(file).read()
@@ -473,7 +464,8 @@ def test_file_that_was_replaced_by_another_with_as_many_rows_stops_runs_and_read
     assert shop.rows(pipeline_id) == shop.model(pipeline_id)
 
 
-def test_files_that_an_earlier_release_has_published_without_digests_are_those_of_the_table(shop: Shop) -> None:
+@pytest.mark.long
+def test_files_that_an_earlier_release_published_without_digests_are_the_tables(shop: Shop) -> None:
     shop.write("orders:pen")
     shop.run("added")
     path = shop.directory / "added" / "_manifest.json"
@@ -499,7 +491,7 @@ def test_other_columns_are_refused_where_rows_stay(shop: Shop) -> None:
         assert ("pen",) in shop.rows("other")
 
 
-def test_table_in_postgresql_refuses_a_type_that_it_lacks_a_foreign_table_and_one_that_was_dropped(shop: Shop) -> None:
+def test_table_in_postgresql_refuses_an_unknown_type_a_foreign_and_a_dropped_table(shop: Shop) -> None:
     shop.write("orders:pen")
     target = shop.postgresql("c")
     declare(shop, lambda df: df.select("headers"), to=target)
@@ -520,11 +512,12 @@ def test_table_in_postgresql_refuses_a_type_that_it_lacks_a_foreign_table_and_on
         shop.run("other")
 
 
+@pytest.mark.long  # in the quick tier those of the contract
 @pytest.mark.parametrize("pipeline_id", ["added", "added_rows"])
 def test_run_that_another_one_has_overtaken_publishes_nothing(shop: Shop, pipeline_id: str) -> None:
     shop.write("orders:pen")
     mine = shop.graph
-    (pipeline,) = runner.choose_pipelines(mine, [pipeline_id])
+    pipeline = shop.pipeline(pipeline_id)
 
     def slow(orders: DataFrame) -> DataFrame:
         runner.run_once(pipeline, mine, shop.spark, shop.settings)
@@ -584,6 +577,7 @@ def test_partitions_that_were_added_are_read_from_their_start(shop: Shop) -> Non
     assert values(shop.rows("added")) == ["cup", "ink", "pen"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_small", [True, False])
 def test_few_new_records_are_read_by_no_more_tasks_than_run_at_once(
     shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_small: bool

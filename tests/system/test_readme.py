@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+from typer.testing import CliRunner
+
+from kstreams_py.cli.main import app
 from kstreams_py.embedded.nodes import free_ports
 from tests.system.command import clean_environment, command, kstreams
 from tests.system.harness import Cluster, wait_until
@@ -132,6 +136,7 @@ def test_first_record_is_the_sixth_command_of_readme_at_most() -> None:
     assert (commands[0].startswith("python3 -m venv"), sends) == (True, 6)
 
 
+@pytest.mark.long  # a session of Spark as users have it, in a process of its own
 def test_readme_example_is_read_by_spark(cluster: Cluster, tmp_path: Path) -> None:
     for name, text in read_blocks().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -164,13 +169,7 @@ def test_readme_names_only_commands_that_exist() -> None:
     text = README.read_text(encoding="utf-8")
     names = "run|send|tail|topics|graph|broker start|broker stop|broker|dead-letters show|demo flights|spark-options"
     for line in sorted(set(re.findall(rf"kstreams ({names})", text))):
-        done = subprocess.run(
-            [sys.executable, "-m", "kstreams_py", *line.split(), "--help"],
-            capture_output=True,
-            check=False,
-            timeout=WAIT,
-        )
-        assert done.returncode == 0, line
+        assert CliRunner().invoke(app, [*line.split(), "--help"]).exit_code == 0, line
 
 
 def test_example_files_equal_the_code_blocks_of_readme() -> None:

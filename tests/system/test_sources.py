@@ -37,7 +37,8 @@ for number in range(int(noted.read_text()) if noted.exists() else 0, 10):
 """
 
 
-def test_record_whose_acknowledgement_is_lost_is_sent_again_in_its_session_and_is_there_once(
+@pytest.mark.long  # a broker and a proxy of its own, for what Kafka promises by itself
+def test_record_whose_acknowledgement_is_lost_is_sent_again_and_is_there_once(
     proxied: tuple[Cluster, Proxy], proxy: Proxy, name: str
 ) -> None:
     cluster, _ = proxied
@@ -89,7 +90,7 @@ def taking(tmp_path: Path, name: str, settings: Callable[..., Settings]) -> Iter
         worker.kill()
 
 
-def test_source_that_dies_between_sending_and_noting_sends_again_and_its_ids_tell_the_copies(
+def test_source_that_dies_before_noting_sends_again_and_its_ids_tell_the_copies(
     taking: Callable[[], WorkerProcess], cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     received, orders = f"{name}.received", f"{name}.orders"

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +40,6 @@ from kstreams_py.spark import (
     view_errors,
 )
 from kstreams_py.spark.views import META
-from tests.spark_sessions import kafka_session
 from tests.system.harness import Cluster, metadata
 from tests.waiting import WAIT, wait_until
 
@@ -50,12 +49,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 NOON = 1_700_000_000_000
 """Milliseconds; the record at offset n of any topic here has a timestamp n seconds later."""
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_spark") as made:
-        yield made
 
 
 @pytest.fixture
@@ -112,11 +105,13 @@ class Writer:
         end: int = self._reader.get_watermark_offsets(ck.TopicPartition(self._topic, partition), 10)[1]
         return end
 
-    def transactions(self, log: str) -> None:
+    def transactions(self, log: str, *partitions: int) -> None:
         """Writes a log given as text: `c3` commits three records, `a2` aborts two; each ends in a marker."""
         offset = 0
         for word in log.split():
-            self.begin(numbers(offset, offset + int(word[1:])))
+            self._producer.begin_transaction()
+            for partition in partitions or (0,):
+                self.write(numbers(offset, offset + int(word[1:])), partition)
             self.commit() if word[0] == "c" else self.abort()
             offset += int(word[1:]) + 1
 
@@ -161,90 +156,86 @@ def plain(offset: int, partition: int = 0) -> tuple[Any, ...]:
 
 
 def read_out(spark: SparkSession, topic: Topic, settings: Settings, *, streaming: bool, **more: Any) -> list[Any]:
-    """The rows of a view, or of all batches of a stream with three offsets each."""
+    """The rows of a view, or of all batches of a stream, by default with three offsets each."""
     if streaming:
-        return drain(stream(spark, topic, settings=settings, max_offsets_per_trigger=3, **more))
+        return drain(stream(spark, topic, settings=settings, **{"max_offsets_per_trigger": 3, **more}))
     return rows(view(spark, topic, settings=settings, **more))
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
-@pytest.mark.parametrize(
-    ("log", "visible"),
-    [
-        pytest.param("a5", [], id="all-invisible"),
-        pytest.param("a5 c3", [6, 7, 8], id="first-invisible"),
-        pytest.param("c3 a5", [0, 1, 2], id="last-invisible"),
-        pytest.param("c2 a3 c2", [0, 1, 7, 8], id="gap-in-the-middle"),
-        pytest.param("c1 c1 a1 c2", [0, 2, 6, 7], id="markers-between-small-transactions"),
-    ],
-)
+LOGS = {
+    "a5": [],
+    "a5 c3": [6, 7, 8],
+    "c3 a5": [0, 1, 2],
+    "c2 a3 c2": [0, 1, 7, 8],
+    "c1 c1 a1 c2": [0, 2, 6, 7],
+}
+"""Logs, each that of a partition, and the offsets of their committed records."""
+
+
 def test_read_committed_skips_markers_and_aborted_records(
-    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, log: str, visible: list[int], streaming: bool
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
-    topic = create(broker, topic_name)
-    Writer(broker, topic_name).transactions(log)
-    assert read_out(spark, topic, settings, streaming=streaming) == [plain(offset) for offset in visible]
+    topic = create(broker, topic_name, partitions=len(LOGS))
+    for partition, log in enumerate(LOGS):
+        Writer(broker, topic_name).transactions(log, partition)
+    visible = [plain(offset, partition) for partition, offsets in enumerate(LOGS.values()) for offset in offsets]
+    assert read_out(spark, topic, settings, streaming=False) == visible
+    streamed = read_out(spark, topic, settings, streaming=True, max_offsets_per_trigger=12)
+    assert sorted(streamed, key=lambda row: row[2:4]) == visible
 
 
-@pytest.mark.parametrize(
-    ("start", "visible"),
-    [
-        pytest.param(2, [3, 4], id="at-a-marker"),
-        pytest.param(6, [], id="at-aborted-records"),
-        pytest.param(9, [], id="at-the-last-marker"),
-        pytest.param(10, [], id="at-the-end"),
-    ],
-)
-def test_read_committed_stream_from_an_offset_that_has_no_visible_record_returns_those_after_it(
-    spark: SparkSession, settings: Settings, two_and_two: Topic, start: int, visible: list[int]
+STARTS = {2: [3, 4], 6: [], 9: [], 10: []}
+"""Where a stream starts: at a marker, at aborted records, at the last marker, at the end; and the visible offsets."""
+
+
+def test_read_committed_stream_from_what_is_not_visible_returns_what_comes_after(
+    spark: SparkSession, settings: Settings, two_and_two: Topic
 ) -> None:
-    found = read_out(spark, two_and_two, settings, streaming=True, start={0: start})
-    assert found == [plain(offset) for offset in visible]
+    start = dict.fromkeys(range(len(BOUNDED)), 10) | dict(enumerate(STARTS))
+    found = read_out(spark, two_and_two, settings, streaming=True, start=start, max_offsets_per_trigger=30)
+    assert found == [plain(offset, number) for number, offsets in enumerate(STARTS.values()) for offset in offsets]
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "visible"),
-    [
-        pytest.param(2, 6, [3, 4], id="marker-first-and-last"),
-        pytest.param(0, 3, [0, 1], id="marker-last"),
-        pytest.param(1, 5, [1, 3, 4], id="marker-middle"),
-        pytest.param(2, 3, [], id="marker-alone"),
-        pytest.param(6, 8, [], id="aborted-alone"),
-        pytest.param(3, 3, [], id="empty"),
-        pytest.param(-2, 4, [0, 1, 3], id="from-earliest"),
-        pytest.param(4, -1, [4], id="to-latest"),
-    ],
-)
+BOUNDED = {
+    "marker first and last": (2, 6, [3, 4]),
+    "marker last": (0, 3, [0, 1]),
+    "marker in the middle": (1, 5, [1, 3, 4]),
+    "marker alone": (2, 3, []),
+    "aborted alone": (6, 8, []),
+    "empty": (3, 3, []),
+    "from earliest": (-2, 4, [0, 1, 3]),
+    "to latest": (4, -1, [4]),
+}
+"""The bounds of a view, by partition, and the visible offsets between."""
+
+
 def test_read_committed_view_bounded_by_offsets_returns_the_visible_records_between(
-    spark: SparkSession,
-    broker: Any,
-    settings: Settings,
-    two_and_two: Topic,
-    start: int,
-    end: int,
-    visible: list[int],
+    spark: SparkSession, settings: Settings, two_and_two: Topic
 ) -> None:
-    found = view(spark, two_and_two, settings=settings, start={0: start}, end={0: end})
-    assert rows(found) == [plain(offset) for offset in visible]
+    bounds = list(BOUNDED.values())
+    start = {number: first for number, (first, _, _) in enumerate(bounds)}
+    end = {number: last for number, (_, last, _) in enumerate(bounds)}
+    found = rows(view(spark, two_and_two, settings=settings, start=start, end=end))
+    assert found == [plain(offset, number) for number, (_, _, offsets) in enumerate(bounds) for offset in offsets]
 
 
 @pytest.fixture(scope="module")
 def two_and_two(broker: Any) -> Topic:
-    """Offsets 0 1 (marker 2) 3 4 (marker 5), then aborted 6 7 8 (marker 9)."""
+    """In each partition: offsets 0 1 (marker 2) 3 4 (marker 5), then aborted 6 7 8 (marker 9)."""
     name = f"test-two-and-two-{os.urandom(4).hex()}"
-    topic = create(broker, name)
-    Writer(broker, name).transactions("c2 c2 a3")
+    topic = create(broker, name, partitions=len(BOUNDED))
+    Writer(broker, name).transactions("c2 c2 a3", *range(len(BOUNDED)))
     return topic
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 def test_read_committed_log_that_starts_at_a_marker_returns_the_records_after_it(
-    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, streaming: bool
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
     topic = create(broker, topic_name)
     Writer(broker, topic_name).transactions("c2 c2")
     delete_before(broker, topic_name, 2)
-    assert read_out(spark, topic, settings, streaming=streaming) == [plain(3), plain(4)]
+    for streaming in (False, True):
+        assert read_out(spark, topic, settings, streaming=streaming) == [plain(3), plain(4)]
 
 
 def delete_before(broker: Any, topic: str, offset: int) -> None:
@@ -252,7 +243,7 @@ def delete_before(broker: Any, topic: str, offset: int) -> None:
     client.delete_records([where])[where].result(30)
 
 
-def test_read_committed_log_that_was_compacted_has_what_is_left_in_a_view_a_stream_and_at_a_cut(
+def test_read_committed_log_that_was_compacted_has_what_is_left(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
     """The gaps that compaction leaves, before and after markers, are no loss."""
@@ -350,16 +341,15 @@ def test_read_committed_stream_of_consecutive_transactions_returns_each_batch_on
         query.stop()
 
 
-@pytest.mark.parametrize("streaming", [False, True])
 def test_no_loss_deleted_records_fail_the_query(
-    spark: SparkSession, broker: Any, settings: Settings, topic_name: str, streaming: bool
+    spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
     topic = create(broker, topic_name)
     Writer(broker, topic_name).transactions("c3 c2")
     delete_before(broker, topic_name, 2)
-
-    with pytest.raises(Exception, match=r"data may have been lost|out of range"):
-        read_out(spark, topic, settings, streaming=streaming, start={0: 0})
+    for streaming in (False, True):
+        with pytest.raises(Exception, match=r"data may have been lost|out of range"):
+            read_out(spark, topic, settings, streaming=streaming, start={0: 0})
 
 
 def drain(df: DataFrame) -> list[tuple[Any, ...]]:
@@ -411,19 +401,22 @@ ALL = [plain(0), plain(1), plain(2), plain(3), plain(0, 1), plain(1, 1)]
 @pytest.mark.parametrize(
     ("start", "end", "expected"),
     [
-        pytest.param(None, None, ALL, id="all"),
-        pytest.param({0: 1, 1: 1}, {0: 3, 1: -1}, [plain(1), plain(2), plain(1, 1)], id="offsets"),
+        pytest.param(None, None, ALL, id="all", marks=pytest.mark.long),
+        pytest.param(
+            {0: 1, 1: 1}, {0: 3, 1: -1}, [plain(1), plain(2), plain(1, 1)], id="offsets", marks=pytest.mark.long
+        ),
         pytest.param(at(1), at(3), [plain(1), plain(2), plain(1, 1)], id="times"),
-        pytest.param(at(-9), at(99), ALL, id="times-around"),
+        pytest.param(at(-9), at(99), ALL, id="times-around", marks=pytest.mark.long),
         pytest.param(at(0.5), None, [plain(1), plain(2), plain(3), plain(1, 1)], id="time-between-records"),
         pytest.param(at(1.5), at(2), [], id="times-with-nothing-between"),
-        pytest.param(at(99), None, [], id="time-after-the-last"),
+        pytest.param(at(99), None, [], id="time-after-the-last", marks=pytest.mark.long),
         pytest.param({0: 2, 1: 0}, at(3), [plain(2), plain(0, 1), plain(1, 1)], id="offsets-to-time"),
     ],
 )
 def test_bounds_view_of_two_partitions_returns_the_records_between(
     spark: SparkSession, settings: Settings, two_partitions: Topic, start: Any, end: Any, expected: list[Any]
 ) -> None:
+    """Long are those without a time that divides the records: the tests of transactions bound views by offsets."""
     assert rows(view(spark, two_partitions, settings=settings, start=start, end=end)) == expected
 
 
@@ -505,16 +498,9 @@ def test_decoding_view_of_two_writer_schemas_has_the_readers_columns(
     assert rows(found) == flat
     assert rows(found.filter("delay > 5")) == [flat[1]]
     assert drain(stream(spark, topic, registry=registry, settings=settings)) == flat
-
-
-def test_decoding_view_not_flattened_has_a_struct_that_is_null_for_a_tombstone(
-    spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
-) -> None:
-    topic = create(broker, topic_name, value=Avro(NOW))
-    expected = write_flights(broker, registry, topic_name)
-    found = view(spark, topic, registry=registry, settings=settings, flatten=False)
-    assert found.columns == ["value", *META]
-    assert rows(found) == expected
+    nested = view(spark, topic, registry=registry, settings=settings, flatten=False)
+    assert nested.columns == ["value", *META]
+    assert rows(nested) == expected, "the struct of a tombstone is null"
 
 
 def test_decoding_view_without_a_registry_decodes_the_declared_schema(
@@ -572,44 +558,50 @@ def cut_short(schema: Any, registry: FileRegistry, topic: str) -> bytes:
 
 MALFORMED = [
     pytest.param(Avro(FIRST), b"\0\0\0\0\x09\4UA", "has schema id 9, which is not under {}-value", id="unknown-id"),
-    pytest.param(Avro(FIRST), b"\0\0", "is not in the Avro wire format", id="short"),
-    pytest.param(Avro(FIRST), b"\1\0\0\0\1\4UA", "is not in the Avro wire format", id="no-zero-byte"),
-    pytest.param(Avro(FIRST), b"", "is not in the Avro wire format", id="empty"),
-    pytest.param(Avro(NOW), FIRST, "does not decode as Avro(Flight)", id="cut-short"),
-    pytest.param(Avro(NOW), NOW, "does not decode as Avro(Flight)", id="last-field-cut-short"),
-    pytest.param(Avro(LATE), LATE, "does not decode as Avro(Flight)", id="all-may-be-null-cut-short"),
-    pytest.param(Avro(NARROW), FIRST, "which Avro(Flight) cannot read: Flight.carrier was string", id="unreadable"),
+    pytest.param(Avro(FIRST), b"\0\0", "is not in the Avro wire format", id="short", marks=pytest.mark.long),
+    pytest.param(
+        Avro(FIRST), b"\1\0\0\0\1\4UA", "is not in the Avro wire format", id="no-zero-byte", marks=pytest.mark.long
+    ),
+    pytest.param(Avro(FIRST), b"", "is not in the Avro wire format", id="empty", marks=pytest.mark.long),
+    pytest.param(Avro(NOW), FIRST, "does not decode as Avro(Flight)", id="cut-short", marks=pytest.mark.long),
+    pytest.param(Avro(NOW), NOW, "does not decode as Avro(Flight)", id="last-field-cut-short", marks=pytest.mark.long),
+    pytest.param(
+        Avro(LATE), LATE, "does not decode as Avro(Flight)", id="all-may-be-null-cut-short", marks=pytest.mark.long
+    ),
+    pytest.param(
+        Avro(NARROW),
+        FIRST,
+        "which Avro(Flight) cannot read: Flight.carrier was string",
+        id="unreadable",
+        marks=pytest.mark.long,
+    ),
     pytest.param(String(), b"\xff", "is not text in UTF-8", id="not-text"),
-    pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text"),
+    pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text", marks=pytest.mark.long),
 ]
 
 
-@pytest.mark.parametrize(("value", "raw", "message"), MALFORMED)
-def test_decoding_record_that_does_not_decode_fails_the_query_and_is_named(
-    spark: SparkSession,
-    broker: Any,
-    settings: Settings,
-    registry: FileRegistry,
-    topic_name: str,
-    value: Serde,
-    raw: Any,
-    message: str,
-) -> None:
-    if isinstance(raw, dict):
-        raw = cut_short(raw, registry, topic_name)
-    topic = create(broker, topic_name, value=value)
-    writer = Writer(broker, topic_name)
-    writer.begin({0: None, 1: raw})
+"""Quick is a check of the registry and one of Spark. A record fails each of the others in the same expression."""
+
+
+def write_malformed(
+    broker: Any, registry: FileRegistry, others: FileRegistry, name: str, value: Serde, raw: Any
+) -> tuple[Topic, bytes]:
+    """Writes a tombstone, the record and one that decodes, whose schema is of another registry; returns the record."""
+    good = b"7"
+    if isinstance(value, Avro):
+        schema = json.loads(value.schema)
+        flight = FLIGHT | ({"carrier": 7} if schema == NARROW else {})
+        good = encode(schema, others, name, {each["name"]: flight[each["name"]] for each in schema["fields"]})
+    written = cut_short(raw, registry, name) if isinstance(raw, dict) else raw
+    topic = create(broker, name, value=value)
+    writer = Writer(broker, name)
+    writer.begin({0: None, 1: written, 2: good}, key=b"k")
     writer.commit()
-    found = view(spark, topic, registry=registry, settings=settings)
-    with pytest.raises(PySparkException) as caught:
-        found.collect()
-    assert f"topic {topic_name}[0] offset 1: its value " in str(caught.value)
-    assert message.format(topic_name) in str(caught.value)
+    return topic, written
 
 
 @pytest.mark.parametrize(("value", "raw", "message"), MALFORMED)
-def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of_the_errors(
+def test_decoding_record_that_does_not_decode_fails_or_is_dropped_and_named(
     spark: SparkSession,
     broker: Any,
     settings: Settings,
@@ -620,30 +612,34 @@ def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of
     raw: Any,
     message: str,
 ) -> None:
-    good = b"7"
-    if isinstance(value, Avro):
-        schema = json.loads(value.schema)
-        flight = FLIGHT | ({"carrier": 7} if schema == NARROW else {})
-        good = encode(
-            schema,
-            FileRegistry(tmp_path / "others"),
-            topic_name,
-            {each["name"]: flight[each["name"]] for each in schema["fields"]},
-        )
-    if isinstance(raw, dict):
-        raw = cut_short(raw, registry, topic_name)
-    topic = create(broker, topic_name, value=value)
-    writer = Writer(broker, topic_name)
-    writer.begin({0: None, 1: raw, 2: good}, key=b"k")
-    writer.commit()
+    topic, written = write_malformed(broker, registry, FileRegistry(tmp_path / "others"), topic_name, value, raw)
+    with pytest.raises(PySparkException) as caught:
+        view(spark, topic, registry=registry, settings=settings).collect()
+    assert f"topic {topic_name}[0] offset 1: its value " in str(caught.value)
+    assert message.format(topic_name) in str(caught.value)
     found = view(spark, topic, registry=registry, settings=settings, malformed="drop")
     assert [tuple(row) for row in found.select("key", "offset").collect()] == [("k", 0), ("k", 2)]
     failed = view_errors(spark, topic, registry=registry, settings=settings)
     (row,) = failed.collect()
     assert row["error"].startswith("its value ")
     assert message.format(topic_name) in row["error"]
-    assert (bytes(row["key"]), bytes(row["value"]), row["partition"], row["offset"]) == (b"k", raw, 0, 1)
+    assert (bytes(row["key"]), bytes(row["value"]), row["partition"], row["offset"]) == (b"k", written, 0, 1)
     assert failed.columns == ["error", "key", "value", "partition", "offset", "timestamp", "headers"]
+
+
+@pytest.mark.long  # a stream decodes by the expressions of a view; test_streaming_pipelines has one in the quick tier
+@pytest.mark.parametrize(("value", "raw"), [pytest.param(*each.values[:2], id=each.id) for each in MALFORMED])
+def test_decoding_stream_leaves_out_the_record_that_does_not_decode(
+    spark: SparkSession,
+    broker: Any,
+    settings: Settings,
+    registry: FileRegistry,
+    tmp_path: Path,
+    topic_name: str,
+    value: Serde,
+    raw: Any,
+) -> None:
+    topic, _ = write_malformed(broker, registry, FileRegistry(tmp_path / "others"), topic_name, value, raw)
     streamed = drain(stream(spark, topic, registry=registry, settings=settings, malformed="drop"))
     assert [offset for *_, offset, _, _, _ in streamed] == [0, 2]
 
@@ -652,10 +648,10 @@ def test_decoding_record_that_does_not_decode_is_dropped_on_request_and_a_row_of
     ("schema", "values"),
     [
         (["null", "string"], ["UA", None]),
-        ({"type": "array", "items": "string"}, [["a", "b"], []]),
-        ({"type": "long"}, [700, 8]),
+        pytest.param({"type": "array", "items": "string"}, [["a", "b"], []], marks=pytest.mark.long),
+        pytest.param({"type": "long"}, [700, 8], marks=pytest.mark.long),
     ],
-    ids=str,
+    ids=["union", "array", "long"],
 )
 def test_decoding_key_and_value_that_are_no_records_are_told_from_errors(
     spark: SparkSession,
@@ -979,7 +975,7 @@ def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
 
 
 def test_session_forgets_what_its_pages_would_show(spark: SparkSession) -> None:
-    for _ in range(100):
+    for _ in range(60):
         spark.range(1).collect()
     tracker, store = spark.sparkContext.statusTracker(), spark._jsparkSession.sharedState().statusStore()
     wait_until(lambda: len(tracker.getJobIdsForGroup()) <= 50, "jobs are forgotten")
@@ -1086,28 +1082,25 @@ def test_missing_software_without_pyspark_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        (None, "java does not run; it needs Java 17 or 21: install it"),
-        ("11.0.2", "did not start on Java 11"),
-        ("25.0.1", "did not start on Java 25"),
-    ],
-)
-def test_missing_software_java_that_is_absent_or_wrong_is_named(
-    tmp_path: Path, version: str | None, message: str
-) -> None:
-    if version is not None:
-        java = tmp_path / "bin" / "java"
-        java.parent.mkdir()
+def test_missing_software_java_that_is_absent_or_wrong_is_named(tmp_path: Path) -> None:
+    expected = {"none": "java does not run; it needs Java 17 or 21: install it"}
+    for version in ("11.0.2", "25.0.1"):
+        java = tmp_path / version / "bin" / "java"
+        java.parent.mkdir(parents=True)
         java.write_text(
             f"""#!/bin/sh\n[ "$1" = -version ] && echo 'openjdk version "{version}"' >&2 && exit 0\nexit 1\n"""
         )
         java.chmod(0o755)
-    found = in_new_process("from kstreams_py.spark import session; session()", {"JAVA_HOME": str(tmp_path)})
-    last = found.splitlines()[-1]
-    assert last.startswith("kstreams_py.errors.MissingSoftware: Spark")
-    assert message in last
+        expected[version] = f"did not start on Java {version.partition('.')[0]}"
+    code = (
+        "import os\nfrom kstreams_py import errors, spark\n"
+        f"for name in {list(expected)!r}:\n"
+        f"    os.environ['JAVA_HOME'] = {str(tmp_path)!r} + '/' + name\n"
+        "    try:\n        spark.session()\n"
+        "    except errors.MissingSoftware as error:\n        print('told', error)"
+    )
+    told = [line for line in in_new_process(code, {}).splitlines() if line.startswith("told Spark")]
+    assert [message in line for message, line in zip(expected.values(), told, strict=True)] == [True] * 3, told
 
 
 def test_missing_software_session_without_kafka_is_named(settings: Settings) -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.formats.avro import Avro
@@ -16,6 +18,8 @@ from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.serdes import bind
 from tests.system.harness import Cluster
 from tests.waiting import WAIT
+
+pytestmark = pytest.mark.long  # a session, and a server of Connect, in a process of its own
 
 CLIENT: Final = """
 import json

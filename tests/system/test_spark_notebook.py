@@ -19,6 +19,8 @@ from kstreams_py.formats.serdes import bind
 from tests.system.harness import Cluster
 from tests.waiting import WAIT
 
+pytestmark = pytest.mark.long  # a page of the documentation as printed, with a kernel and a session of its own
+
 TEXT: Final = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
 
 SLOW: Final = """

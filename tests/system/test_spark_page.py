@@ -80,7 +80,7 @@ def page(name: str, tmp_path: Path) -> Iterator[Page]:
         made.command("broker stop")
 
 
-def test_first_lines_install_what_the_scripts_import_and_start_the_broker_that_commands_find_by_themselves() -> None:
+def test_first_lines_install_what_the_scripts_import_and_start_the_broker() -> None:
     [(install, start)] = BEGIN
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     _, _, ours, *others = shlex.split(install)
@@ -94,6 +94,7 @@ def test_first_lines_install_what_the_scripts_import_and_start_the_broker_that_c
     assert Settings.model_fields["bootstrap_servers"].default == f"127.0.0.1:{start.split()[-1]}"
 
 
+@pytest.mark.long
 def test_commands_and_scripts_of_the_page_make_and_show_its_tables(page: Page, name: str, tmp_path: Path) -> None:
     assert len(COMMANDS) == 11
     outputs = [page.command(line).out.splitlines() for line in COMMANDS]
@@ -139,6 +140,7 @@ def test_commands_and_scripts_of_the_page_make_and_show_its_tables(page: Page, n
     assert re.search(rf"^    {re.escape(name)}\.orders: [\d, ]+\n    == Physical Plan ==$", detail, flags=re.MULTILINE)
 
 
+@pytest.mark.long
 def test_run_at_the_cut_of_the_prose_makes_the_same_table(cluster: Cluster, name: str, tmp_path: Path) -> None:
     page = Page(cluster.bootstrap_servers, name, tmp_path)
     order = """send shop.orders --graph shop.py --value '{"item": "pen", "quantity": 3}'"""
@@ -164,6 +166,7 @@ def test_run_at_the_cut_of_the_prose_makes_the_same_table(cluster: Cluster, name
     assert page.command("pipeline status shop.py totals").out == "totals: tables/totals: no run yet\n"
 
 
+@pytest.mark.long
 def test_submitted_driver_runs_and_publishes_and_its_status_is_passed_on(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
@@ -205,7 +208,7 @@ def test_submitted_driver_runs_and_publishes_and_its_status_is_passed_on(
     ("variable", "message"),
     [
         ("SPARK_HOME", "spark-submit does not exist: set SPARK_HOME to the directory of a Spark, or unset it"),
-        ("JAVA_HOME", "java does not run: install it"),
+        pytest.param("JAVA_HOME", "java does not run: install it", marks=pytest.mark.long),
     ],
 )
 def test_submit_without_spark_or_java_names_it_and_the_remedy(tmp_path: Path, variable: str, message: str) -> None:

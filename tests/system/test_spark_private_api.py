@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import kstreams_py as ks
 from kstreams_py.errors import MissingSoftware
 from kstreams_py.spark import driver, private_api
 from kstreams_py.spark.frames import evaluate
-from tests.spark_sessions import kafka_session
 from tests.waiting import WAIT
 
 PACKAGE: Final = Path(private_api.__file__).parent
@@ -37,12 +36,6 @@ USES: Final[dict[str, tuple[Callable[[Any, Any], object], tuple[str, ...]]]] = {
 """How each function is called, and what it uses."""
 
 OF_BATCH: Final = ("_jsq", "streamingQuery", "lastExecution", "observedMetrics")
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_private") as made:
-        yield made
 
 
 class Lacking:
@@ -66,15 +59,13 @@ def message(name: str) -> str:
     return rf"^PySpark {version} lacks one of .*{name}.* \(no {name}\): {remedy}$"
 
 
-@pytest.mark.parametrize(("function", "name"), [(each, name) for each, (_, names) in USES.items() for name in names])
-def test_each_attribute_is_there_and_without_it_the_message_names_it_the_version_and_the_remedy(
-    spark: SparkSession, function: str, name: str
-) -> None:
-    use, _ = USES[function]
+def test_each_attribute_is_there_and_without_it_is_named_with_version_and_remedy(spark: SparkSession) -> None:
     rows = spark.range(1).observe("rows", sf.count("*"))
-    use(spark, rows)
-    with pytest.raises(MissingSoftware, match=message(name)):
-        use(Lacking(spark, name), Lacking(rows, name))
+    for use, names in USES.values():
+        use(spark, rows)
+        for name in names:
+            with pytest.raises(MissingSoftware, match=message(name)):
+                use(Lacking(spark, name), Lacking(rows, name))
 
 
 def test_each_attribute_that_a_batch_of_a_stream_uses_is_there_and_named_without(spark: SparkSession) -> None:

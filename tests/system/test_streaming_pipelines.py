@@ -5,13 +5,10 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, cast
 
-import psycopg
-import pyarrow.parquet
 import pytest
 from confluent_kafka.admin import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
@@ -24,16 +21,14 @@ from kstreams_py.errors import GraphError, InputLost, PipelineFailed, SettingsEr
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.loading import load
-from kstreams_py.spark import driver, runner, streaming
+from kstreams_py.spark import streaming
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.frames import start_query
 from kstreams_py.spark.runs import Run
 from kstreams_py.spark.streaming import Streaming
-from kstreams_py.spark.targets.opening import open_target
-from tests.spark_sessions import kafka_session
 from tests.system.command import command
 from tests.system.harness import Cluster
-from tests.system.shop import run_and_die
+from tests.system.shop import Pipelines, run_and_die, run_and_raise, url_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
@@ -74,6 +69,11 @@ def totals(orders):
     return orders.groupBy(sf.col("value").alias("item")).agg(sf.count("*").alias("records"))
 
 
+@graph.pipeline(orders, to=ks.Parquet({directory!r} + "/batches"), mode="append", every="1 second")
+def batches(orders):
+    return orders.select("value", "offset")
+
+
 @graph.pipeline(orders, to=copies, mode="append", id="copied", streaming={directory!r} + "/copied")
 def copy(orders):
     return orders.select("value")
@@ -93,38 +93,30 @@ def both(orders, copies):
 """
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with kafka_session("test_streaming") as made:
-        yield made
-
-
-class Shop:
+class Shop(Pipelines):
     """A graph with a topic and streaming pipelines over it."""
 
+    spark: SparkSession
+
     def __init__(self, cluster: Cluster, spark: SparkSession, name: str, directory: Path, url: str) -> None:
-        self.cluster, self.spark, self.name, self.directory, self.url = cluster, spark, name, directory, url
-        self.table = f"t{name.replace('-', '_')}"
-        self.file = directory / "shop.py"
-        self.file.write_text(GRAPH.format(name=name, directory=str(directory), url=url, table=self.table))
-        self.settings = ks.Settings(bootstrap_servers=cluster.bootstrap_servers)
+        table = f"t{name.replace('-', '_')}"
+        text = GRAPH.format(name=name, directory=str(directory), url=url, table=table)
+        super().__init__(cluster, spark, name, directory, text)
         cluster.create(f"{name}.orders", f"{name}.copies")
-        self.graph = load(f"{self.file}:graph")
+
+    run = Pipelines.run_all
 
     def write(self, *values: str, commit: bool = True) -> None:
         topic = f"{self.name}.orders"
         self.cluster.transaction(f"{self.name}.writer", [(topic, value.encode()) for value in values], commit=commit)
         self.cluster.await_markers(topic)
 
-    def run(self, pipeline_id: str, given: Cut | None = None) -> list[Run | None]:
-        found: list[Run | None] = []
-        chosen = runner.choose_pipelines(self.graph, [pipeline_id])
-        driver.run_all(chosen, self.graph, self.spark, self.settings, lambda _, run: found.append(run), given)
-        return found
-
-    def run_and_die(self, pipeline_id: str, point: str) -> None:
-        """Runs a pipeline in a process that is killed at the point."""
-        run_and_die(self.file, self.cluster.bootstrap_servers, pipeline_id, point)
+    def run_and_die(self, pipeline_id: str, point: str, death: str) -> None:
+        """Runs a pipeline up to the point: in a process that is killed, or in this one, where it fails."""
+        if death == "killed":
+            run_and_die(self.file, self.cluster.bootstrap_servers, pipeline_id, point)
+        else:
+            run_and_raise(point, lambda: self.run(pipeline_id))
 
     def declare(
         self,
@@ -142,25 +134,17 @@ class Shop:
         options: dict[str, Any] = {"mode": "append", "id": "other", "streaming": streaming, **given}
         self.graph.pipeline(*inputs, to=ks.Parquet(self.directory / name), **options)(function)
 
-    def reset(self, pipeline_id: str) -> None:
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        with closing(open_target(pipeline, self.settings, lambda: self.spark)) as target:
-            target.reset()
 
-    def rows(self, pipeline_id: str) -> list[tuple[Any, ...]]:
-        """The published rows, read without Spark."""
-        (pipeline,) = runner.choose_pipelines(self.graph, [pipeline_id])
-        target: Any = pipeline.target
-        if isinstance(target, ks.PostgreSQL):
-            with psycopg.connect(self.url) as connection:
-                return sorted(connection.execute(f"SELECT * FROM {target.table}").fetchall())
-        tables = [pyarrow.parquet.ParquetFile(path).read() for path in target.files()]
-        return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+DEATHS: Final = pytest.mark.parametrize("death", ["failed", pytest.param("killed", marks=pytest.mark.long)])
+"""Quick is a failure in the process of the test: what matters is what it leaves, the checkpoint behind the table. The
+kill itself is that of test_pipeline_deaths."""
 
 
 @pytest.fixture
-def shop(cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path, postgresql: Server) -> Shop:
-    return Shop(cluster, spark, name, tmp_path, f"postgresql://postgres:secret@127.0.0.1:{postgresql.port}/postgres")
+def shop(cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path, postgresql: Server) -> Iterator[Shop]:
+    made = Shop(cluster, spark, name, tmp_path, url_of(postgresql))
+    yield made
+    del made.cluster  # Spark keeps the streams of a session, and those keep their errors, with the frames of the test
 
 
 def test_append_adds_what_is_new_and_nothing_without_new_records(shop: Shop) -> None:
@@ -196,7 +180,8 @@ def test_record_that_does_not_decode_is_left_out_of_a_stream_counted_and_named(
     assert [message for message in caplog.messages if "decode" in message] == [told]
 
 
-def test_stream_that_shall_fail_at_a_record_that_does_not_decode_stores_nothing_of_its_batch(shop: Shop) -> None:
+@pytest.mark.long
+def test_stream_that_fails_at_a_record_that_does_not_decode_stores_no_batch(shop: Shop) -> None:
     shop.write("pen")
     shop.cluster.write(f"{shop.name}.orders", [b"\xff"])
     shop.declare("strict", streaming=True, malformed="fail")
@@ -205,8 +190,15 @@ def test_stream_that_shall_fail_at_a_record_that_does_not_decode_stores_nothing_
     assert shop.rows("other") == []
 
 
-@pytest.mark.parametrize("malformed", ["drop", "fail"])
-@pytest.mark.parametrize("follows", [False, True], ids=["once", "follow"])
+@pytest.mark.parametrize(
+    ("follows", "malformed"),
+    [
+        pytest.param(False, "drop", id="once-drop"),
+        pytest.param(True, "fail", id="follow-fail", marks=pytest.mark.long),
+        pytest.param(False, "fail", id="once-fail", marks=pytest.mark.long),
+        pytest.param(True, "drop", id="follow-drop", marks=pytest.mark.long),
+    ],
+)
 def test_records_of_a_schema_that_is_registered_while_a_stream_runs_are_in_its_table(
     shop: Shop, malformed: str, follows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +267,7 @@ def test_window_is_added_once_the_watermark_has_passed_it(shop: Shop) -> None:
     assert shop.rows("windows") == [("ink", "12:00", 1), ("pen", "12:00", 2)]
 
 
-@pytest.mark.parametrize("pipeline_id", ["latest", "totals"])
+@pytest.mark.parametrize("pipeline_id", ["latest", pytest.param("totals", marks=pytest.mark.long)])
 def test_upsert_and_complete_keep_the_state_of_the_stream(shop: Shop, pipeline_id: str) -> None:
     shop.write("pen", "ink")
     shop.run(pipeline_id)
@@ -284,68 +276,45 @@ def test_upsert_and_complete_keep_the_state_of_the_stream(shop: Shop, pipeline_i
     assert shop.rows(pipeline_id) == [("cup", 1), ("ink", 1), ("pen", 2)]
 
 
-@pytest.mark.parametrize(
-    ("pipeline_id", "points"),
-    [
-        ("added", {"before-publish": 0, "after-publish": 1}),
-        pytest.param("latest", {"before-commit": 0, "after-commit": 1}, marks=pytest.mark.long),
-        pytest.param("copied", {"written": 0, "after-commit-of-topic": 1}, marks=pytest.mark.long),
-    ],
-)
-def test_driver_killed_around_the_step_that_stores_a_batch_gives_each_record_its_effect_once(
-    shop: Shop, pipeline_id: str, points: dict[str, int]
-) -> None:
-    written = ["pen"]
-    shop.write("pen")
-    shop.run(pipeline_id)
-    for number, point in enumerate(points):
-        shop.write(f"item {number}")
-        written.append(f"item {number}")
-        shop.run_and_die(pipeline_id, point)
-    shop.write("cup")
-    written.append("cup")
-    shop.run(pipeline_id)
-    if pipeline_id == "copied":
-        found = [m.value().decode() for m in shop.cluster.read(f"{shop.name}.copies")]
-    else:
-        found = [row[0] for row in shop.rows(pipeline_id)]
-    assert sorted(found) == sorted(written)
-    if pipeline_id == "latest":
-        assert {row[1] for row in shop.rows("latest")} == {1}
-
-
-def test_batch_that_is_run_again_moves_the_watermark(shop: Shop) -> None:
+@DEATHS
+def test_batch_that_is_run_again_moves_the_watermark(shop: Shop, death: str) -> None:
     """What closes a window is in the rows of a batch that the table has already."""
     shop.write("pen@2026-05-01 12:00:10")
     shop.run("windows")
     shop.write("pen@2026-05-01 12:03:00")
-    shop.run_and_die("windows", "after-publish")
+    shop.run_and_die("windows", "after-publish", death)
     shop.run("windows")
     assert shop.rows("windows") == [("pen", "12:00", 1)]
 
 
-def test_mutation_that_trusts_the_checkpoint_alone_doubles_a_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@DEATHS
+def test_mutation_that_trusts_the_checkpoint_alone_doubles_a_batch(
+    shop: Shop, death: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.write("pen")
-    shop.run_and_die("added", "after-publish")
+    shop.run_and_die("added", "after-publish", death)
     monkeypatch.setattr(Streaming, "_check_place", lambda *_: None)
     shop.run("added")
     assert shop.rows("added") == [("pen", 0), ("pen", 0)]
 
 
-def test_following_stores_batches_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
+def test_command_that_follows_stores_runs_and_batches_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
     environment = {
         "KSTREAMS_BOOTSTRAP_SERVERS": shop.cluster.bootstrap_servers,
         "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
     }
     shop.write("pen")
-    arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "--follow")
+    arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "batches", "--follow")
     with command(tmp_path, *arguments, environment=environment) as running:
-        running.await_text("added: run 1: 1 rows of 1 records")
+        for pipeline_id in ("added", "batches"):
+            running.await_text(f"{pipeline_id}: run 1: 1 rows of 1 records")
         shop.write("ink", "cup")
-        running.await_text(r"added: run \d+: 2 rows")
+        for pipeline_id in ("added", "batches"):
+            running.await_text(rf"{pipeline_id}: run \d+: 2 rows")  # one between the records and their marker has none
         running.send(signal.SIGTERM)
         assert running.wait() == 0
-    assert [row[0] for row in shop.rows("added")] == ["cup", "ink", "pen"]
+    for pipeline_id in ("added", "batches"):
+        assert [row[0] for row in shop.rows(pipeline_id)] == ["cup", "ink", "pen"]
     assert shop.run("added") == [None]
 
 
@@ -365,6 +334,7 @@ def test_checkpoint_that_was_deleted_is_refused_until_both_begin_again(shop: Sho
     assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
 
 
+@pytest.mark.long
 def test_table_that_was_reset_without_its_checkpoint_is_refused(shop: Shop) -> None:
     shop.write("pen")
     shop.run("latest")
@@ -377,10 +347,11 @@ def test_table_that_was_reset_without_its_checkpoint_is_refused(shop: Shop) -> N
     assert shop.rows("latest") == [("ink", 1), ("pen", 1)]
 
 
-def test_entry_of_the_checkpoint_that_was_lost_with_the_disk_is_noticed(shop: Shop) -> None:
+@DEATHS
+def test_entry_of_the_checkpoint_that_was_lost_with_the_disk_is_noticed(shop: Shop, death: str) -> None:
     """The batch then has more records under the same number: it is neither left out nor stored twice."""
     shop.write("pen")
-    shop.run_and_die("added", "after-publish")
+    shop.run_and_die("added", "after-publish", death)
     shutil.rmtree(shop.directory / "added" / "_checkpoint" / "offsets")
     shop.write("ink")
     with pytest.raises(SettingsError, match="is at batch 0 of stream"):
@@ -388,6 +359,7 @@ def test_entry_of_the_checkpoint_that_was_lost_with_the_disk_is_noticed(shop: Sh
     assert [row[0] for row in shop.rows("added")] == ["pen"]
 
 
+@pytest.mark.long
 def test_topic_that_was_created_again_is_noticed_though_it_has_as_many_records(shop: Shop) -> None:
     topic = f"{shop.name}.orders"
     shop.cluster.write(topic, [b"pen"])
@@ -402,6 +374,7 @@ def test_topic_that_was_created_again_is_noticed_though_it_has_as_many_records(s
     assert shop.rows("added") == [("pen", 0)]
 
 
+@pytest.mark.long
 def test_records_that_were_deleted_before_a_stream_has_read_them_stop_it(shop: Shop) -> None:
     topic = f"{shop.name}.orders"
     shop.write("pen")
@@ -417,7 +390,8 @@ def test_records_that_were_deleted_before_a_stream_has_read_them_stop_it(shop: S
     assert shop.rows("added") == [("nib", 4)]
 
 
-def test_partitions_that_were_added_to_the_topic_of_a_stream_are_read_from_their_start(
+@pytest.mark.long
+def test_partitions_added_to_the_topic_of_a_stream_are_read_from_their_start(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = f"{shop.name}.orders"
@@ -433,25 +407,21 @@ def test_partitions_that_were_added_to_the_topic_of_a_stream_are_read_from_their
     assert f"{topic}[1] offset 1: its value is not text in UTF-8" in caplog.text
 
 
-@pytest.mark.parametrize("transactions", ["a5", "a5 c3", "c3 a5", "c2 a3 c2", "c1 c1 a1 c2"])
-def test_batches_have_the_committed_records_wherever_aborted_ones_and_markers_lie(
-    shop: Shop, transactions: str
-) -> None:
-    written = ["first"]
-    shop.write("first")
-    shop.run("added")
-    for number, word in enumerate(transactions.split()):
-        values = [f"{number}.{each}" for each in range(int(word[1:]))]
-        shop.write(*values, commit=word[0] == "c")
-        written += values if word[0] == "c" else []
-    shop.run("added")
-    assert sorted(row[0] for row in shop.rows("added")) == sorted(written)
-    shop.write("last")
-    shop.run("added")
-    assert sorted(row[0] for row in shop.rows("added")) == sorted([*written, "last"])
+@pytest.mark.long
+def test_batches_have_the_committed_records_wherever_aborted_ones_and_markers_lie(shop: Shop) -> None:
+    """All records of a batch are aborted, or the first, the last, those in the middle; or markers lie between."""
+    written = list[str]()
+    for batch in ("c1", "a5", "a5 c3", "c3 a5", "c2 a3 c2", "c1 c1 a1 c2"):
+        for number, word in enumerate(batch.split()):
+            values = [f"{batch}.{number}.{each}" for each in range(int(word[1:]))]
+            shop.write(*values, commit=word[0] == "c")
+            written += values if word[0] == "c" else []
+        shop.run("added")
+        assert sorted(row[0] for row in shop.rows("added")) == sorted(written)
 
 
-def test_stream_of_two_topics_goes_on_in_both_and_is_left_out_where_it_is_there(shop: Shop) -> None:
+@DEATHS
+def test_stream_of_two_topics_goes_on_in_both_and_is_left_out_where_it_is_there(shop: Shop, death: str) -> None:
     orders, copies = (f"{shop.name}.{each}" for each in ("orders", "copies"))
     shop.file.write_text(TWO.format(orders=orders, copies=copies, directory=str(shop.directory)), encoding="utf-8")
     shop.graph = load(f"{shop.file}:graph")
@@ -461,7 +431,7 @@ def test_stream_of_two_topics_goes_on_in_both_and_is_left_out_where_it_is_there(
     assert first is not None
     assert (first.offsets, first.records, first.rows) == (3, 3, 3)
     shop.cluster.write(copies, [b"nib"])
-    shop.run_and_die("both", "after-publish")
+    shop.run_and_die("both", "after-publish", death)
     shop.cluster.write(orders, [b"cap"])
     shop.run("both")
     assert [row[0] for row in shop.rows("both")] == ["cap", "cup", "ink", "nib", "pen"]
@@ -497,21 +467,22 @@ def aggregate(found: str) -> Callable[[DataFrame], DataFrame]:
     return lambda df: df.groupBy(sf.col("value").alias("item")).agg(sf.expr(found).alias("n"))
 
 
+LONG: Final = pytest.mark.long
+
+COLUMNS: Final = "the state has other columns: restore the function, "
+OPERATIONS: Final = "it has other stateful operations: restore it, "
+BEGUN: Final = "it keeps a state now, which Spark has begun: "
+
+
 @pytest.mark.parametrize(
     ("mode", "before", "after", "change"),
     [
-        (
-            "upsert",
-            aggregate("count(*)"),
-            aggregate("sum(offset)"),
-            "the state has other columns: restore the function, ",
-        ),
-        ("append", drop_copies("value"), drop_copies("offset"), "the state has other columns: restore the function, "),
-        ("upsert", aggregate("count(*)"), drop_copies("value"), "it has other stateful operations: restore it, "),
-        ("append", drop_copies("value"), pass_on, "it has other stateful operations: restore it, "),
-        ("append", pass_on, drop_copies("value"), "it keeps a state now, which Spark has begun: "),
+        pytest.param("upsert", aggregate("count(*)"), aggregate("sum(offset)"), COLUMNS, id="aggregate"),
+        pytest.param("append", drop_copies("value"), drop_copies("offset"), COLUMNS, id="key", marks=LONG),
+        pytest.param("upsert", aggregate("count(*)"), drop_copies("value"), OPERATIONS, id="operation", marks=LONG),
+        pytest.param("append", drop_copies("value"), pass_on, OPERATIONS, id="no-state-any-more", marks=LONG),
+        pytest.param("append", pass_on, drop_copies("value"), BEGUN, id="no-state-before", marks=LONG),
     ],
-    ids=["aggregate", "key", "operation", "no-state-any-more", "no-state-before"],
 )
 def test_stream_whose_function_keeps_another_state_is_refused_until_it_is_reset(
     shop: Shop, mode: str, before: Any, after: Any, change: str
@@ -542,6 +513,7 @@ def test_stream_whose_function_keeps_another_state_is_refused_until_it_is_reset(
     assert [item for item, _ in shop.rows("other")] == ["ink", "pen"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("topics", [("orders", "copies"), ("orders",)])
 def test_stream_that_reads_another_number_of_topics_is_refused(shop: Shop, topics: Sequence[str]) -> None:
     one, two = ("orders",), ("orders", "copies")

@@ -15,6 +15,8 @@ import pytest
 from tests.system.harness import Cluster, metadata, wait_until
 from tests.waiting import WAIT
 
+pytestmark = pytest.mark.long  # a page of the documentation as printed; that of the quick tier is README
+
 TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, flags=re.DOTALL) for line in block.splitlines()]
 

@@ -20,6 +20,8 @@ import pytest
 
 from tests.system.command import read_checks
 
+pytestmark = pytest.mark.long  # two builds, and environments that packages are installed into
+
 ROOT = Path(__file__).parents[2]
 KILLS = 2
 
