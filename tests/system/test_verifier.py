@@ -1,8 +1,16 @@
-"""A graph of map, fork, join and alts whose workers are stopped, killed and added; an oracle computes each output."""
+"""A graph of map, fork, join and alts whose workers are stopped, killed and frozen; an oracle computes each output.
+
+One recorded run per guarantee shows that each partition of each output has the outputs of its inputs, in their order,
+with their keys and delivery hashes, and that each step that raises has one dead letter. A fault costs nothing under
+exactly_once, and elsewhere one run of consecutive outputs, repeated or lost. Kinds of processor, calls that overlap and
+chains of processors are in the same run. State, targets and journals are in three_brokers/, a zombie of the weaker
+guarantees in test_membership.py.
+"""
 
 from __future__ import annotations
 
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +23,7 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.testing import Expected
+from kstreams_py.testing import Expected, Kind, explain
 from tests.clusters import open_cluster
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept
@@ -140,16 +148,22 @@ class Oracle:
         """The outputs of one input: alts chooses the order between its inputs."""
         return [(b"booked " + m.value(), m.key(), self.hash("book", m)) for m in self.records(topic, p)]
 
-    def assert_kept(self, guarantee: Guarantee, faults: int) -> None:
-        """Checks that each partition of each output keeps the guarantee after this number of faults."""
+    def assert_kept(self, guarantee: Guarantee, faults: int, stalls: Mapping[str, int]) -> None:
+        """Checks that each partition of each output keeps the guarantee after these faults.
+
+        `stalls`: how often workers of each processor have lost their partitions without a fault of the test.
+        """
         for p in range(PARTITIONS):
-            for short in ("priced", "even", "odd", "paid"):
-                assert_kept(guarantee, self.copies(short, p), getattr(self, short)(p), faults)
+            for short, processor in (("priced", "price"), ("even", "split"), ("odd", "split"), ("paid", "pay")):
+                found, expected = self.copies(short, p), getattr(self, short)(p)
+                assert_kept(guarantee, found, expected, faults, stalls=stalls[processor])
             booked = self.copies("booked", p)
             of_input = [self.booked(topic, p) for topic in ("odd", "refunds")]
             assert {*booked} <= {*of_input[0], *of_input[1]}
             for expected in of_input:
-                assert_kept(guarantee, [copy for copy in booked if copy in {*expected}], expected, faults)
+                wanted = {*expected}
+                found = [copy for copy in booked if copy in wanted]
+                assert_kept(guarantee, found, expected, faults, stalls=stalls["book"])
 
 
 class Verified:
@@ -175,6 +189,7 @@ class Verified:
         self.file = directory / "verified_graph.py"
         self.file.write_text(GRAPH.format(name=name, guarantee=guarantee.value, **calls))
         self.workers: dict[int, WorkerProcess] = {}
+        self.ended: list[WorkerProcess] = []
         self._cleanup = cleanup
         self._random = random.Random(4)
 
@@ -198,7 +213,26 @@ class Verified:
             self.workers[slot].send(signum)
         for slot in slots:
             worker = self.workers.pop(slot)
+            self.ended.append(worker)
             assert worker.wait() == (0 if signum is signal.SIGTERM else -signum), worker.text
+
+    def freeze(self, slot: int) -> None:
+        """Freezes a worker until its sessions have ended, and another has its partitions: it wakes up as a zombie."""
+        worker, groups = self.workers[slot], [f"{self.name}.{each}" for each in ("price", "split", "pay", "book")]
+        wait_until(lambda: worker.text.count(": holds ") >= len(groups), f"worker {slot} has begun")
+        self.recorder.history.fault(f"worker {slot} is frozen")
+        worker.send(signal.SIGSTOP)
+        for group in groups:
+            is_member = f"{group}.{slot}"
+            wait_until(lambda: is_member not in self.recorder.cluster.members(group), f"{is_member} is given up")  # noqa: B023
+        worker.send(signal.SIGCONT)
+
+    @property
+    def stalls(self) -> dict[str, int]:
+        """How often workers that have ended had lost partitions before they could deliver, by processor."""
+        text = "".join(worker.text for worker in self.ended)
+        lost = r": at most once: the partitions are lost|\.\d+: the membership was lost"
+        return {each: len(re.findall(rf"\b{each}({lost})", text)) for each in ("price", "split", "pay", "book")}
 
     def finish(self) -> None:
         """Ends the workers once no step can read more; records of the join may still wait for partners.
@@ -266,60 +300,80 @@ def expectations(topic: Mapping[str, str], guarantee: Guarantee) -> Iterable[Exp
     yield Expected(topic["refunds"], to=topic["booked"], outputs=book, guarantee=guarantee)
 
 
-FAULTS = 10
+QUICK = {(Guarantee.EXACTLY_ONCE, True), (Guarantee.AT_LEAST_ONCE, False), (Guarantee.AT_MOST_ONCE, True)}
+"""Guarantees of the quick tier, and whether calls overlap."""
+
+FAULTS = 8
 """Workers that start or end in a round of `disturb`."""
 
 
-def disturb(app: Verified, reader: Reader) -> None:
-    """Kills, stops and replaces workers, then kills all of them at once; outputs are read after each change."""
+def disturb(app: Verified, reader: Reader, *, freezes: bool) -> None:
+    """Kills, stops, freezes and replaces workers, then kills all at once; outputs are read after each change."""
     app.end(signal.SIGKILL, 0)
     app.start(0)
     reader.await_more(20)
     app.end(signal.SIGTERM, 1)
-    app.start(3)
+    app.start(2)
     reader.await_more(20)
-    app.end(signal.SIGKILL, 2)
-    app.end(signal.SIGTERM, 3)
-    app.start(1, 2)
-    reader.await_more(20)
-    app.end(signal.SIGKILL, 0, 1, 2)
-    app.start(0, 1, 2)
+    if freezes:
+        app.freeze(2)
+        reader.await_more(20)
+    app.end(signal.SIGKILL, 0, 2)
+    app.start(0, 1)
     reader.await_more(20)
 
 
-@pytest.mark.parametrize("guarantee", Guarantee)
-@pytest.mark.parametrize(
-    ("rounds", "per_second"),
-    [pytest.param(1, 150, id="one round"), pytest.param(6, 600, id="six rounds", marks=pytest.mark.long)],
-)
-@pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapping"])
+CELLS = [
+    pytest.param(
+        guarantee,
+        overlap,
+        rounds,
+        per_second,
+        marks=() if rounds == 1 and (guarantee, overlap) in QUICK else pytest.mark.long,
+        id=f"{'overlapping' if overlap else 'one by one'}-{'one round' if rounds == 1 else 'six rounds'}-{guarantee}",
+    )
+    for overlap in (False, True)
+    for rounds, per_second in ((1, 40), (6, 600))
+    for guarantee in Guarantee
+]
+"""Each guarantee once in the quick tier, with calls that overlap where that changes what is committed when.
+
+The committer is the same in both columns: it gets a plan of steps that are done, in the order of their partition.
+At_most_once commits an intake before calls that overlap; exactly_once commits what has settled in one transaction.
+"""
+
+
+@pytest.mark.parametrize(("guarantee", "overlap", "rounds", "per_second"), CELLS)
 def test_workers_stopped_killed_and_added_outputs_equal_the_oracles(
     tmp_path: Path,
     name: str,
     settings: MakeSettings,
     guarantee: Guarantee,
+    overlap: bool,
     rounds: int,
     per_second: int,
-    *,
-    overlap: bool,
 ) -> None:
+    """A worker is frozen past its session under exactly_once: the others cannot refuse what a zombie has sent."""
     calls = overlapping(guarantee) if overlap else ONE_BY_ONE
     short_lived = settings(session_timeout_ms=4_000, transaction_timeout_ms=3_000)
     with ExitStack() as cleanup:
         app = Verified(tmp_path, name, short_lived, cleanup, guarantee, calls)
         recorder = app.recorder
         with recorder.reading(*(app.topic[short] for short in OUTPUTS)) as reader:
-            with recorder.feeding(app.record, at_once=300, per_second=per_second):
-                app.start(0, 1, 2)
+            with recorder.feeding(app.record, at_once=600, per_second=per_second):
+                app.start(0, 1)
                 reader.await_more(50)
                 for _ in range(rounds):
-                    disturb(app, reader)
+                    disturb(app, reader, freezes=guarantee is Guarantee.EXACTLY_ONCE)
             app.finish()
             reader.finish()
     ids = {topic: found.topic_id for topic, found in open_cluster(short_lived).topics([*app.topic.values()]).items()}
     oracle = Oracle(name, {short: recorder.cluster.read(topic) for short, topic in app.topic.items()}, ids)
-    oracle.assert_kept(guarantee, FAULTS * rounds)
-    recorder.verify(*expectations(app.topic, guarantee))
+    oracle.assert_kept(guarantee, FAULTS * rounds, app.stalls)
+    anomalies = recorder.anomalies(*expectations(app.topic, guarantee))
+    if any(app.stalls.values()):  # the oracle has bounded what came late
+        anomalies = [each for each in anomalies if each.kind is not Kind.ORDER_BROKEN]
+    assert not anomalies, explain(anomalies)
     dead_letters = [decode_dead_letter(m) for m in recorder.cluster.read(app.errors)]
     refused = [m for m in oracle.topics["orders"] if parse_number(m.value()) % 50 == 7]
     found = Counter((m["delivery_hash"], m["inputs"][0]["value"]) for m in dead_letters)
