@@ -1,8 +1,7 @@
-"""A process that writes to a sink, and is killed at a line of its code; and what is wrong with what it leaves."""
+"""A process that writes to a sink, and is killed at a point of its code; and what is wrong with what it leaves."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
@@ -45,36 +44,41 @@ def resume(connection: SinkConnection, evidence: Evidence, first: int) -> None:
             return
 
 
-def find_crash_anomalies(sink: Sink, read: Callable[[], list[int]]) -> tuple[int, list[str]]:
-    """Kills a writer at each line of a write in turn, each followed by a restart; returns the lines and what is wrong.
+Write = Callable[[Sink, int, int, bool], bool]
+"""Writes rows from a number on, in a process that dies at a point; returns whether it did: else there are no more."""
+
+
+def find_crash_anomalies(
+    write: Write, sink: Sink, read: Callable[[], list[int]], *, at_each_line: bool
+) -> tuple[int, list[str]]:
+    """Kills a writer at each point of a write in turn, and restarts it; returns the points, and what is wrong.
+
+    Points are the lines of the sink's modules, or those of them that follow a call out of these modules: a process
+    that dies leaves what it has told others, and between two such calls it changes nothing but its memory.
 
     `read`: the numbers that the target has, in order.
     """
     anomalies = []
     connection = sink.open(CONSUMER)
-    line, first, is_killed = 0, 0, True
-    with dying_writer(sink) as write:
-        while is_killed:
-            line += 1
-            is_killed = write(line, first)
-            before, after = list(range(first)), list(range(first + ROWS))
-            if (found := read()) not in (before, after):
-                anomalies.append(f"line {line}: {found[first:]} of {ROWS} rows")
-            resume(connection, sink.evidence, first)
-            if (found := read()) != after:
-                anomalies.append(f"line {line}, restarted: {found[first:]} instead of {after[first:]}")
-                break
-            first += ROWS
+    point, first, is_killed = 0, 0, True
+    while is_killed:
+        point += 1
+        is_killed = write(sink, point, first, at_each_line)
+        before, after = list(range(first)), list(range(first + ROWS))
+        if (found := read()) not in (before, after):
+            anomalies.append(f"point {point}: {found[first:]} of {ROWS} rows")
+        resume(connection, sink.evidence, first)
+        if (found := read()) != after:
+            anomalies.append(f"point {point}, restarted: {found[first:]} instead of {after[first:]}")
+            break
+        first += ROWS
     connection.close()
-    return line - 1, anomalies
+    return point - 1, anomalies
 
 
 @contextmanager
-def dying_writer(sink: Sink) -> Iterator[Callable[[int, int], bool]]:
-    """A function of a line and the number of a first row, whose process writes these rows until it is killed there.
-
-    It returns whether the process was killed: there are not more lines otherwise.
-    """
+def dying_writer() -> Iterator[Write]:
+    """A process that forks a writer for each call: it imports the clients once."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.contract.dying_writer"],
         cwd=ROOT,
@@ -86,17 +90,14 @@ def dying_writer(sink: Sink) -> Iterator[Callable[[int, int], bool]]:
     assert process.stdout is not None
     commands, answers = process.stdin, process.stdout
 
-    def send(content: bytes) -> None:
+    def write(sink: Sink, point: int, first: int, at_each_line: bool) -> bool:
+        content = pickle.dumps((sink, point, first, at_each_line))
         commands.write(len(content).to_bytes(4, "big") + content)
         commands.flush()
-
-    def write(line: int, first: int) -> bool:
-        send(json.dumps([line, first]).encode())
         answer = answers.readline()
         assert answer in (b"killed\n", b"finished\n"), answer
         return answer == b"killed\n"
 
-    send(pickle.dumps(sink))
     try:
         yield write
     finally:
@@ -105,24 +106,40 @@ def dying_writer(sink: Sink) -> Iterator[Callable[[int, int], bool]]:
         process.wait(60)
 
 
-def _write(sink: Sink, line: int, first: int) -> None:
-    """Writes three rows, and kills this process at the line of a sink's modules that is the nth it comes to."""
+def _write(sink: Sink, point: int, first: int, at_each_line: bool) -> None:
+    """Writes three rows, and kills this process at the nth point that it comes to."""
     connection = sink.open(CONSUMER)
     expected = connection.positions([INPUT])
-    lines = set()
+    lines, points, has_called = set(), 0, True
+
+    def is_traced(frame: FrameType | None) -> bool:
+        return frame is not None and frame.f_code.co_filename.startswith(TRACED)
+
+    def see_call(frame: FrameType, event: str, function: Any) -> None:
+        nonlocal has_called
+        if event == "c_call" and is_traced(frame):
+            has_called |= (function.__module__ or type(function.__self__).__module__) != "builtins"
+        elif event == "call" and is_traced(frame.f_back):
+            has_called |= not is_traced(frame)
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.startswith(TRACED):
+        nonlocal points, has_called
+        if not is_traced(frame):
             return None
-        if event == "line":
-            lines.add((frame.f_code.co_filename, frame.f_lineno))
-            if len(lines) == line:
+        line = (frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and line not in lines:
+            lines.add(line)
+            points += at_each_line or has_called
+            has_called = False
+            if points == point:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
+    sys.setprofile(see_call)
     sys.settrace(trace)
     connection.write(rows_from(first), {INPUT: first + ROWS}, expected)
     sys.settrace(None)
+    sys.setprofile(None)
 
 
 def main() -> None:
@@ -136,18 +153,13 @@ def main() -> None:
 
     pa.array([0])  # imports pandas
     vars(manifest)["MERGED_AT_ONCE"] = 2  # so that nearly each write merges files
-
-    def receive() -> bytes:
-        return sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "big"))
-
-    sink: Sink = pickle.loads(receive())
-    while command := receive():
-        line, first = json.loads(command)
+    while content := sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "big")):
+        command = pickle.loads(content)
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                _write(sink, line, first)
+                _write(*command)
                 status = 0
             finally:
                 os._exit(status)

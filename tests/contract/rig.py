@@ -39,9 +39,9 @@ BOUND = 30.0
 """Seconds after which a condition that does not come true fails a test."""
 
 
-def until(done: Callable[[], bool]) -> None:
-    """Waits until the condition is true. The condition itself polls."""
-    wait_until(done, "what the test waits for", BOUND, pause=0.0)
+def until(done: Callable[[], bool], *, pause: float = 0.0) -> None:
+    """Waits until the condition is true. The condition itself polls, or `pause` is given."""
+    wait_until(done, "what the test waits for", BOUND, pause=pause)
 
 
 def row(m: Message) -> Row:
@@ -124,7 +124,7 @@ class Rig:
 
     def settle(self, topic: str) -> None:
         """Waits until no transaction is open: a broker answers the commit before it has written the markers."""
-        until(lambda: (ends := self.high_watermarks(topic)) == self.cluster.ends(list(ends)))
+        until(lambda: (ends := self.high_watermarks(topic)) == self.cluster.ends(list(ends)), pause=0.01)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, number) for number in range(self.cluster.topics([topic])[topic].partitions)]

@@ -292,9 +292,10 @@ def _register_in_process(directory: Path, start: Any, answers: Any, text: str) -
 def test_files_two_processes_that_register_at_once_agree(
     texts: list[str], expected: list[list[Any]], tmp_path: Path
 ) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    start, answers = spawn.Barrier(2), spawn.Queue()
-    processes = [spawn.Process(target=_register_in_process, args=(tmp_path, start, answers, text)) for text in texts]
+    forks = multiprocessing.get_context("forkserver")  # of a process without the threads of this one
+    forks.set_forkserver_preload([__name__])
+    start, answers = forks.Barrier(2), forks.Queue()
+    processes = [forks.Process(target=_register_in_process, args=(tmp_path, start, answers, text)) for text in texts]
     for process in processes:
         process.start()
     found = [answers.get(timeout=60) for _ in processes]

@@ -25,7 +25,7 @@ from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite_files
 from kstreams_py.sinks.manifest import MERGED_AT_ONCE
-from tests.contract.dying_writer import CONSUMER, INPUT, find_crash_anomalies
+from tests.contract.dying_writer import CONSUMER, INPUT, Write, dying_writer, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target, small_files
 
@@ -227,18 +227,32 @@ def test_row_that_breaks_a_constraint_is_refused_by_its_index(
 # What a crash leaves.
 
 
-def test_writer_killed_at_each_line_leaves_all_or_nothing_and_its_restart_each_row_once(target: Target) -> None:
+@pytest.fixture(scope="module")
+def write_and_die() -> Iterator[Write]:
+    with dying_writer() as write:
+        yield write
+
+
+@pytest.mark.parametrize("at_each_line", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_writer_killed_at_each_point_leaves_all_or_nothing_and_its_restart_all(
+    at_each_line: bool, target: Target, write_and_die: Write
+) -> None:
     sink = target.declare({"value": int})
-    lines, anomalies = find_crash_anomalies(sink, lambda: sorted(value for (value,) in target.rows()))
+    points, anomalies = find_crash_anomalies(
+        write_and_die, sink, lambda: sorted(value for (value,) in target.rows()), at_each_line=at_each_line
+    )
     assert anomalies == []
-    assert lines > 10
+    assert points > (10 if at_each_line else 2)
 
 
-def test_naive_sink_that_commits_its_offset_apart_is_seen_to_store_rows_twice(tmp_path: Path) -> None:
+def test_naive_sink_that_commits_its_offset_apart_is_seen_to_store_rows_twice(
+    tmp_path: Path, write_and_die: Write
+) -> None:
     naive = SQLiteTarget(tmp_path, Evidence.OFFSETS)
     naive.declare({"value": int})
-    sink = NaiveSink(naive.path)
-    _, anomalies = find_crash_anomalies(sink, lambda: sorted(value for (value,) in naive.rows()))
+    _, anomalies = find_crash_anomalies(
+        write_and_die, NaiveSink(naive.path), lambda: sorted(v for (v,) in naive.rows()), at_each_line=False
+    )
     assert any("restarted" in anomaly for anomaly in anomalies)
 
 
