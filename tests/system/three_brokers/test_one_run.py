@@ -230,7 +230,7 @@ def run(tmp_path: Path, name: str, brokers: EmbeddedKafka, redis_server: Server)
     made.kill()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_500)
 def test_one_run_in_which_brokers_and_workers_fail_keeps_every_promise(run: Run) -> None:
     run.deliver()
     run.verify_history()
