@@ -88,19 +88,11 @@ def test_saved_made_and_removed_files_beside_the_graph_and_below_are_changes(wat
 
 
 def test_files_that_no_graph_is_made_of_are_no_changes(watched: Watched) -> None:
-    names = (
-        "run.log",
-        "test_shop.py",
-        "conftest.py",
-        ".hidden/a.py",
-        "__pycache__/a.py",
-        "schemas/1.avsc",
-        "venv/a.py",
-    )
+    others = (".hidden/a.py", "__pycache__/a.py", "schemas/1.avsc", "venv/a.py")
     (watched.directory / "venv").mkdir()
     (watched.directory / "venv" / "pyvenv.cfg").touch()
     with watched.watching():
-        for name in names:
+        for name in ("run.log", "test_shop.py", "conftest.py", *others):
             watched.save(name)
         watched.save("shop.py")
         watched.await_noted("shop.py")
@@ -131,7 +123,7 @@ def test_files_are_compared_where_the_system_has_no_more_watches(
             watched.save("shop.py", text)
             watched.await_noted("shop.py")
             watched.noted.clear()
-    (warning,) = [record.message for record in caplog.records]
+    (warning,) = caplog.messages
     assert warning == f"the files of {watched.directory} are looked at every second: OS file watch limit reached"
 
 
@@ -154,21 +146,23 @@ def test_file_that_does_not_exist_is_refused_before_anything_starts(tmp_path: Pa
 # The broker.
 
 
+def run_python(program: str, **changed: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", program]
+    return subprocess.run(words, env=os.environ | changed, capture_output=True, text=True, check=False)
+
+
 def test_port_that_was_given_is_given_to_no_other_process() -> None:
     (mine,) = free_ports([None])
     # nothing listens there, so that it looks free
     program = f"from kstreams_py.embedded import nodes; nodes._PORTS = [{mine}]; print(nodes.free_ports([None]))"
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    other = run_python(program)
     assert (other.returncode, other.stdout, "StopIteration" in other.stderr) == (1, "", True), other
 
 
 def test_port_is_given_where_no_file_for_locks_can_be_made(tmp_path: Path) -> None:
     (tmp_path / f"kstreams-ports-{os.getuid()}").mkdir()
     program = "from kstreams_py.embedded.nodes import free_ports; print(len(free_ports([None])))"
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    other = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
+    other = run_python(program, TMPDIR=str(tmp_path))
     assert (other.returncode, other.stdout, other.stderr) == (0, "1\n", "")
 
 
@@ -243,10 +237,10 @@ def played() -> Played:
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level("INFO")
-    return lambda: [record.message for record in caplog.records]
+    return lambda: caplog.messages
 
 
-def test_new_version_runs_after_the_one_before_has_drained_and_shows_what_that_has_not(
+def test_new_version_runs_after_the_drain_of_the_one_before_and_shows_the_rest(
     played: Played, log: Callable[[], list[str]]
 ) -> None:
     played.ready(1, "orders", "priced", warning="2 slots, and one partition")
@@ -264,7 +258,7 @@ def test_new_version_runs_after_the_one_before_has_drained_and_shows_what_that_h
     ]  # fmt: skip
 
 
-def test_code_that_is_wrong_leaves_the_workers_before_it_and_the_next_save_tries_again(
+def test_code_that_is_wrong_leaves_the_workers_and_the_next_save_tries_again(
     played: Played, log: Callable[[], list[str]]
 ) -> None:
     played.ready(1)
@@ -347,7 +341,7 @@ def test_ctrl_c_drains_and_a_second_one_is_passed_on(played: Played) -> None:
     assert played.notes == ["1 starts", "1 goes", "2 starts", "2 is killed", "1 stops", "1 stops"]
 
 
-def test_ctrl_c_while_a_reload_drains_the_workers_lets_them_drain_and_a_second_one_is_passed_on(played: Played) -> None:
+def test_ctrl_c_while_a_reload_drains_lets_it_drain_and_a_second_is_passed_on(played: Played) -> None:
     played.ready(1)
     played.changed()
     played.ready(2)
@@ -390,7 +384,7 @@ def test_session_ends_when_its_terminal_is_closed_unless_nohup_has_started_it(is
     assert (notes, noted == [before]) == (["1 is killed"], is_ignored)
 
 
-def test_command_line_of_a_version_has_the_partitions_of_new_topics_if_they_were_asked_for() -> None:
+def test_command_line_of_a_version_has_the_partitions_that_were_asked_for() -> None:
     assert version_command("shop.py", 2, None)[1:] == ["-m", "kstreams_py", "dev-version", "shop.py", "--workers", "2"]
     assert version_command("shop.py", 2, 8)[-2:] == ["--partitions", "8"]
 
@@ -571,7 +565,7 @@ def test_records_between_two_versions_are_shown_once(shop: Shop) -> None:
     assert sorted(value for *_, value in shop.shown()) == [1, 2, 3, 4, 5]
 
 
-def test_broker_that_is_away_is_waited_for_with_one_warning_and_the_last_records_are_shown_at_the_end(
+def test_broker_that_is_away_is_waited_for_and_the_last_records_are_shown(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     following, looked = shop.open(), list[bool]()
@@ -580,10 +574,7 @@ def test_broker_that_is_away_is_waited_for_with_one_warning_and_the_last_records
     stopped = Turns(lambda: None, lambda: None, lambda: shop.write(b"1"), lambda: shop.write(b"2"))
     following.run(lambda: looked.append(True), cast("threading.Event", stopped))
     assert [value for *_, value in shop.shown()] == [1, 2]
-    assert ([record.message for record in caplog.records], len(looked)) == (
-        ["no broker answers; outputs are shown once it answers"],
-        2,
-    )
+    assert (caplog.messages, len(looked)) == (["no broker answers; outputs are shown once it answers"], 2)
 
 
 @pytest.mark.parametrize(
@@ -599,7 +590,7 @@ def test_what_cannot_be_shown_ends_the_lines_with_a_warning_and_not_the_workers(
     following = shop.open()
     shop.cluster.faults.inject("ends", nth=1, error=error)
     following.run(lambda: None, cast("threading.Event", Turns(lambda: pytest.fail("it goes on"))))
-    assert [record.message for record in caplog.records] == [f"outputs are not shown any more: {message}"]
+    assert caplog.messages == [f"outputs are not shown any more: {message}"]
 
 
 def test_outputs_of_the_drain_are_shown_before_the_end(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,9 +613,7 @@ def test_last_look_at_a_broker_that_gives_no_answer_is_given_up_with_a_warning(
     with showing(following):
         pass
     answered.set()
-    assert [record.message for record in caplog.records] == [
-        "the last outputs are not shown: the broker has not given them within 0.01 s"
-    ]
+    assert caplog.messages == ["the last outputs are not shown: the broker has not given them within 0.01 s"]
 
 
 class Turns:
