@@ -1,4 +1,4 @@
-"""Fixtures of all tests, the order in which files run, and the tiers: `--tier` and `--part`."""
+"""Fixtures of all tests, what runs in which pytest worker and in which order, and the parts of the long tier."""
 
 from __future__ import annotations
 
@@ -19,46 +19,57 @@ from tests.costs import Costs
 from tests.servers import Servers, find_bootstrap_servers
 from tests.tiers import PARTS, part_of
 
-THREE_BROKERS: Final = "tests/system/three_brokers/"
+THREE_BROKERS: Final = "system/three_brokers/"
+
+SPARK: Final = "a session of Spark"
 
 SHARING: Final = {
-    f"tests/system/test_{file}.py": scope
+    file: scope
     for scope, files in {
-        "a broker to freeze and kill": ("truths", "faults", "frozen_broker", "two_clusters"),
-        "a broker behind a proxy": ("crash_table", "late_requests", "outages", "sources"),
+        "a broker to freeze and kill": (
+            "system/test_truths",
+            "system/test_faults",
+            "system/test_frozen_broker",
+            "system/test_two_clusters",
+        ),
+        "a broker behind a proxy": (
+            "system/test_crash_table",
+            "system/test_late_requests",
+            "system/test_outages",
+            "system/test_sources",
+        ),
+        SPARK: (
+            "contract/test_pipeline_targets",
+            "system/test_cuts",
+            "system/test_cuts_page",
+            "system/test_pipeline_deaths",
+            "system/test_pipeline_delta",
+            "system/test_pipeline_faults",
+            "system/test_pipeline_topics",
+            "system/test_pipelines",
+            "system/test_sinks_page",
+            "system/test_spark",
+            "system/test_spark_private_api",
+            "system/test_streaming_pipelines",
+        ),
     }.items()
     for file in files
 }
-"""The files that run in one xdist worker, as they share a broker that only one process can use."""
+"""The files that run in one xdist worker, as they share what only one process can use. Those of Spark do so in the quick
+tier, where a session costs more than the queries that are made in it."""
 
 LONGEST_FIRST: Final = (
+    SPARK,
     THREE_BROKERS,
     "a broker behind a proxy",
     "a broker to freeze and kill",
-    "tests/contract/test_pipeline_targets.py",
-    "tests/system/test_verifier.py",
-    "tests/simulation/test_retries.py",
-    "tests/system/test_streaming_pipelines.py",
-    "tests/system/test_pipelines.py",
-    "tests/system/test_spark_page.py",
-    "tests/system/test_pipeline_topics.py",
-    "tests/system/test_grid.py",
-    "tests/system/test_pipeline_delta.py",
-    "tests/simulation/test_sinks.py",
-    "tests/simulation/test_overlap.py",
-    "tests/simulation/test_journal.py",
-    "tests/system/test_spark.py",
-    "tests/system/test_pipeline_faults.py",
-    "tests/system/test_pipeline_cluster.py",
-    "tests/system/test_wheel.py",
-    "tests/system/test_transactions.py",
-    "tests/system/test_diagnosis.py",
-    "tests/system/test_late_markers.py",
-    "tests/system/test_state_faults.py",
-    "tests/system/test_ordering_points.py",
+    "system/test_verifier",
+    "system/test_grid",
+    "system/test_transactions",
+    "system/test_diagnosis",
+    "system/test_ordering_points",
 )
-"""The files that take longest, and the directory of those that share a worker: begun last, one of
-them would run alone at the end."""
+"""The scopes and files that take longest: begun last, one of them would run alone at the end."""
 
 ONLY_FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """The code cache as large as with the second compiler: the code of a Spark does not fit into the 48 MB otherwise, is
@@ -163,17 +174,24 @@ def topic_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-def scope_of(nodeid: str) -> str:
-    """What runs in one xdist worker: a file, or all files that share a cluster which is theirs alone."""
-    file = nodeid.split("::", 1)[0]
-    return THREE_BROKERS if file.startswith(THREE_BROKERS) else SHARING.get(file, file)
+def scope_of(nodeid: str, *, quick: bool) -> str:
+    """What runs in one xdist worker: a file, without its ending, or all files that share something."""
+    file = nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
+    if file.startswith(THREE_BROKERS):
+        return THREE_BROKERS
+    scope = SHARING.get(file, file)
+    return file if scope == SPARK and not quick else scope
+
+
+def is_quick(config: pytest.Config) -> bool:
+    return "not long" in config.option.markexpr
 
 
 class OneClusterAtATime(LoadScopeScheduling):
     """Runs each scope in one xdist worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid)
+        return scope_of(nodeid, quick=is_quick(self.config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -191,7 +209,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
 
     def place(item: pytest.Item) -> int:
-        return places.get(scope_of(item.nodeid), len(places))
+        return places.get(scope_of(item.nodeid, quick=is_quick(config)), len(places))
 
     items.sort(key=place)
 
