@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.plan import ALO, Kind
-from tests.simulation.suite import ATTEMPTS, MORE_SEEDS, SEEDS, crash_everywhere, run_block
+from tests.simulation.suite import ATTEMPTS, crash_everywhere, guaranteed, run_all, seeds_of
 
 
-@pytest.mark.parametrize("first", [*SEEDS, *(pytest.param(first, marks=pytest.mark.long) for first in MORE_SEEDS)])
-def test_at_least_once_random_faults_loses_nothing(first: int) -> None:
-    run_block(first, ALO)
+@seeds_of("guarantee")
+def test_at_least_once_random_faults_loses_nothing(seeds: range) -> None:
+    run_all(guaranteed(seeds, ALO))
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_at_least_once_fault_at_each_point_by_turns_loses_nothing(kind: Kind) -> None:
+    assert crash_everywhere(kind, ALO, by_turns=True) > 30
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 @pytest.mark.parametrize("kind", Kind)
 def test_at_least_once_fault_at_every_point_loses_nothing(kind: Kind, attempt: int) -> None:

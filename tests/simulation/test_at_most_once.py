@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.plan import AMO, Kind, Plan
-from tests.simulation.suite import ATTEMPTS, MORE_SEEDS, SEEDS, crash_everywhere, run, run_block
+from tests.simulation.suite import ATTEMPTS, crash_everywhere, guaranteed, run, run_all, seeds_of
 
 
-@pytest.mark.parametrize("first", [*SEEDS, *(pytest.param(first, marks=pytest.mark.long) for first in MORE_SEEDS)])
-def test_at_most_once_random_faults_doubles_nothing(first: int) -> None:
-    run_block(first, AMO)
+@seeds_of("guarantee")
+def test_at_most_once_random_faults_doubles_nothing(seeds: range) -> None:
+    run_all(guaranteed(seeds, AMO))
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_at_most_once_fault_at_each_point_by_turns_doubles_nothing(kind: Kind) -> None:
+    assert crash_everywhere(kind, AMO, by_turns=True) > 30
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 @pytest.mark.parametrize("kind", Kind)
 def test_at_most_once_fault_at_every_point_doubles_nothing(kind: Kind, attempt: int) -> None:
@@ -28,6 +34,6 @@ def test_at_most_once_fault_at_every_point_doubles_nothing(kind: Kind, attempt: 
         "map:at_most_once:4690:dies@11:expired@18",  # with auto_offset_reset=latest
     ],
 )
-def test_at_most_once_group_that_dies_as_it_begins_is_recorded_before_its_offsets_expire(plan: str) -> None:
+def test_at_most_once_group_that_dies_as_it_begins_is_recorded_before_offsets_expire(plan: str) -> None:
     """Offsets were committed and steps were run before the group was recorded: it began again without a word."""
     run(Plan.parse(plan))

@@ -20,6 +20,7 @@ from kstreams_py.processing.journal.records import RecordType
 from tests.crash_grid import (
     DELIVERED,
     IN_JOURNAL,
+    KINDS,
     UNDECIDED,
     Case,
     branch_after,
@@ -249,6 +250,65 @@ JOURNAL: Final = ks.Journal(1)
 PLACES: Final = {"journal": (JOURNAL, ""), "transaction": (None, ""), "two clusters": (JOURNAL, "other")}
 
 
+FEW: Final = ("map", "join-fork", "alts", "sink")
+"""Kinds that have all points between them."""
+
+
+def representative(place: str, kinds: Sequence[str] = KINDS) -> list[Case]:
+    """The cases of the quick tier: a topic of dead letters matters only if the function raises.
+
+    A step that raises without one leaves what a step without an output leaves.
+    """
+    return [case for case in cases(*PLACES[place]) if case.kind in kinds and case.errors == (case.does != "none")]
+
+
+def try_points(of: Iterable[Case], earlier: tuple[str, ...] = (), *, raises: bool = False) -> int:
+    """Tries each point of the attempt after those that died; returns how many there are."""
+    no_exception = ("CP16b", "CP29", "CP30") if raises else ()
+    return sum(
+        try_all(case, [Cell(at, earlier, raises) for at in cells_after(case, earlier) if at not in no_exception])
+        for case in of
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "kinds", "count"),
+    [("journal", KINDS, 331), ("transaction", FEW, 121), ("two clusters", FEW, 159)],
+    ids=list(PLACES),
+)
+def test_representative_delivery_happens_once_whatever_point_its_process_dies_at(
+    place: str, kinds: Sequence[str], count: int
+) -> None:
+    assert try_points(representative(place, kinds)) == count
+
+
+@pytest.mark.parametrize(
+    ("place", "earlier", "count"),
+    [
+        ("journal", "CP09", 68),
+        ("journal", "CP06", 41),
+        ("journal", "CP15", 53),
+        ("journal", "CP06 CP15", 25),
+        ("two clusters", "CP15", 57),
+    ],
+)
+def test_branch_of_the_attempts_before_is_taken_again_by_a_join_and_an_alts(
+    place: str, earlier: str, count: int
+) -> None:
+    assert try_points(representative(place, ("join-fork", "alts")), tuple(earlier.split())) == count
+
+
+def test_representative_delivery_happens_once_if_its_process_ends_by_an_exception() -> None:
+    """CP28: the branch is that of the crash, or, where a request was on its way, of the one before it."""
+    assert try_points(representative("journal", FEW), raises=True) == 145
+
+
+@pytest.mark.parametrize(("place", "kind", "count"), [("journal", "alts", 103), ("two clusters", "map", 101)])
+def test_recovery_of_a_written_output_that_dies_at_any_point_is_made_again(place: str, kind: str, count: int) -> None:
+    assert try_recoveries(case for case in representative(place, [kind]) if case.does == "output") == count
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "attempt", "count"),
     [
@@ -264,12 +324,10 @@ PLACES: Final = {"journal": (JOURNAL, ""), "transaction": (None, ""), "two clust
     ],
 )
 def test_delivery_happens_once_whatever_point_its_process_dies_at(place: str, attempt: int, count: int) -> None:
-    earlier = ("CP09",) * (attempt - 1)
-    assert count == sum(
-        try_all(case, [Cell(point, earlier) for point in cells_after(case, earlier)]) for case in cases(*PLACES[place])
-    )
+    assert try_points(cases(*PLACES[place]), ("CP09",) * (attempt - 1)) == count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "earlier", "count"),
     [
@@ -286,20 +344,14 @@ def test_delivery_happens_once_whatever_point_its_process_dies_at(place: str, at
 def test_branch_of_the_attempts_before_is_taken_again_wherever_the_next_one_dies(
     place: str, earlier: str, count: int
 ) -> None:
-    died = tuple(earlier.split())
-    assert count == sum(
-        try_all(case, [Cell(point, died) for point in cells_after(case, died)]) for case in cases(*PLACES[place])
-    )
+    assert try_points(cases(*PLACES[place]), tuple(earlier.split())) == count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "count"), [("journal", 558), ("transaction", 378), ("two clusters", 514)])
 def test_delivery_happens_once_if_its_process_ends_by_an_exception_at_a_point(place: str, count: int) -> None:
-    """CP28: the branch is that of the crash, or, where a request was on its way, of the one before it."""
-    dying = ("CP16b", "CP29", "CP30")
-    assert count == sum(
-        try_all(case, [Cell(point, raises=True) for point in cells_after(case, ()) if point not in dying])
-        for case in cases(*PLACES[place])
-    )
+    """CP28, as above."""
+    assert try_points(cases(*PLACES[place]), raises=True) == count
 
 
 LEAVES: Final = ("CP00", "CP03", "CP08", "CP13", "CP15", "CP16", "CP17", "CP18", "CP20")
@@ -316,16 +368,22 @@ def points_of_recovery(last: Process) -> list[tuple[str, int]]:
     return found[found.index(("init_transactions", 1)) :] + [("function", 1)] * ("function" in last.points)
 
 
-@pytest.mark.parametrize(("place", "count"), [("journal", 2_191), ("transaction", 942), ("two clusters", 2_322)])
-def test_recovery_that_dies_at_any_point_is_made_again(place: str, count: int) -> None:
-    """R0 to R5: after producers are fenced, after each thing that is read, once assigned, and in the retry."""
+def try_recoveries(of: Iterable[Case]) -> int:
+    """Lets starts die at each of their points, after deaths at LEAVES; returns how many starts died."""
     tried = 0
-    for case in cases(*PLACES[place]):
+    for case in of:
         for point in cells_after(case, ()):
             if point in LEAVES and (case.errors or case.does == "raise"):
                 last = die_and_recover(case, Cell(point))
                 tried += try_all(case, [Cell(point, start=start) for start in points_of_recovery(last)])
-    assert tried == count
+    return tried
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("place", "count"), [("journal", 2_191), ("transaction", 942), ("two clusters", 2_322)])
+def test_recovery_that_dies_at_any_point_is_made_again(place: str, count: int) -> None:
+    """R0 to R5: after producers are fenced, after each thing that is read, once assigned, and in the retry."""
+    assert try_recoveries(cases(*PLACES[place])) == count
 
 
 @pytest.mark.parametrize("kind", ["map", "fork", "alts"])
@@ -342,25 +400,26 @@ MAP = Case("map", "output", errors=True, journal=JOURNAL)
 ELSEWHERE = replace(MAP, cluster="other")
 
 
-@pytest.mark.parametrize(
-    ("mutation", "case", "cell"),
-    [
-        (mutations_of_recovery.no_recovery, MAP, Cell("CP09", ("CP09",))),
-        (mutations_of_recovery.no_snapshot_in_force, MAP, Cell("CP09", ("CP09",))),
-        (mutations_of_recovery.no_pin, ALTS, Cell("CP09", ("CP09",))),
-        (mutations_of_recovery.fences_after_the_recovery, MAP, Cell("CP29")),
-        (mutations_of_recovery.attempt_after_the_commit, MAP, Cell("CP17")),
-        (mutations_of_recovery.reads_nothing_back, MAP, Cell("CP15")),
-        (mutations_of_recovery.looks_for_no_output, MAP, Cell("CP15")),
-        (mutations_of_recovery.takes_any_record_for_the_output, MAP, Cell("CP15", made_again=True)),
-        (mutations_of_recovery.no_choice_before_the_function, ALTS, Cell("CP09", ("CP09",))),
-        (mutations_of_recovery.records_choices_only_with_a_new_snapshot, ALTS, Cell("CP09", ("CP06",))),
-        (mutations_of_recovery.no_fence, ELSEWHERE, Cell("CP30")),
-        (mutations_of_recovery.no_record_beside_outputs, ELSEWHERE, Cell("CP17")),
-        (mutations_of_recovery.offsets_decide_between_clusters, ELSEWHERE, Cell("CP17")),
-        (mutations_of_recovery.goes_on_at_the_committed_offsets, ELSEWHERE, Cell("CP17")),
-    ],
-)
+SEEN_BY: Final = [
+    (mutations_of_recovery.no_recovery, MAP, Cell("CP09", ("CP09",))),
+    (mutations_of_recovery.no_snapshot_in_force, MAP, Cell("CP09", ("CP09",))),
+    (mutations_of_recovery.no_pin, ALTS, Cell("CP09", ("CP09",))),
+    (mutations_of_recovery.fences_after_the_recovery, MAP, Cell("CP29")),
+    (mutations_of_recovery.attempt_after_the_commit, MAP, Cell("CP17")),
+    (mutations_of_recovery.reads_nothing_back, MAP, Cell("CP15")),
+    (mutations_of_recovery.looks_for_no_output, MAP, Cell("CP15")),
+    (mutations_of_recovery.takes_any_record_for_the_output, MAP, Cell("CP15", made_again=True)),
+    (mutations_of_recovery.no_choice_before_the_function, ALTS, Cell("CP09", ("CP09",))),
+    (mutations_of_recovery.records_choices_only_with_a_new_snapshot, ALTS, Cell("CP09", ("CP06",))),
+    (mutations_of_recovery.no_fence, ELSEWHERE, Cell("CP30")),
+    (mutations_of_recovery.no_record_beside_outputs, ELSEWHERE, Cell("CP17")),
+    (mutations_of_recovery.offsets_decide_between_clusters, ELSEWHERE, Cell("CP17")),
+    (mutations_of_recovery.goes_on_at_the_committed_offsets, ELSEWHERE, Cell("CP17")),
+]
+"""The cell that detects each mutation."""
+
+
+@pytest.mark.parametrize(("mutation", "case", "cell"), SEEN_BY)
 def test_mutation_of_the_recovery_is_seen_by_a_cell(
     mutation: Callable[[pytest.MonkeyPatch], None], case: Case, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

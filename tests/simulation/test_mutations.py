@@ -17,7 +17,10 @@ from tests.simulation import (
     mutations_of_retries,
     mutations_of_sinks,
 )
-from tests.simulation.mutation import SEEDS_MAX, find
+from tests.simulation.mutation import SEEDS_MAX, Mutation, find
+from tests.simulation.plan import Plan
+from tests.simulation.recorded_plans import PLANS
+from tests.simulation.suite import run
 from tests.simulation.world import World
 
 MUTATIONS = (
@@ -30,14 +33,31 @@ MUTATIONS = (
 )
 
 
+def check_seen(mutation: Mutation, world: World) -> None:
+    names = {violation.partition(":")[0] for violation in world.violations}
+    assert names & set(mutation.seen_as), world.report()
+    assert "broken" not in names, world.report()
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_mutation_is_seen_by_an_invariant_and_its_run_is_clean_without_it(name: str) -> None:
+def test_mutation_is_seen_by_an_invariant_in_its_recorded_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS[name].apply(monkeypatch)
+    check_seen(MUTATIONS[name], World(Plan.parse(PLANS[name])).run())
+
+
+def test_recorded_runs_that_detect_mutations_are_clean_without_them() -> None:
+    assert PLANS.keys() == MUTATIONS.keys()
+    for plan in set(PLANS.values()):
+        run(Plan.parse(plan))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutation_is_seen_by_an_invariant_in_the_recorded_run_first(name: str) -> None:
     seen, _ = find(MUTATIONS[name])
     assert seen is not None, f"no invariant detects {name} in {SEEDS_MAX} runs"
-    names = {violation.partition(":")[0] for violation in seen.violations}
-    assert names & set(MUTATIONS[name].seen_as), seen.report()
-    assert "broken" not in names, seen.report()
-    assert not World(seen.plan).run().violations
+    check_seen(MUTATIONS[name], seen)
+    assert str(seen.plan) == PLANS[name], "python -m tests.simulation.recorded_plans"
 
 
 def test_invariants_that_mutations_name_exist_and_are_documented() -> None:
