@@ -39,7 +39,7 @@ class Fenced:
 
 
 @pytest.mark.parametrize("callback", ["on_assign", "on_lost"])
-def test_client_that_was_fenced_before_its_callback_is_served_has_lost_its_membership(
+def test_client_fenced_before_its_callback_is_served_has_lost_its_membership(
     monkeypatch: pytest.MonkeyPatch, callback: str
 ) -> None:
     clients: list[Fenced] = []

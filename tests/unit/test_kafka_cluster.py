@@ -76,7 +76,7 @@ def test_missing_answer_raises_retriable_after_the_request_timeout() -> None:
         ),
     ],
 )
-def test_cluster_that_does_not_answer_is_named_with_its_address_its_settings_and_the_cause(
+def test_cluster_without_an_answer_is_named_with_address_settings_and_cause(
     name: str, prefix: str, setting: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = (

@@ -386,7 +386,7 @@ def test_partitions_with_unread_records_are_logged_every_30_seconds(
     ]
 
 
-def test_high_watermarks_of_partitions_that_were_read_to_their_ends_are_looked_up_each_second(member: Member) -> None:
+def test_high_watermarks_of_partitions_read_to_their_ends_are_asked_for_each_second(member: Member) -> None:
     member.client.answers = [lambda: member.assign(A0, A1, B0)]
     member.consumer.consume(10, 0.1)
     member.consumer.assign({A0: 5, A1: 5, B0: 5})
@@ -617,7 +617,7 @@ def test_unknown_holder_is_no_replacement_while_a_client_joins(
     assert member.consumer.membership().owner is (Owner.ANOTHERS if owner is Owner.UNSURE else owner)
 
 
-def test_member_that_keeps_its_id_in_a_rebalance_knows_another_holder_for_its_replacement(member: Member) -> None:
+def test_member_that_keeps_its_id_knows_another_holder_for_its_replacement(member: Member) -> None:
     member.assign(A0)
     member.revoke()
     member.held = "other"
@@ -833,7 +833,7 @@ def test_holder_of_a_lost_membership_is_asked_for_until_the_group_answers(
     assert "g.0: the membership was lost, and no other worker has taken it: joining again" in caplog.text
 
 
-def test_each_join_first_lets_the_group_forget_an_assignment_that_lacks_added_partitions(
+def test_each_join_makes_the_group_forget_an_assignment_without_added_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     did: list[object] = []

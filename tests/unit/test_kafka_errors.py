@@ -16,6 +16,7 @@ from kstreams_py.errors import (
     SettingsError,
 )
 from kstreams_py.kafka.errors import classify
+from tests.tables import each_case
 
 E = ck.KafkaError
 
@@ -136,7 +137,7 @@ def test_every_code_of_the_client_is_in_the_table_once() -> None:
     assert sorted(named) == sorted(codes())
 
 
-@pytest.mark.parametrize("why", TABLE)
+@each_case("why", TABLE)
 def test_error_code_maps_to_its_exception(why: str) -> None:
     leaf, names = TABLE[why]
     found = {name: type(classify(E(codes()[name]), "committing")) for name in names.split()}

@@ -347,7 +347,7 @@ class Asked(Queue):
 @pytest.mark.parametrize(
     ("silent", "asked", "unanswered"), [((), ["x", "y"], False), (("x", "y"), ["x"], True)], ids=["answered", "away"]
 )
-def test_topic_of_records_that_timed_out_is_asked_for_once_and_none_after_a_question_without_an_answer(
+def test_topic_of_timed_out_records_is_asked_for_once_and_none_after_no_answer(
     silent: tuple[str, ...], asked: list[str], unanswered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Asked(*silent)

@@ -84,7 +84,7 @@ def test_exactly_once_dead_letter_that_hangs_is_waited_for_and_is_there_once() -
     assert plant.dead_letter_count == 2
 
 
-def test_exactly_once_offsets_of_a_partition_that_moved_are_not_committed_by_the_slot_that_lost_it() -> None:
+def test_exactly_once_slot_that_lost_a_partition_does_not_commit_its_offsets() -> None:
     """Slot 0 dies with offsets of both partitions; it starts again and has one of them: its marker would move both."""
     plant = Plant()
     plant.feed("a", *numbers(0, 3), partition=0)

@@ -82,7 +82,7 @@ def describe(m: Message) -> tuple[int, int, bytes | None]:
 # Time-outs, rebalances and the clock.
 
 
-def test_transaction_open_for_too_long_is_aborted_by_the_broker_and_its_producer_fenced() -> None:
+def test_transaction_open_for_too_long_is_aborted_and_its_producer_fenced() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock)
     producer = start_producer(cluster)
@@ -96,7 +96,7 @@ def test_transaction_open_for_too_long_is_aborted_by_the_broker_and_its_producer
     assert values_of(cluster.records("out")) == []
 
 
-def test_transaction_time_out_counts_from_the_first_record_and_not_for_an_idle_producer() -> None:
+def test_transaction_time_out_counts_from_the_first_record_not_while_idle() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock)
     producer = start_producer(cluster)
@@ -142,7 +142,7 @@ def test_session_timeout_of_a_silent_member_reassigns_its_partitions_to_the_othe
     assert other.events == [{IN2}, "revoked", {IN0, IN1, IN2}]
 
 
-def test_member_whose_session_timed_out_loses_its_membership_cannot_commit_and_rejoins() -> None:
+def test_member_whose_session_timed_out_cannot_commit_and_rejoins() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock)
     member = Member(cluster, "a")
@@ -165,7 +165,7 @@ def test_member_whose_session_timed_out_loses_its_membership_cannot_commit_and_r
     assert cluster.groups["group"] == {IN0: 1}
 
 
-def test_rebalance_waits_for_every_member_and_lets_the_old_generation_commit_until_then() -> None:
+def test_rebalance_waits_for_all_members_and_the_old_generation_commits_until_then() -> None:
     cluster = make_cluster()
     first = Member(cluster, "a")
     first.poll()
@@ -204,7 +204,7 @@ def test_append_without_a_timestamp_takes_it_from_the_clock() -> None:
     assert [m.timestamp() for m in cluster.records("in")] == [(1, 5250), (1, 7)]
 
 
-def test_lingering_records_are_sent_by_time_a_flush_or_a_commit_and_lost_with_their_producer() -> None:
+def test_lingering_records_are_sent_by_time_flush_or_commit_or_are_lost() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock, linger=0.02)
     producer = start_producer(cluster, Guarantee.AT_LEAST_ONCE)
@@ -242,7 +242,7 @@ def test_commit_whose_answer_is_lost_was_carried_out() -> None:
     assert values_of(cluster.records("out")) == [b"a", b"b"]
 
 
-def test_commit_request_that_is_lost_leaves_the_transaction_open_until_a_new_producer_starts() -> None:
+def test_lost_commit_request_leaves_the_transaction_open_until_a_new_producer() -> None:
     cluster = make_cluster()
     cluster.faults.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=False)
     producer = start_producer(cluster)
@@ -282,7 +282,7 @@ def test_late_commit_ends_a_later_transaction_of_its_epoch_and_none_of_a_newer_e
     assert values_of(cluster.records("out")) == read
 
 
-def test_commit_of_unknown_outcome_does_not_taint_its_producer_and_may_still_be_applied_late() -> None:
+def test_commit_of_unknown_outcome_taints_no_producer_and_may_be_applied_late() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock)
     cluster.faults.inject("commit_transaction", error=OutcomeUnknown("no answer"), applied=False, late=6.0)
@@ -310,7 +310,7 @@ def test_repeated_commit_of_a_committed_transaction_succeeds_and_changes_nothing
     assert values_of(cluster.records("out")) == [b"a", b"b"]
 
 
-def test_markers_are_written_after_the_answer_to_a_commit_and_the_next_transaction_waits_for_them() -> None:
+def test_markers_follow_the_answer_to_a_commit_and_the_next_transaction_waits() -> None:
     clock = ManualClock()
     cluster = MemoryCluster(clock, marker_delay=0.5)
     cluster.create_topics([("in", 3, -1, {}), ("out", 1, -1, {})])
@@ -411,7 +411,7 @@ def test_watcher_that_raises_stops_a_request_before_it_is_made() -> None:
     assert len(cluster.faults.requests) == before
 
 
-def test_chance_varies_the_fetches_and_keeps_every_record_in_the_order_of_its_partition() -> None:
+def test_chance_varies_the_fetches_and_keeps_the_order_of_each_partition() -> None:
     fetches: list[list[list[bytes | None]]] = []
     for seed in (1, 1, 2):
         cluster = MemoryCluster(chance=Random(seed))
@@ -499,7 +499,7 @@ def test_requests_are_recorded_in_order_and_a_crash_can_be_injected_at_each() ->
         (Guarantee.AT_MOST_ONCE, Durability.NONE, False, [], None),
     ],
 )
-def test_unanswered_batch_is_retried_as_its_guarantee_says_and_duplicated_only_without_sequences(
+def test_unanswered_batch_is_retried_and_duplicated_only_without_sequences(
     guarantee: Guarantee, durability: Durability, applied: bool, read: list[bytes], error: type[ClientError] | None
 ) -> None:
     cluster = make_cluster()
@@ -661,7 +661,7 @@ def test_commit_of_a_replaced_member_is_refused() -> None:
     assert (first.events, cluster.groups["group"]) == ([{IN0, IN1, IN2}, "lost"], {})
 
 
-def test_member_whose_session_timed_out_rejoins_unless_the_group_says_that_it_is_replaced() -> None:
+def test_member_whose_session_timed_out_rejoins_unless_it_is_replaced() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock)
     sleeper, silent = Member(cluster, "a"), Member(cluster, "a")
@@ -681,7 +681,7 @@ def test_member_whose_session_timed_out_rejoins_unless_the_group_says_that_it_is
     assert (silent.events, newest.events) == ([{IN0, IN1, IN2}, "lost"], [{IN0, IN1, IN2}, "lost"])
 
 
-def test_member_that_is_replaced_while_it_joins_waits_for_sessions_and_never_takes_the_membership_back() -> None:
+def test_member_replaced_while_it_joins_never_takes_the_membership_back() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock)
     replaced, other = Member(cluster, "a"), Member(cluster, "b")
@@ -703,7 +703,7 @@ def test_member_that_is_replaced_while_it_joins_waits_for_sessions_and_never_tak
     assert newer.consumer.membership() == Membership(Owner.OURS)
 
 
-def test_topic_growth_rebalances_the_group_once_its_leader_or_a_starting_member_sees_it() -> None:
+def test_topic_growth_rebalances_once_the_leader_or_a_starting_member_sees_it() -> None:
     clock = ManualClock()
     cluster = MemoryCluster(clock, metadata_age=5.0)
     cluster.create_topics([("in", 2, -1, {})])
@@ -730,7 +730,7 @@ def test_topic_growth_rebalances_the_group_once_its_leader_or_a_starting_member_
     assert (newer.events, other.events[-1]) == ([{IN0, IN1}], {IN2, TopicPartition("in", 3)})
 
 
-def test_leader_that_rejoins_before_it_sees_that_its_topic_has_grown_gets_the_added_partitions() -> None:
+def test_leader_that_rejoins_before_it_sees_growth_gets_the_added_partitions() -> None:
     cluster = MemoryCluster(ManualClock(), metadata_age=5.0)
     cluster.create_topics([("in", 2, -1, {})])
     leader = Member(cluster, "a")
@@ -822,7 +822,7 @@ def test_late_offset_commit_overwrites_a_newer_one() -> None:
     assert [*seen, cluster.groups["group"]] == [{IN0: 2}, {IN0: 1}]
 
 
-def test_member_whose_session_timed_out_before_it_was_assigned_anything_is_not_revoked() -> None:
+def test_member_whose_session_timed_out_before_any_assignment_is_not_revoked() -> None:
     clock = ManualClock()
     cluster = make_cluster(clock)
     member = Member(cluster, "a")

@@ -132,7 +132,7 @@ def test_finding_15_buffers_bounded_by_count_only_are_detected(monkeypatch: pyte
 def test_finding_15_generator_outputs_bounded_by_count_only_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "value_bytes", lambda _: 0)
     with pytest.raises(FAILURE, match=r", 5\) == \("):
-        test_runner.test_generator_outputs_over_the_limit_end_the_plan_after_their_step_and_the_rest_is_run_later(
+        test_runner.test_generator_outputs_over_the_limit_end_the_plan_and_the_rest_is_run_later(
             "map", "OUTPUT_BYTES", monkeypatch
         )
 

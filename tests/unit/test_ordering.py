@@ -178,7 +178,7 @@ def test_worker_sends_the_events_of_several_objects_in_batches(path: Path) -> No
     assert max(len([each for each in call if each[0] == "a"]) for call in sender.calls) == 3
 
 
-def test_worker_with_fewer_lanes_finishes_what_the_process_before_it_held_and_uses_them_no_more(path: Path) -> None:
+def test_worker_with_fewer_lanes_finishes_what_the_one_before_it_held(path: Path) -> None:
     sender = Recorder()
     with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
         for name in "abc":

@@ -217,7 +217,7 @@ def test_value_that_cannot_be_decoded_is_a_dead_letter_in_its_place() -> None:
 
 
 @GUARANTEES
-def test_step_that_is_run_again_holds_its_partition_and_what_ran_ahead_is_not_called_again(
+def test_step_run_again_holds_its_partition_and_what_ran_ahead_is_not_called_again(
     guarantee: Guarantee,
 ) -> None:
     away = ["1"]
@@ -342,7 +342,7 @@ def test_output_that_its_topic_refuses_is_a_dead_letter_of_its_own_step(guarante
         assert [(each["topic"], each["offset"]) for each in letter.value["inputs"]] == [("a", 2)]
 
 
-def test_at_most_once_output_without_a_hash_that_is_refused_is_a_dead_letter_of_its_own_step() -> None:
+def test_at_most_once_refused_output_without_a_hash_is_a_dead_letter_of_its_step() -> None:
     graph = ks.Graph("g", errors="dead", guarantee="at_most_once", hash_header=False)
     graph.topic("a")
     graph.topic("x", config={"cleanup.policy": "compact"})
@@ -363,7 +363,7 @@ def test_at_most_once_output_without_a_hash_that_is_refused_is_a_dead_letter_of_
 # At most once: no call is made twice.
 
 
-def test_at_most_once_worker_that_ends_by_an_error_gives_back_no_step_whose_call_is_under_way(
+def test_at_most_once_worker_ended_by_an_error_gives_back_no_step_under_way(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plant = Overlap(guarantee=AMO, order="partition")
@@ -382,7 +382,7 @@ def test_at_most_once_worker_that_ends_by_an_error_gives_back_no_step_whose_call
     assert (plant.out(), plant.all_calls) == (["0", "2"], [b"0", b"2"])
 
 
-def test_at_most_once_revocation_during_a_failed_write_gives_back_no_step_whose_call_is_under_way() -> None:
+def test_at_most_once_revocation_in_a_failed_write_gives_back_no_step_under_way() -> None:
     plant = Overlap(guarantee=AMO, order="partition")
     plant.feed("a", "0", "1")
     plant.feed("a", "p", "q", partition=1)
@@ -404,7 +404,7 @@ def test_at_most_once_revocation_during_a_failed_write_gives_back_no_step_whose_
     assert sorted(plant.all_calls) == [b"0", b"1", b"p", b"q"]
 
 
-def test_at_most_once_drain_runs_what_is_committed_while_time_allows_and_gives_the_rest_back() -> None:
+def test_at_most_once_drain_runs_committed_steps_in_time_and_gives_the_rest_back() -> None:
     plant = Overlap(guarantee=AMO, order="partition")
     plant.feed("a", *numbers(0, 9))
     worker = plant.started()
@@ -510,7 +510,7 @@ def test_bytes_of_steps_that_ran_ahead_in_a_partition_that_waits_hold_up_no_othe
     assert plant.held.under_way == [b"p", b"q", b"r", b"s"]
 
 
-def test_function_that_reads_the_key_while_its_output_is_made_does_not_wait_for_itself() -> None:
+def test_function_that_reads_the_key_as_its_output_is_made_awaits_not_itself() -> None:
     graph = ks.Graph("g", errors="dead")
     graph.topic("a", key=ks.String())
     graph.topic("b")

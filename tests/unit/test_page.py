@@ -188,7 +188,7 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
     assert browser.text("letters") == "None since the run started."
 
 
-def test_worker_that_waits_is_named_with_the_reason_the_remedy_and_its_section_of_the_runbook() -> None:
+def test_worker_that_waits_is_named_with_reason_remedy_and_section_of_the_runbook() -> None:
     browser = Browser()
     browser.show(make_status(state=WorkerState.RETRYING, why="partition 0 waits: ConnectionError: no prices today"))
     what = "slot 1: price is retrying: partition 0 waits: ConnectionError: no prices today"
@@ -210,7 +210,7 @@ def test_findings_of_a_kind_are_one_entry_with_one_remedy_and_a_count_of_the_res
     assert browser.text("summary") == "9 things to repair"
 
 
-def test_worker_whose_input_is_hidden_does_not_look_well_though_it_runs_and_has_no_lag() -> None:
+def test_worker_whose_input_is_hidden_does_not_look_well_though_without_lag() -> None:
     browser = Browser()
     hidden = "orders[0] is hidden by producer 7 epoch 0 (billing)"
     browser.show(make_status(hidden_seconds=45.0, hidden=hidden, lag=0, lags={TopicPartition("orders", 0): 0}))

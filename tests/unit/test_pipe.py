@@ -192,7 +192,7 @@ def test_whole_report_arrives_and_only_what_has_changed_is_written_again(pipe: t
     assert read_all(pipe[0]).count(b"\n") == 1
 
 
-def test_more_partitions_than_a_line_holds_arrive_in_several_lines_each_of_which_fits(pipe: tuple[int, int]) -> None:
+def test_more_partitions_than_a_line_holds_arrive_in_several_lines(pipe: tuple[int, int]) -> None:
     write, reader = report_writer(), PipeReader()
     assert write is not None
     write([make_report(1, make_lags(1_000))])

@@ -16,6 +16,7 @@ from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifes
 from kstreams_py.spark import runner, session, sessions
 from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner, decode_published
 from kstreams_py.spark.targets.opening import open_target
+from tests.tables import each_case
 
 
 def one(df: Any) -> Any:
@@ -45,7 +46,7 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
     assert (found.id, found.mode, found.key, found.every) == ("both", Mode.UPSERT, ("item",), 7200)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("function", "topics", "options", "message"),
     [
         (two, ("orders",), {}, "pipeline 'two': its function is two.*: write two\\(df\\)"),
@@ -255,7 +256,7 @@ def test_spark_that_cannot_fetch_its_jars_names_the_command_that_does(monkeypatc
     ("is_terminal", "modules", "shown"),
     [(True, {}, "true"), (False, {"ipykernel": None}, "true"), (False, {}, "false")],
 )
-def test_progress_bar_of_spark_is_shown_in_a_terminal_and_in_a_notebook_and_not_in_a_log(
+def test_progress_bar_of_spark_is_shown_in_terminal_and_notebook_not_in_a_log(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, modules: dict[str, Any], shown: str
 ) -> None:
     chosen: dict[str, str] = {}

@@ -128,7 +128,7 @@ def test_rates_of_counts_that_decrease_are_zero() -> None:
     assert progress.rows(run_of(report(150, commits=15)))["p"][-2:] == ("50", "5.0")
 
 
-def test_without_a_terminal_lines_are_logged_every_five_seconds_and_of_what_is_idle_each_minute(
+def test_without_a_terminal_lines_are_logged_every_five_seconds_or_minute_if_idle(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -30,6 +30,7 @@ def test_driver_runs_the_graph(kstreams_driver):
 
 
 def test_driver_of_the_test_before_is_closed():
+    assert len(made) == 2
     for driver in made:
         assert driver._workers == {}
 """
@@ -56,20 +57,16 @@ def run_pytest(directory: Path, text: str, *options: str) -> subprocess.Complete
     )
 
 
-def test_driver_fixture_makes_drivers_and_closes_them(tmp_path: Path) -> None:
-    done = run_pytest(tmp_path, DRIVER, "-p", "kstreams_pytest")
-    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout
-
-
 def test_project_that_does_not_use_the_plugin_imports_nothing_of_the_package(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, UNUSED, "-p", "kstreams_pytest")
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
 
 
-def test_entry_point_loads_the_plugin_once(tmp_path: Path) -> None:
+def test_driver_fixture_makes_and_closes_drivers_and_the_plugin_is_loaded_once(tmp_path: Path) -> None:
     """pytest takes a plugin of -p and one of an entry point for the same if they have the same name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["entry-points"]["pytest11"] == {"kstreams_pytest": "kstreams_pytest"}
     assert "kstreams_pytest" in project["tool"]["setuptools"]["py-modules"]
-    done = run_pytest(tmp_path, "def test_it(kstreams_driver): pass", "-p", "kstreams_pytest", "--trace-config")
-    assert (done.returncode, done.stdout.count("PLUGIN registered: <module 'kstreams_pytest'")) == (0, 1), done.stdout
+    done = run_pytest(tmp_path, DRIVER, "-p", "kstreams_pytest", "--trace-config")
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout
+    assert done.stdout.count("PLUGIN registered: <module 'kstreams_pytest'") == 1, done.stdout

@@ -359,7 +359,7 @@ def test_uncommitted_records_of_many_pages_are_printed_with_what_became_of_each(
     assert [(each["value"], each.get("fate")) for each in newest] == expected[-400:]
 
 
-def test_committed_record_that_is_deleted_while_it_is_looked_at_is_not_called_aborted(
+def test_committed_record_deleted_while_it_is_looked_at_is_not_called_aborted(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_open(terminal)
@@ -376,7 +376,7 @@ def test_committed_record_that_is_deleted_while_it_is_looked_at_is_not_called_ab
     assert shown == [("0", None), ("1", None), ("2", "pending"), ("3", "pending")]
 
 
-def test_record_of_a_compacted_topic_that_no_reader_of_committed_records_sees_has_an_unknown_fate(
+def test_record_of_a_compacted_topic_that_no_committed_reader_sees_has_unknown_fate(
     terminal: Terminal,
 ) -> None:
     terminal.cluster.create_topics([("compacted", 1, -1, {"cleanup.policy": "compact,delete"})])
@@ -436,7 +436,7 @@ class Watched:
         return self.reader.follow(self.reader.ends())
 
 
-def test_followed_topic_yields_new_records_also_of_new_partitions_and_after_an_outage(
+def test_followed_topic_yields_new_records_of_new_partitions_and_after_an_outage(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(terminal, 4)

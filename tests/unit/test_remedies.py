@@ -17,6 +17,7 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.running.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Finding, Seen, find
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
+from tests.tables import each_case
 
 GRAPH = Graph("shop", errors="shop.errors")
 GRAPH.map(GRAPH.topic("orders"), to=GRAPH.topic("prices"), id="price")(lambda value: value)
@@ -184,7 +185,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("what", STATES)
+@each_case("what", STATES)
 def test_what_is_not_well_is_named_with_its_kind(what: str) -> None:
     found, expected = STATES[what]
     assert findings(found) == [expected]
@@ -279,7 +280,7 @@ def test_each_finding_has_one_sentence_of_the_table() -> None:
         assert "\n" not in remedy
 
 
-def test_each_finding_has_its_section_of_the_runbook_and_that_of_an_alert_says_the_same() -> None:
+def test_each_finding_has_its_section_of_the_runbook_as_its_alert_says() -> None:
     root = Path(__file__).parents[2]
     sections = re.findall(r"^### (.+)$", (root / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)
     groups = yaml.safe_load((root / "docker" / "prometheus" / "alerts.yaml").read_text())["groups"]

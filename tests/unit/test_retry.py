@@ -8,6 +8,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import GraphError
+from tests.tables import each_case
 
 
 def waits(retry: ks.Retry, chance: float, failures: int) -> list[float]:
@@ -39,7 +40,7 @@ def test_retry_without_arguments_tries_network_errors_eight_times() -> None:
     assert ks.Retry(on=OSError).classes == (OSError,)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "message"),
     [
         ({"on": "ConnectionError"}, "Retry: on has 'C': give subclasses of Exception"),

@@ -19,6 +19,7 @@ from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.tasks import BUFFER_LIMIT, Tasks
 from kstreams_py.records import Headers, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.testing import MemoryRegistry
+from tests.tables import each_case
 from tests.unit.fakes import Read
 from tests.unit.processing import A0, A1, B0, B1, C0, START, Processing
 
@@ -195,7 +196,7 @@ def test_join_fork_writes_to_several_topics() -> None:
     assert bench.processor().plan(a, b).outputs == [output("x", b"1", a, b), output("y", b"2", a, b)]
 
 
-def test_alts_takes_records_in_the_order_of_arrival_and_decodes_each_with_the_serde_of_its_topic() -> None:
+def test_alts_takes_records_as_they_arrive_each_with_the_serde_of_its_topic() -> None:
     graph = Graph("g")
     topics = [graph.topic("a"), graph.topic("b", value=Json()), graph.topic("c", value=String())]
     graph.alts(*topics, to=graph.topic("x", value=Json()), id="p")(lambda value, step: [step.topic, str(value)])
@@ -306,7 +307,7 @@ def test_generator_that_fails_half_way_writes_only_its_dead_letter() -> None:
     assert [o[0] for o in plan.outputs] == ["dead"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("out", "expected"),
     [
         (Out(b"w"), ("w", b"k", 1_700, [("h", b"1")])),
@@ -319,7 +320,7 @@ def test_generator_that_fails_half_way_writes_only_its_dead_letter() -> None:
         (Out(b"w", b"other", [("ks-hash", b"forged")], 0), ("w", b"other", 0, [])),
     ],
 )
-@pytest.mark.parametrize("kind", ["map", "fork"])
+@each_case("kind", ["map", "fork"])
 def test_out_sets_the_fields_it_is_given_and_keeps_the_others(kind: str, out: Out, expected: tuple[Any, ...]) -> None:
     m = Read("a", 0, key=b"k", headers=[("h", b"1")], timestamp=1_700)
     rig = Bench().map(lambda value: out) if kind == "map" else Bench().fork(lambda value: {"x": out})
@@ -501,7 +502,7 @@ def outputs_of(plan: Plan) -> list[bytes | None]:
 
 @pytest.mark.parametrize("limit", ["OUTPUTS_MAX", "OUTPUT_BYTES"])
 @pytest.mark.parametrize("kind", ["map", "alts", "join"])
-def test_generator_outputs_over_the_limit_end_the_plan_after_their_step_and_the_rest_is_run_later(
+def test_generator_outputs_over_the_limit_end_the_plan_and_the_rest_is_run_later(
     kind: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, limit, 5 if limit == "OUTPUTS_MAX" else 5 * len(b"3.0"))
@@ -758,7 +759,7 @@ def test_serde_of_the_user_returns_bytes_or_none_or_its_step_is_a_dead_letter(se
         assert plan.outputs == [output("x", encoded, m)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "error",
     [
         Stop("enough"),
@@ -769,9 +770,8 @@ def test_serde_of_the_user_returns_bytes_or_none_or_its_step_is_a_dead_letter(se
         KeyError("k"),
         Abortable("the framework's own"),
     ],
-    ids=lambda error: type(error).__name__,
 )
-@pytest.mark.parametrize("kind", ["map", "join"])
+@each_case("kind", ["map", "join"])
 def test_interrupt_ends_the_plan_before_its_step(kind: str, error: Exception) -> None:
     def third(*values: bytes) -> bytes:
         if values[0] == b"3":
@@ -1035,7 +1035,7 @@ def test_alts_input_that_its_choices_hold_back_is_paused_at_the_limit() -> None:
     assert rig.tasks.paused == frozenset()
 
 
-def test_alts_choices_of_deleted_records_are_skipped_once_their_inputs_are_read_to_the_end() -> None:
+def test_alts_choices_of_deleted_records_are_skipped_once_inputs_are_at_their_end() -> None:
     rig = assigned({0: Choices((("a", 1), ("b", 2), ("c", 5)))})
     assert locate(rig.intake(Read("c", 0), Read("a", 0)).steps) == [("a", 0)]
     rig.tasks.advance({A0: 1, B0: 9})

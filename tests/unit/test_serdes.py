@@ -17,6 +17,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.evolution import unreadable
 from kstreams_py.formats.schemas import canonical, content_id
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
+from tests.tables import each_case
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 
@@ -216,7 +217,7 @@ def test_avro_value_is_a_zero_byte_the_schema_id_and_the_body() -> None:
     assert serde.deserialize(data) == {"a": -2, "b": "x"}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "value"),
     [
         (SCHEMAS / "flight.avsc", FLIGHT),
@@ -297,7 +298,7 @@ def test_avro_without_a_registry_is_refused_with_the_remedy(call: str) -> None:
 # Avro: values that do not fit.
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value", "expected"),
     [
         ("int", 3.7, "field t.R.f is 3.7 (float), not int"),
@@ -553,7 +554,7 @@ SAME_FIELD: list[tuple[Any, Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("writer", "value", "reader", "expected"), SAME_FIELD)
+@each_case(("writer", "value", "reader", "expected"), SAME_FIELD)
 def test_avro_reader_with_another_field_type_reads_the_writers_value(
     writer: Any, value: Any, reader: Any, expected: Any
 ) -> None:
@@ -562,7 +563,7 @@ def test_avro_reader_with_another_field_type_reads_the_writers_value(
     assert unreadable(record(f=reader), record(f=writer)) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("writer", "reader", "expected"),
     [
         ("long", "int", " was long and is int"),

@@ -24,12 +24,13 @@ from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.processing.session import MEMBERSHIP_ASKED_MAX
 from kstreams_py.processing.states import FAILURES, TRANSITIONS, State
 from kstreams_py.records import TopicPartition
+from tests.tables import each_case
 from tests.unit.guarantee import A0, ALO, AMO, B0, EO, ERRORS, Bench
 
 # The table.
 
 
-@pytest.mark.parametrize(("before", "after"), [*product(State, State)])
+@each_case(("before", "after"), [*product(State, State)])
 def test_transition_is_made_if_it_is_in_the_table_and_refused_if_not(before: State, after: State) -> None:
     session = Bench().session
     session.state = before
@@ -42,7 +43,7 @@ def test_transition_is_made_if_it_is_in_the_table_and_refused_if_not(before: Sta
         assert session.state is before
 
 
-def test_failure_state_leads_to_ready_or_a_more_severe_failure_and_never_to_an_open_transaction() -> None:
+def test_failure_state_leads_to_ready_or_worse_and_never_to_an_open_transaction() -> None:
     """Otherwise a transaction of unknown outcome, or one of a fenced producer, could be aborted."""
     for severity, state in enumerate(FAILURES):
         assert TRANSITIONS[state] <= {State.READY, *FAILURES[severity + 1 :]}
@@ -56,7 +57,7 @@ def test_every_failure_is_possible_whether_or_not_a_transaction_is_open(state: S
 
 @pytest.mark.parametrize("must_abort", [False, True], ids=["open", "must abort"])
 @pytest.mark.parametrize("error", [error for error in ERRORS if error is not Fatal])
-def test_every_failure_of_an_open_transaction_is_recovered_with_or_without_a_rebalance_before(
+def test_every_failure_of_an_open_transaction_is_recovered_even_after_a_rebalance(
     error: type[ClientError], must_abort: bool
 ) -> None:
     bench = Bench()
@@ -190,7 +191,7 @@ def test_session_fences_nobody_while_its_own_join_has_no_answer(fails: type[Clie
     assert (bench.visible, bench.saved) == ([b"2"], {A0: 2})
 
 
-def test_fenced_by_a_transaction_timeout_is_logged_apart_from_fenced_by_another_producer(
+def test_fenced_by_a_transaction_timeout_is_logged_apart_from_another_producer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
@@ -209,7 +210,7 @@ def test_fenced_by_a_transaction_timeout_is_logged_apart_from_fenced_by_another_
 
 
 @pytest.mark.parametrize("answer", [NotAuthorized("no right"), BrokerUnavailable("refused", may_return=False)])
-def test_fenced_without_the_right_to_ask_about_the_membership_ends_the_session_at_once(answer: Unavailable) -> None:
+def test_fenced_without_the_right_to_ask_for_the_membership_ends_the_session(answer: Unavailable) -> None:
     bench = Bench()
     bench.write()
     replace(bench, joins=False)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, SecretUrl, Settings, explain, redact_url
+from tests.tables import each_case
 from tests.unit.fakes import raise_error
 
 SECRETS = {
@@ -158,7 +159,7 @@ def test_settings_cannot_be_changed() -> None:
 # Refusals.
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "message"),
     [
         ({"bootstrap_servers": "broker"}, "bootstrap_servers = 'broker' (argument): 'broker' is not host:port"),
@@ -252,13 +253,13 @@ def test_timeouts_at_their_limits_are_accepted() -> None:
     assert Settings.load(stuck_timeout_ms=2_000, commit_interval_ms=2_000).stuck_timeout_ms == 2_000
 
 
-@pytest.mark.parametrize("name", OWNED)
+@each_case("name", OWNED)
 def test_settings_that_the_framework_owns_are_refused_with_the_reason(name: str) -> None:
     found = read_refusal(kafka={name: "1"})
     assert found == f"kafka.{name} (argument): {name} belongs to the framework: {OWNED[name]}"
 
 
-def test_settings_that_the_framework_owns_are_refused_from_the_environment_and_the_file(
+def test_settings_that_the_framework_owns_are_refused_in_environment_and_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text("[kafka]\nisolation.level = 1\n")

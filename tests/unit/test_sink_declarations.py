@@ -103,7 +103,7 @@ def test_manifest_comes_back_as_it_was_written() -> None:
     assert manifest.with_merge([DataFile("a", 3)], DataFile("c", 7)).files == (DataFile("b", 4, "d1"), DataFile("c", 7))
 
 
-def test_manifest_of_an_earlier_release_has_files_without_digests_and_earlier_releases_read_this_one() -> None:
+def test_manifest_of_an_earlier_release_has_no_digests_and_it_reads_this_one() -> None:
     content = json.loads(encode_manifest(Manifest({"a": "str"}, {}, (DataFile("a", 3, "d1"), DataFile("b", 4)))))
     assert (content["version"], content["files"], content["digests"]) == (1, [["a", 3], ["b", 4]], {"a": "d1"})
     del content["digests"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -80,45 +80,54 @@ def test_sink_commit_is_synced_to_disk_and_readers_do_not_wait_for_writers(table
         connection.execute("ROLLBACK")
 
 
-def _write(path: Path, numbers: range) -> None:
-    table = SqliteTable(path, "departed", ["carrier", "delay"])
-    for number in numbers:
+PROCESSES = """
+import os, signal, sys
+from pathlib import Path
+from kstreams_py.sinks import SqliteTable
+
+def digest(number):
+    return number.to_bytes(16, "big")
+
+def write(start):
+    os.read(gate, 1)  # all processes open the file together
+    table = SqliteTable(Path(sys.argv[1]), "departed", ["carrier", "delay"])
+    for number in range(start, start + 40):
         table.insert([(digest(number), "UA", number), (digest(number + 1), "UA", number + 1)])
     table.close()
 
-
-def test_sink_processes_that_open_a_new_file_together_write_each_row_once(tmp_path: Path) -> None:
-    path = tmp_path / "shared.sqlite"
-    spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=_write, args=(path, range(start, start + 40))) for start in (0, 20, 40, 60)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    table = SqliteTable(path, "departed", ["carrier", "delay"])
-    assert [writer.exitcode for writer in writers] == [0, 0, 0, 0]
-    assert table.rows() == [(digest(number), "UA", number) for number in range(101)]
-    table.close()
-
-
-def _die_during_insert(path: Path) -> None:
-    table = SqliteTable(path, "departed", ["carrier", "delay"])
-    table.insert([(digest(1), "UA", 1)])
-
-    def rows() -> Iterator[tuple[object, ...]]:
-        yield digest(2), "UA", 2
+def die_during_insert(_):
+    def rows():
+        yield digest(102), "UA", 102
         os.kill(os.getpid(), signal.SIGKILL)
 
-    table.insert(rows())
+    SqliteTable(Path(sys.argv[1]), "departed", ["carrier", "delay"]).insert(rows())
+
+def fork(function, argument):
+    if pid := os.fork():
+        return pid
+    os.close(opened)
+    function(argument)
+    os._exit(0)
+
+gate, opened = os.pipe()
+writers = [fork(write, start) for start in (0, 20, 40, 60)]
+os.close(opened)
+print([os.waitpid(pid, 0)[1] for pid in writers])
+gate, opened = os.pipe()
+print(os.waitpid(fork(die_during_insert, None), 0)[1])
+"""
+"""Forks of one process, which has no threads, and imports the package once."""
 
 
-def test_sink_killed_in_the_middle_of_an_insert_keeps_what_was_committed_and_nothing_else(table: SqliteTable) -> None:
-    writer = multiprocessing.get_context("spawn").Process(target=_die_during_insert, args=(table.path,))
-    writer.start()
-    writer.join()
-    assert writer.exitcode == -signal.SIGKILL
-    assert table.rows() == [(digest(1), "UA", 1)]
-    assert table.insert([(digest(2), "UA", 2)]) == 1
+def test_sink_processes_write_each_row_once_and_one_that_is_killed_none(tmp_path: Path) -> None:
+    """Four open a new file together; one is killed in the middle of an insert: what was committed before is kept."""
+    path = tmp_path / "shared.sqlite"
+    done = subprocess.run([sys.executable, "-c", PROCESSES, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[0, 0, 0, 0]", str(int(signal.SIGKILL))]
+    table = SqliteTable(path, "departed", ["carrier", "delay"])
+    assert table.rows() == [(digest(number), "UA", number) for number in range(101)]
+    assert table.insert([(digest(102), "UA", 102)]) == 1
+    table.close()
 
 
 def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(table: SqliteTable) -> None:

@@ -165,7 +165,7 @@ def test_runs_in_the_background_leave_the_tracer_provider_to_the_program(run_slo
     wait_until(lambda: before.issuperset(threading.enumerate()), "the end of their exporters")
 
 
-def test_runs_in_the_foreground_export_spans_of_functions_too_and_name_the_service_of_each(
+def test_runs_in_the_foreground_export_spans_of_functions_with_the_service_of_each(
     run_slot: Callable[[str, bool], None],
 ) -> None:
     for name in ("shop", "bank"):

@@ -201,7 +201,7 @@ def test_slot_that_is_stuck_ends_itself_only_without_a_supervisor(
     assert caught.value.exit_status == 1
 
 
-def test_slot_without_a_supervisor_serves_its_reports_and_one_with_a_supervisor_does_not(
+def test_slot_serves_its_reports_only_without_a_supervisor(
     wired: MemoryCluster, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[RunStatus] = []
@@ -374,7 +374,7 @@ def test_error_that_prevents_the_start_is_raised_by_the_start(failure: Exception
     assert caught.value is failure
 
 
-def test_error_that_stopped_the_workers_is_raised_by_the_wait_and_at_the_end_of_the_block() -> None:
+def test_error_that_stopped_the_workers_is_raised_by_wait_and_the_end_of_the_block() -> None:
     failure = DrainTimeout("p did not end")
     running, raised = Running(FakeRun(failure)), []
     for end in (lambda: running.__exit__(None, None, None), lambda: running.wait(WAIT)):

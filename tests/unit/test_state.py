@@ -51,11 +51,11 @@ from kstreams_py.testing import CrashPoint, MemoryCluster, TestDriver
 NO_SERDE: Any = Json
 
 
-def counting(on_disk: bool = False, **options: Any) -> ks.Graph:
+def counting(on_disk: bool = False, partitions: int = 2, **options: Any) -> ks.Graph:
     """Counts the words of a topic; the word "bad" raises after it was counted."""
     graph = ks.Graph("g", errors="g.errors")
-    words = graph.topic("g.words", key=String(), value=String(), partitions=2)
-    counts = graph.topic("g.counts", key=String(), value=Json(), partitions=2)
+    words = graph.topic("g.words", key=String(), value=String(), partitions=partitions)
+    counts = graph.topic("g.counts", key=String(), value=Json(), partitions=partitions)
 
     @graph.map(words, to=counts, state=ks.State("counts", on_disk=on_disk), **options)
     def count(word: str, state: KeyedStore[str, int]) -> int:
@@ -94,12 +94,22 @@ def expected_outputs() -> list[tuple[Any, Any]]:
         return sorted((r.key, r.value) for r in driver.read("g.counts"))
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_crash_at_any_request_counts_each_step_once(on_disk: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("on_disk", "at_each"),
+    [
+        pytest.param(False, True, id="memory"),
+        # the directory is read where a task is opened, whichever request was the last one: one point of each request
+        pytest.param(True, False, id="disk, at the last of each request"),
+        pytest.param(True, True, id="disk", marks=pytest.mark.long),
+    ],
+)
+def test_crash_at_any_request_counts_each_step_once(on_disk: bool, at_each: bool, tmp_path: Path) -> None:
     with TestDriver(counting(), slots=2) as driver:
         send(driver, WORDS)
         driver.run()
         points, outputs = driver.crash_points(), expected_outputs()
+    if not at_each:
+        points = list({(point.request, point.applied): point for point in points}.values())
     assert {point.request for point in points} >= {"produce", "send_offsets", "commit_transaction", "read"}
     for number, point in enumerate(points):
         settings = ks.Settings(state_directory=tmp_path / str(number))
@@ -328,8 +338,7 @@ def failed_at(point: CrashPoint, error: Exception) -> tuple[dict[str, int], list
         return driver.state("counts"), sorted((r.key, r.value) for r in driver.read("g.counts"))
 
 
-def fail_at_each() -> None:
-    """Asserts that each step is counted once, whichever request of the producer fails in the first runs."""
+def test_step_is_counted_once_whichever_request_fails() -> None:
     outputs = sorted([*expected_outputs(), ("a", 5)])
     requests = ("produce", "send_offsets", "commit_transaction", "add_partition", "add_offsets")
     faults: list[tuple[str, Exception, bool]] = [(request, Abortable("injected"), False) for request in requests]
@@ -340,22 +349,18 @@ def fail_at_each() -> None:
             assert failed_at(at, error) == ({"a": 5, "b": 2, "c": 1, "d": 1}, outputs), (at, error)
 
 
-def test_step_is_counted_once_whichever_request_fails() -> None:
-    fail_at_each()
-
-
 def test_mutation_that_keeps_changes_over_an_abort_doubles_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stores, "roll_back", lambda self: None)
     with pytest.raises(AssertionError):
-        fail_at_each()
+        test_step_is_counted_once_whichever_request_fails()
 
 
-def test_mutation_that_trusts_a_store_after_a_commit_without_an_answer_reads_an_old_value(
+def test_mutation_that_trusts_a_store_after_an_unanswered_commit_reads_an_old_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Stores, "_differing", lambda *_: False)
     with pytest.raises(AssertionError):
-        fail_at_each()
+        test_step_is_counted_once_whichever_request_fails()
 
 
 def test_mutation_that_applies_changes_before_their_commit_is_known_doubles_them(
@@ -370,11 +375,10 @@ def test_mutation_that_applies_changes_before_their_commit_is_known_doubles_them
 
     monkeypatch.setattr(Stores, "records", apply_at_once)
     with pytest.raises((AssertionError, InputLost)):
-        fail_at_each()
+        test_step_is_counted_once_whichever_request_fails()
 
 
-def count_over_a_crash() -> None:
-    """Asserts that a process which restores goes on with the newest value of each key."""
+def test_process_that_restores_goes_on_with_the_newest_values() -> None:
     with TestDriver(counting()) as driver:
         for _ in range(3):
             send(driver, ["a", "b"])
@@ -383,10 +387,6 @@ def count_over_a_crash() -> None:
             driver.restart()
         assert sorted((r.key, r.value) for r in driver.read("g.counts")) == [(k, n + 1) for k in "ab" for n in range(3)]
         assert driver.state("counts") == {"a": 3, "b": 3}
-
-
-def test_process_that_restores_goes_on_with_the_newest_values() -> None:
-    count_over_a_crash()
 
 
 def stop_early(patch: pytest.MonkeyPatch) -> None:
@@ -413,16 +413,16 @@ def test_mutation_whose_restore_stops_early_is_refused_by_the_record_of_position
 ) -> None:
     stop_early(monkeypatch)
     with pytest.raises(InputLost, match="does not belong to the committed offsets"):
-        count_over_a_crash()
+        test_process_that_restores_goes_on_with_the_newest_values()
 
 
-def test_mutation_whose_restore_stops_early_and_checks_no_positions_reads_an_old_value(
+def test_mutation_whose_restore_stops_early_unchecked_reads_an_old_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop_early(monkeypatch)
     monkeypatch.setattr(Stores, "_check", lambda *_: None)
     with pytest.raises(AssertionError):
-        count_over_a_crash()
+        test_process_that_restores_goes_on_with_the_newest_values()
 
 
 def test_mutation_that_checks_no_positions_takes_a_state_of_other_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,7 +456,7 @@ class OneTask:
             self._cluster.append("g.changelog", record[1], record[2], partition=0)
 
 
-def test_commit_of_another_worker_between_the_offsets_and_the_changelog_does_not_end_this_one(tmp_path: Path) -> None:
+def test_commit_of_another_worker_between_offsets_and_changelog_ends_not_this_one(tmp_path: Path) -> None:
     """A worker that was frozen there has old offsets: it asks again, and has those of the state then, or is fenced."""
     task = OneTask(tmp_path)
     words, stores = task.words, task.open()
@@ -475,7 +475,7 @@ def test_commit_of_another_worker_between_the_offsets_and_the_changelog_does_not
     stores.close()
 
 
-def test_state_that_is_restored_again_before_its_first_record_is_committed_has_none_yet(tmp_path: Path) -> None:
+def test_state_restored_again_before_its_first_record_is_committed_has_none_yet(tmp_path: Path) -> None:
     task = OneTask(tmp_path)
     words, stores = task.words, task.open()
     for _ in range(2):  # its commit fails, and the membership is lost
@@ -503,7 +503,7 @@ def test_state_that_has_begun_at_the_start_is_not_taken_for_lost_later(tmp_path:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(-10, {"a": 1, "gone": 1}), (10, {"a": 1})])
-def test_store_of_a_worker_that_was_away_for_longer_than_tombstones_are_kept_is_read_again(
+def test_store_of_a_worker_away_longer_than_tombstones_are_kept_is_read_again(
     seconds: int, expected: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, now = OneTask(tmp_path), time.time()
@@ -544,7 +544,7 @@ def test_end_of_a_changelog_whose_commit_was_refused_is_not_noted(tmp_path: Path
     assert restart_after_a_look(tmp_path) == 1
 
 
-def test_mutation_that_notes_the_end_of_a_changelog_before_the_commit_is_known_loses_what_others_wrote(
+def test_mutation_that_notes_the_end_before_the_commit_is_known_loses_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = Stores.look
@@ -682,7 +682,7 @@ def set_group(driver: TestDriver, at: int) -> list[str]:
     return list(describe(moves))
 
 
-def test_changelog_deleted_while_workers_were_stopped_is_refused_until_the_group_is_set(
+def test_changelog_deleted_while_workers_are_stopped_is_refused_until_it_is_reset(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with TestDriver(counting()) as driver:
@@ -724,7 +724,8 @@ def send_and_delete(driver: TestDriver) -> None:
 OF_TRANSACTIONS = {"init_transactions", "add_partition", "produce", "add_offsets", "send_offsets", "commit_transaction"}
 
 
-def die_at_each_request_of_the_first_start() -> None:
+def test_worker_that_dies_at_any_request_of_its_first_start_loses_no_state() -> None:
+    """The record that a state is begun is committed with the first one of its changelog."""
     with TestDriver(counting()) as driver:
         send_and_delete(driver)
         driver.run()
@@ -740,12 +741,7 @@ def die_at_each_request_of_the_first_start() -> None:
             assert driver.state("counts") == {"a": 1}, point
 
 
-def test_worker_that_dies_at_any_request_of_its_first_start_has_a_state_that_is_not_lost() -> None:
-    """The record that a state is begun is committed with the first one of its changelog."""
-    die_at_each_request_of_the_first_start()
-
-
-def test_mutation_that_records_a_state_as_begun_without_a_record_in_its_changelog_takes_it_for_lost(
+def test_mutation_that_begins_a_state_without_a_record_takes_it_for_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transact = ExactlyOnce._transact
@@ -755,28 +751,14 @@ def test_mutation_that_records_a_state_as_begun_without_a_record_in_its_changelo
 
     monkeypatch.setattr(ExactlyOnce, "_transact", without_changelog)
     with pytest.raises(InputLost):
-        die_at_each_request_of_the_first_start()
-
-
-def in_three_partitions(*, on_disk: bool) -> ks.Graph:
-    graph = ks.Graph("g", errors="g.errors")
-    words = graph.topic("g.words", key=String(), value=String(), partitions=3)
-    counts = graph.topic("g.counts", key=String(), value=Json(), partitions=3)
-
-    @graph.map(words, to=counts, state=ks.State("counts", on_disk=on_disk), id="count")
-    def count(word: str, state: Any) -> int:
-        found: int = state.get(word, 0) + 1
-        state.put(word, found)
-        return found
-
-    return graph
+        test_worker_that_dies_at_any_request_of_its_first_start_loses_no_state()
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_partition_without_records_since_its_beginning_is_not_taken_for_lost(tmp_path: Path, on_disk: bool) -> None:
     """Commits of the other partitions note the ends of all changelogs, its first record included."""
     settings = ks.Settings(auto_offset_reset="latest", state_directory=tmp_path)
-    with TestDriver(in_three_partitions(on_disk=on_disk), slots=2, settings=settings) as driver:
+    with TestDriver(counting(on_disk, partitions=3), slots=2, settings=settings) as driver:
         send(driver, ["a", "b", "c", "d", "e", "f"])
         assert {record.partition for record in driver.read("g.words")} == {0, 1, 2}
         driver._down.add(1)
@@ -827,7 +809,7 @@ def test_mutation_that_records_no_state_as_begun_begins_again_in_silence(
 ) -> None:
     monkeypatch.setattr(Beginning, "_states", lambda *_: [])
     with pytest.raises(pytest.fail.Exception):
-        test_changelog_deleted_while_workers_were_stopped_is_refused_until_the_group_is_set(caplog)
+        test_changelog_deleted_while_workers_are_stopped_is_refused_until_it_is_reset(caplog)
 
 
 def create_changelog_again(driver: TestDriver) -> tuple[str, str]:
@@ -966,9 +948,7 @@ def test_changelog_that_no_broker_knows_is_waited_for_and_then_ends_the_worker()
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_changelog_whose_oldest_records_were_deleted_is_refused_unless_the_state_on_disk_has_them(
-    on_disk: bool, tmp_path: Path
-) -> None:
+def test_changelog_whose_oldest_records_are_deleted_is_refused_unless_on_disk(on_disk: bool, tmp_path: Path) -> None:
     with TestDriver(counting(on_disk), settings=ks.Settings(state_directory=tmp_path)) as driver:
         send(driver, ["a", "a"])
         driver.run()
@@ -994,7 +974,7 @@ def test_changelog_whose_oldest_records_were_deleted_is_refused_unless_the_state
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_value_that_the_changelog_refuses_makes_its_step_a_dead_letter_that_changes_nothing(batch: bool) -> None:
+def test_value_that_the_changelog_refuses_is_a_dead_letter_and_changes_nothing(batch: bool) -> None:
     graph = ks.Graph("g", errors="g.errors")
     a, c = (graph.topic(f"g.{name}", value=Json(), partitions=1) for name in "ac")
 
@@ -1114,9 +1094,10 @@ def test_directory_that_is_too_old_or_of_another_changelog_is_read_again(
 
 
 def found_after_kills(path: Path, seed: int) -> list[tuple[dict[bytes, bytes], dict[bytes, bytes]]]:
-    """Changes a store on disk as a changelog does, and kills its process after each change and each note.
+    """Changes a store on disk as a changelog does, and kills its process.
 
-    Returns, for each kill, what the next process has once it has read the changelog from the note on, and the model.
+    Kills it after each note and each third change. Returns, for each kill, what the next process has once it has read
+    the changelog from the note on, and the model.
     """
     chance, changelog, found = random.Random(seed), list[dict[bytes, bytes | None]](), []
     model: dict[bytes, bytes] = {}
@@ -1130,8 +1111,10 @@ def found_after_kills(path: Path, seed: int) -> list[tuple[dict[bytes, bytes], d
             model.pop(key, None)
         read = {key: value for key in (b"%d" % i for i in range(20)) if (value := base.get(key)) is not None}
         assert read == model
-        if chance.random() < 0.2:
+        if is_noted := chance.random() < 0.2:
             base.note(len(changelog))
+        if not is_noted and number % 3:
+            continue
         shutil.copytree(path / "0", path / f"killed-{number}")
         (path / f"killed-{number}" / "LOCK").unlink()
         restarted = RocksBase(path / f"killed-{number}", "id")
@@ -1327,7 +1310,7 @@ def test_keys_that_come_and_go_take_no_memory() -> None:
     assert list(base.range(b"", None)) == []
 
 
-def test_end_of_the_changelog_is_noted_only_once_the_offsets_show_that_nobody_else_had_the_task(tmp_path: Path) -> None:
+def test_end_of_the_changelog_is_noted_once_offsets_show_that_nobody_had_the_task(tmp_path: Path) -> None:
     """What another worker writes after the look is read again by the next process of the slot."""
     with TestDriver(counting(on_disk=True), settings=ks.Settings(state_directory=tmp_path)) as driver:
         send(driver, ["a"])

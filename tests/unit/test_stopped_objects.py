@@ -353,9 +353,7 @@ def test_event_that_was_accepted_for_another_state_is_a_dead_letter_again() -> N
 
 
 @pytest.mark.parametrize(("value", "error"), [("bad", "ValueError"), ("x" * 2_000, "RecordTooLarge")])
-def test_accepted_event_that_cannot_be_applied_is_a_dead_letter_and_the_next_one_follows(
-    value: str, error: str
-) -> None:
+def test_accepted_event_that_cannot_be_applied_is_a_dead_letter_and_the_next_follows(value: str, error: str) -> None:
     graph = ks.Graph("g", errors="g.errors")
     events = graph.topic("g.events", key=ks.String(), value=ks.Json(), partitions=2)
     states = graph.topic("g.states", key=ks.String(), value=ks.Json(), config={"max.message.bytes": "900"})
@@ -422,7 +420,7 @@ def test_decision_with_an_impossible_number_is_a_dead_letter_and_poisons_no_obje
         assert applied(driver)["a"] == prefixes(0, 1, 2, 3)
 
 
-def test_event_of_an_object_whose_state_cannot_be_read_is_a_dead_letter_and_others_go_on(
+def test_event_of_an_object_with_unreadable_state_is_a_dead_letter_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with stopped() as (_graph, driver, _environment):
@@ -525,7 +523,7 @@ def test_commands_show_a_stopped_object_and_let_it_go_on(
     assert applied(driver)["a"] == prefixes(0, 1, 2, 3, 5)
 
 
-def test_commands_tell_what_has_become_of_the_object_where_the_decision_changed_nothing(
+def test_commands_tell_the_state_of_the_object_where_the_decision_changed_nothing(
     invoke: tuple[Callable[..., tuple[int, str]], TestDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, driver = invoke

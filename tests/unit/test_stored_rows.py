@@ -29,6 +29,7 @@ from kstreams_py.running.live_picture import live_svg
 from kstreams_py.running.overview import overview
 from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
+from tests.tables import each_case
 
 A0 = TopicPartition("a", 0)
 DIGEST = bytes(range(16))
@@ -235,8 +236,8 @@ def with_step(word: str, step: Step) -> tuple[str, int]:
 EACH = [("bb", 0), ("bb", 1), ("ccc", 0), ("ccc", 1), ("ccc", 2)]
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize(
+@each_case("table", TABLES)
+@each_case(
     ("function", "options", "rows"),
     [
         (measure, {}, [("bb", 2), ("ccc", 3)]),

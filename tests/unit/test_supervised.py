@@ -103,7 +103,7 @@ def test_reports_may_arrive_in_pieces_and_several_at_once() -> None:
     assert slot.reports()[0] == Report("p", 0, {"commits": 1, "records_in": 10}, None, 0.0, "f (g.py, line 1)")
 
 
-def test_counts_are_summed_over_the_processes_of_a_slot_and_a_partial_line_is_dropped() -> None:
+def test_counts_are_summed_over_processes_of_a_slot_and_a_partial_line_is_dropped() -> None:
     slot = begin_slot()
     slot.feed(make_report_line(2) + make_report_line(1, processor="q") + make_report_line(5)[:9])
     slot.end(1, 1.0)
@@ -120,7 +120,7 @@ def test_counts_are_summed_over_the_processes_of_a_slot_and_a_partial_line_is_dr
     [(0, 0, 8), (0, 1, 8), (1, 0, 1)],
     ids=["nothing", "another processor", "the processor"],
 )
-def test_stuck_worker_counts_among_deaths_in_a_row_unless_its_processor_had_committed(
+def test_stuck_worker_counts_among_deaths_in_a_row_unless_it_had_committed(
     commits: int, of_other: int, restarts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it ran: a record that never lets its function return is read again by each new worker."""
@@ -150,7 +150,7 @@ class PolledSlot:
         return found
 
 
-def test_reports_that_waited_while_the_supervisor_was_stopped_are_ignored_and_new_ones_count() -> None:
+def test_reports_that_waited_while_the_supervisor_was_stopped_are_ignored() -> None:
     polled = PolledSlot()
     polled.slot.feed(make_report_line(1, still=11.0))
     polled.slot.forget_latest()

@@ -132,7 +132,7 @@ def wait_for(path: Path) -> None:
 # Standby.
 
 
-def test_worker_that_dies_is_replaced_by_the_process_on_standby_and_another_standby_is_started(
+def test_worker_that_dies_is_replaced_by_the_standby_and_another_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STANDBY_DELAY", 0.0)
@@ -357,7 +357,7 @@ def test_slot_that_is_replaced_while_all_drain_is_no_failure(tmp_path: Path, cap
 STILL = "it is in f (g.py, line 1): its function does not return, or the broker does not answer"
 
 
-def test_worker_that_stands_still_is_logged_and_not_restarted_without_a_stuck_timeout(
+def test_worker_that_stands_still_is_only_logged_without_a_stuck_timeout(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = """
@@ -432,7 +432,7 @@ def test_worker_that_is_stuck_repeatedly_ends_all_with_its_place(
     assert (caught.value.exit_status, workers.process_counts) == (1, {0: 3})
 
 
-def test_supervisor_that_was_stopped_kills_no_worker_for_reports_that_waited_in_the_pipe(
+def test_supervisor_that_was_stopped_kills_no_worker_for_reports_in_the_pipe(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
@@ -582,7 +582,7 @@ def test_show_that_raises_ends_the_workers(tmp_path: Path) -> None:
     assert has_ended(pids[0])
 
 
-def test_worker_has_its_settings_in_the_environment_no_input_and_a_session_of_its_own(tmp_path: Path) -> None:
+def test_worker_has_its_settings_in_the_environment_no_input_and_its_own_session(tmp_path: Path) -> None:
     script = """
 report(os.environ["KSTREAMS_COLOUR"] == "green", (os.getsid(0) == os.getpid()) + 2 * (sys.stdin.read() == ""))
 await_sigterm()

@@ -63,7 +63,7 @@ OWN_TOPICS = {
 }  # fmt: skip
 
 
-def test_missing_topics_are_created_as_declared_or_like_the_topics_they_are_read_with() -> None:
+def test_missing_topics_are_created_as_declared_or_like_those_they_are_read_with() -> None:
     cluster = MemoryCluster()
     cluster.create_topics([("b", 3, -1, {})])
     graph = graph_of(x={"partitions": 5, "config": {"retention.ms": "7"}})
@@ -182,7 +182,7 @@ def test_journal_that_has_more_partitions_than_its_inputs_is_left_alone() -> Non
     )
 
 
-def test_growth_of_one_of_two_inputs_that_are_read_in_step_is_refused_with_both_counts() -> None:
+def test_growth_of_one_of_two_inputs_read_in_step_is_refused_with_both_counts() -> None:
     cluster, graph = cluster_of(), graph_of()
     merge, pair, single = (Growth(graph, each, cluster, cluster.topics("abcd")) for each in graph.processors)
     cluster.grow("c", 3)
@@ -206,7 +206,7 @@ def test_growth_that_is_known_makes_no_request() -> None:
 
 
 @pytest.mark.parametrize(("errors", "marks"), [(None, []), ("dead", ["__ks.g.replayed"])])
-def test_command_creates_the_topics_of_the_framework_too_and_a_worker_then_creates_none(
+def test_command_creates_the_topics_of_the_framework_and_a_worker_then_none(
     errors: str | None, marks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, graph = MemoryCluster(), Graph("g", errors=errors)

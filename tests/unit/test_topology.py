@@ -16,6 +16,7 @@ from kstreams_py.formats.serdes import Bytes, Json, String
 from kstreams_py.graph.declarations import Kind, Processor, Topic, dead_letters, show_serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
+from tests.tables import each_case
 
 
 def one(value: Any) -> Any:
@@ -216,7 +217,7 @@ def from_either(graph: Graph, **options: Any) -> Any:
     return graph.alts("a", "b", to="c", id="p", **options)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("declare", "function", "batch", "wants_step", "generator"),
     [
         (from_one, one, False, False, False),
@@ -253,7 +254,7 @@ def test_signature_decides_what_a_function_is_passed(
     assert (processor.wants_step, processor.batch, processor.generator) == (wants_step, batch, generator)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("declare", "function", "batch", "message"),
     [
         (from_one, two, False, "two(left: 'Any', right: 'Any') -> 'Any': write two(value) or two(value, step)"),
@@ -348,7 +349,7 @@ def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, messag
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("declare", "message"),
     [
         (lambda g: g.topic(""), f"topic name '' {TOPIC}"),
@@ -388,7 +389,7 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
     assert list(graph.topics) == ["a", "b", "c", "errors"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("declare", "function", "message"),
     [
         (
@@ -621,7 +622,7 @@ def test_dead_letters_that_form_a_loop_are_refused(processors: list[tuple[str, s
     )
 
 
-def test_errors_of_a_processor_that_reads_its_own_dead_letters_by_default_are_refused() -> None:
+def test_errors_of_a_processor_that_reads_its_own_dead_letters_are_refused() -> None:
     graph, a, *_ = abc(errors="errors")
     with pytest.raises(GraphError) as caught:
         graph.map("errors", to=a, id="repair")(one)

@@ -50,7 +50,7 @@ def coordinated(number: int, state: str, epoch: int, *partitions: TopicPartition
     return Coordinated(f"id-{number}", state, number, epoch, 0, 60.0, 2.0, frozenset(partitions))
 
 
-def test_transaction_hangs_if_its_coordinator_is_known_and_will_not_end_it_on_this_partition() -> None:
+def test_transaction_hangs_if_its_coordinator_will_not_end_it_on_this_partition() -> None:
     """Epoch 3 of each: 2 is ongoing, the id of 3 has a newer epoch, 4 ends, 5 is on another partition.
 
     6 is not listed: it hangs, or the user lacks DESCRIBE on its id. 1 ends and 7 begins between the two looks, and 8
@@ -203,7 +203,7 @@ def decision(commits: bool, at: float, *partitions: TopicPartition, producer_id:
     ],
     ids=["none", "committed", "aborted", "next one elsewhere", "other producer", "earlier"],
 )
-def test_decision_is_the_last_one_that_names_producer_and_partition_after_the_last_record(
+def test_decision_is_the_last_that_names_producer_and_partition_after_all_records(
     decisions: list[Prepared], expected: Decision
 ) -> None:
     assert decide(decisions, True, OUT, HANGING) == expected
@@ -235,7 +235,7 @@ LOG = Log(
     [([], 3 + 4 + 7 + 8, None), ([137], 3 + 4, 137), ([159, 125], 3, 125), ([100], 0, 100)],
     ids=["alone", "one behind", "two behind", "one before"],
 )
-def test_records_that_wait_are_those_of_committed_transactions_before_the_next_open_one(
+def test_records_that_wait_are_committed_ones_before_the_next_open_transaction(
     starts: list[int], waiting: int, behind: int | None
 ) -> None:
     others = [replace(HANGING, producer_id=9, start=start) for start in starts]

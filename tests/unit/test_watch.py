@@ -37,7 +37,7 @@ def take_warnings(caplog: pytest.LogCaptureFixture) -> TakeWarnings:
     return take
 
 
-def test_stillness_counts_from_the_first_look_at_a_mark_without_the_time_that_the_watcher_slept() -> None:
+def test_stillness_counts_from_the_first_look_without_time_that_the_watcher_slept() -> None:
     stillness = Stillness()
     looks = [
         ("a", 10.0),
@@ -52,7 +52,7 @@ def test_stillness_counts_from_the_first_look_at_a_mark_without_the_time_that_th
     assert [stillness.look(mark, now) for mark, now in looks] == [0, 1, 2.5, 0, 1, 1 + LOOK_MAX, 2 + LOOK_MAX, 0]
 
 
-def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_once_when_it_turns_again(
+def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_when_it_turns(
     take_warnings: TakeWarnings,
 ) -> None:
     watch, found = Watch(3, None), {}
@@ -100,7 +100,7 @@ def test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(take_warning
     assert Watch(3, 45_000).look([report(0.0, "other"), report(1.0)]) is None
 
 
-def test_process_that_is_silent_for_stuck_timeout_is_to_be_replaced_once_its_reports_are_not_just_late() -> None:
+def test_process_silent_for_stuck_timeout_is_replaced_once_reports_are_not_just_late() -> None:
     watch = Watch(3, 20_000)
     assert watch.look([report(1.0)], 19.9 + REPORTS_LATE) is None
     assert watch.look([report(1.0)], 20.0 + REPORTS_LATE) == Stuck(

@@ -1388,12 +1388,7 @@ def fetch_in_order(worker: Worker, *order: str) -> None:
 
 def test_exactly_once_alts_crash_after_its_choices_retries_in_the_same_order() -> None:
     calls = Seen()
-
-    def function(value: bytes) -> bytes:
-        calls.append(value)
-        return value
-
-    plant = Plant("alts", function, partitions=1)
+    plant = Plant("alts", record_calls(calls), partitions=1)
     plant.feed("a", "a0", "a1")
     plant.feed("b", "b0")
     first = plant.worker()
@@ -1446,12 +1441,7 @@ def fetch_first(worker: Worker, topic: str, records: int) -> None:
 
 def test_exactly_once_alts_rewinds_to_its_choices_after_a_failure_in_one_process() -> None:
     calls = Seen()
-
-    def function(value: bytes) -> bytes:
-        calls.append(value)
-        return value
-
-    plant = Plant("alts", function, partitions=1)
+    plant = Plant("alts", record_calls(calls), partitions=1)
     plant.feed("a", "a0")
     plant.feed("b", "b0")
     worker = plant.worker()

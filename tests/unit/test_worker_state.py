@@ -49,7 +49,7 @@ def test_worker_that_loses_its_membership_joins_again() -> None:
     assert (worker.state, worker.counters.rebalances) == (JOINING, 2)
 
 
-def test_worker_whose_attempt_fails_without_an_answer_waits_for_the_broker_until_it_is_back() -> None:
+def test_worker_whose_attempt_has_no_answer_waits_for_the_broker_until_it_is_back() -> None:
     plant = Plant()
     plant.feed("a", "1")
     worker = plant.started()
