@@ -55,8 +55,8 @@ SHARING: Final = {
     }.items()
     for file in files
 }
-"""The files that run in one xdist worker, as they share what only one process can use. Those of Spark do so in the quick
-tier, where a session costs more than the queries that are made in it."""
+"""The files that run in one xdist worker, as they share what only one process can use. Those of Spark do so in
+the quick tier, where a session costs more than the queries that are made in it."""
 
 LONGEST_FIRST: Final = (
     SPARK,
