@@ -125,18 +125,18 @@ def test_headers_are_cut_after_the_value() -> None:
 
 
 def test_many_headers_are_cut_from_the_last() -> None:
-    m = Read("in", 17, None, headers=[(f"name-{i:07}", b"") for i in range(100_000)])
-    output = write(m)
+    m = Read("in", 17, None, headers=[(f"name-{i:07}", b"") for i in range(10_000)])
+    output = write(m, limit=LIMIT // 10)
     found = read(output)
     (headers,) = (each["headers"] for each in found["inputs"])
     assert found["inputs"] == [as_read(m, headers=as_read(m)["headers"][: len(headers)])]
-    assert 60_000 < len(headers) < 100_000
+    assert 6_000 < len(headers) < 10_000
     assert found["cut"].startswith("headers of in[0]@17: ")
-    assert_fits_and_is_full(output)
+    assert_fits_and_is_full(output, LIMIT // 10)
 
 
 @pytest.mark.parametrize("size", [600_000, 3_000_000])
-def test_huge_key_is_cut_to_1000_bytes_in_the_dead_letter_and_kept_longer_in_its_input(size: int) -> None:
+def test_huge_key_is_cut_to_1000_bytes_and_kept_longer_in_its_input(size: int) -> None:
     m = Read("in", 17, b"v" * 100, key=b"k" * size, headers=[("h", b"1")])
     output = write(m)
     found = read(output)

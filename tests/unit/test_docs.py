@@ -31,21 +31,17 @@ def test_code_blocks_of_the_document_are_the_example_files() -> None:
     assert examples == named_blocks(TEXT)
 
 
-def test_example_passes_without_a_warning_at_more_than_50_crash_points(tmp_path: Path) -> None:
+def test_examples_pass_at_each_branch_and_more_than_50_crash_points(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "shop.py", tmp_path)
     (tmp_path / "tests").mkdir()
     shutil.copy(EXAMPLES / "tests" / "test_shop.py", tmp_path / "tests")
-    assert run_tests(tmp_path, "tests/test_shop.py") > 50
-
-
-def test_examples_pass_at_each_branch_and_each_crash(tmp_path: Path) -> None:
     blocks = named_blocks(DELIVERY)
     assert blocks.keys() == {
         f"{test}{name}.py" for name in ("payments", "mirror", "prices", "orders") for test in ("", "test_")
     }
     for name, text in blocks.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert run_tests(tmp_path) == 8
+    assert run_tests(tmp_path) > 50 + 8
 
 
 def test_document_names_each_record_of_a_journal() -> None:

@@ -32,7 +32,7 @@ def test_only_failures_that_no_restart_remedies_are_not_restarted() -> None:
     assert all(f"after {RESTART_SECONDS} s" in each.asks for each in EXIT_STATUSES if each.restart)
 
 
-def test_supervisor_restarts_no_slot_after_them_and_leaves_the_slot_that_another_worker_holds() -> None:
+def test_supervisor_restarts_no_slot_after_them_and_leaves_one_that_is_replaced() -> None:
     assert set(NOT_RESTARTED) - FINAL == {errors.Replaced.exit_status}
     assert set(NOT_RESTARTED) > FINAL
 

@@ -43,16 +43,12 @@ def test_outage_lasts_until_all_that_failed_have_succeeded() -> None:
 
 def test_attempt_at_a_higher_level_is_written_and_sets_the_level_of_what_follows() -> None:
     outage = Outage()
-    assert [outage.failed("p", level, "no", 0.0) for level in (INFO, INFO, WARNING, WARNING)] == [
-        True,
-        False,
-        True,
-        False,
-    ]
+    written = [outage.failed("p", level, "no", 0.0) for level in (INFO, INFO, WARNING, WARNING)]
+    assert written == [True, False, True, False]
     assert outage.answered("p", 1.0) == Folded(WARNING, "answers again: a broker was away for 1 s, 4 attempts")
 
 
-def test_outage_whose_lines_were_all_written_ends_without_one_and_the_next_counts_from_zero() -> None:
+def test_outage_with_one_line_ends_without_one_and_the_next_counts_from_zero() -> None:
     outage = Outage()
     assert outage.failed("p", INFO, "no", 0.0)
     assert outage.answered("p", 1.0) is None
@@ -90,7 +86,7 @@ def test_kinds_are_counted_apart_and_each_line_is_written_or_counted_once() -> N
     assert (written + counted, written) == (1_000, 2 * (WRITTEN + 2)), "in windows of 10, 20 and 40 s"
 
 
-def test_lines_that_go_on_become_one_and_a_count_each_minute_and_begin_anew_after_a_quiet_window() -> None:
+def test_lines_that_go_on_become_a_count_each_minute_and_begin_anew_after_a_pause() -> None:
     repeats, written, counts = Repeats(), [], []
     for second in range(201):
         written += [second] if repeats.take("failures", "x", WARNING, second) else []
@@ -128,7 +124,7 @@ def test_texts_that_are_all_different_are_bounded() -> None:
     assert [len(kind.texts) <= TEXTS for kind in repeats._kinds.values()] == [True]
 
 
-def test_first_line_at_a_higher_level_is_written_in_each_window_and_does_not_raise_the_next_ones() -> None:
+def test_first_line_at_a_higher_level_is_written_in_each_window() -> None:
     repeats = Repeats()
     for _ in range(WRITTEN + 1):
         repeats.take("failures of g.p.0", "aborted", INFO, 0.0)
@@ -155,18 +151,16 @@ def test_few_lines_are_written_as_they_are() -> None:
 
 # What a line is about.
 
+ABOUT: dict[str, object] = {"graph": "shop", "processor": "price", "slot": 0}
+
 
 @pytest.mark.parametrize(
     ("message", "fields", "text"),
     [
         ("hello", {}, "hello"),
-        ("hello", {"graph": "shop", "processor": "price", "slot": 0}, "[shop price slot 0] hello"),
+        ("hello", ABOUT, "[shop price slot 0] hello"),
         ("price: waits", {"graph": "shop", "processor": "price", "partition": 3}, "[shop partition 3] price: waits"),
-        (
-            "shop.price.0: fenced",
-            {"graph": "shop", "processor": "price", "slot": 0},
-            "[shop slot 0] shop.price.0: fenced",
-        ),
+        ("shop.price.0: fenced", ABOUT, "[shop slot 0] shop.price.0: fenced"),
         ("prices are high", {"processor": "price"}, "[price] prices are high"),
     ],
 )
@@ -240,19 +234,20 @@ def test_lines_of_workers_have_their_slot_and_lines_of_json_are_unchanged(monkey
 
 # What folds.
 
+PACKAGE = Path(kstreams_py.__file__).parent
 REPEATS = ("processing/session.py", "processing/waits.py", "processing/attempts.py", "processing/committed.py")
 ONCE = {"%s: its transaction is left to its time-out: %s", "%s: %s; looking for the record"}
 """Lines that a worker writes once, at its end, or a few times while it looks for a record that is refused."""
 
 
+def calls_of(path: Path) -> list[ast.Call]:
+    return [each for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(each, ast.Call)]
+
+
 @pytest.mark.parametrize("path", [*REPEATS, "kafka/silence.py"])
 def test_lines_of_modules_that_try_again_and_again_say_how_they_are_folded(path: str) -> None:
-    tree = ast.parse((Path(kstreams_py.__file__).parent / path).read_text(encoding="utf-8"))
-    calls = [
-        each
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Call) and ast.unparse(each.func) in {"logger.info", "logger.warning", "logger.log"}
-    ]
+    logged = {"logger.info", "logger.warning", "logger.log"}
+    calls = [call for call in calls_of(PACKAGE / path) if ast.unparse(call.func) in logged]
     bare = {
         argument.value
         for call in calls
@@ -267,11 +262,7 @@ def test_lines_of_modules_that_try_again_and_again_say_how_they_are_folded(path:
 @pytest.mark.parametrize("package", ["kafka", "processing"])
 def test_lines_that_repeat_are_folded_for_each_worker_apart(package: str) -> None:
     """Many run in one process: what one says must not hide what another says once."""
-    names = [
-        call.args[0]
-        for path in (Path(kstreams_py.__file__).parent / package).glob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "repeated"
-    ]
+    paths = (PACKAGE / package).glob("*.py")
+    names = [call.args[0] for path in paths for call in calls_of(path) if ast.unparse(call.func) == "repeated"]
     assert names
     assert [ast.unparse(name) for name in names if isinstance(name, ast.Constant)] == []

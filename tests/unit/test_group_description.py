@@ -95,7 +95,7 @@ def test_requests_of_one_group_do_not_delay_those_of_another(coordinators: Coord
     assert reader.describe("h", 5.0) == before
 
 
-def test_request_is_sent_again_after_an_error_that_is_retriable_and_another_is_raised(
+def test_request_is_sent_again_after_a_retriable_error_and_another_is_raised(
     coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = [ck.KafkaError.NOT_COORDINATOR, ck.KafkaError.GROUP_AUTHORIZATION_FAILED]

@@ -44,7 +44,7 @@ def test_worker_is_ready_while_it_holds_its_place_in_the_group(state: WorkerStat
     assert find_still(in_state(state)) == []
 
 
-def test_worker_that_does_not_turn_is_named_with_the_place_unless_it_waits_for_another_system() -> None:
+def test_worker_that_does_not_turn_is_named_unless_it_waits_for_another_system() -> None:
     stuck = {"still_seconds": LIMIT + 1, "place": "price (shop.py, line 12)"}
     assert find_still(in_state(WorkerState.RUNNING, **stuck)) == [
         ("slot 0: p has not turned, it is in price (shop.py, line 12)", LIMIT + 1)
@@ -135,7 +135,7 @@ def test_status_of_a_slot_follows_its_processes() -> None:
     ]
 
 
-def test_processor_that_a_new_process_has_not_reported_on_is_restarting_and_not_still() -> None:
+def test_processor_that_a_new_process_has_not_reported_is_restarting_and_not_still() -> None:
     slot = SupervisedSlot(0)
     slot.begin(0.0)
     slot.feed(report_line(1) + json.dumps(replace(RUNNING, processor="q", still_seconds=99.0).head()).encode() + b"\n")

@@ -131,7 +131,7 @@ class Counting:
         return ()
 
 
-def test_partitions_are_asked_for_one_at_a_time_by_turns_and_not_by_the_thread_of_the_lags() -> None:
+def test_partitions_are_asked_for_by_turns_and_not_by_the_thread_of_the_lags() -> None:
     cluster, many = Counting(), [TopicPartition("in", number) for number in range(3)]
     hidden, by_look = HiddenRecords(cluster), 0  # type: ignore[arg-type]
     for second in range(61):
@@ -142,7 +142,7 @@ def test_partitions_are_asked_for_one_at_a_time_by_turns_and_not_by_the_thread_o
     assert (by_look, cluster.asked) == (0, many * 2)
 
 
-def test_transactions_that_follow_one_another_are_asked_for_no_more_often_and_not_logged(
+def test_transactions_that_follow_one_another_are_asked_for_no_more_often(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each is open for 15 s, as the checkpoints of another framework."""

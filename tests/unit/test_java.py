@@ -28,20 +28,17 @@ def install_java(path: Path, text: str, status: int = 0) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("text", "major"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', 17),
-        ('java version "21" 2023-09-19 LTS', 21),
-        ('openjdk version "25-ea" 2025-09-16', 25),
-        ('java version "1.8.0_402"', 8),
-        ('Picked up JAVA_TOOL_OPTIONS: -Dversion=3\nopenjdk version "17.0.1" 2021-10-19', 17),
-        ("command not found", 0),
-        ("", 0),
-    ],
-)
-def test_java_version_is_read_from_what_java_prints(text: str, major: int) -> None:
-    assert parse_major_version(text) == major
+def test_java_version_is_read_from_what_java_prints() -> None:
+    versions = {
+        'openjdk version "17.0.15" 2025-04-15': 17,
+        'java version "21" 2023-09-19 LTS': 21,
+        'openjdk version "25-ea" 2025-09-16': 25,
+        'java version "1.8.0_402"': 8,
+        'Picked up JAVA_TOOL_OPTIONS: -Dversion=3\nopenjdk version "17.0.1" 2021-10-19': 17,
+        "command not found": 0,
+        "": 0,
+    }
+    assert {text: parse_major_version(text) for text in versions} == versions
 
 
 def test_java_home_comes_before_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import WAIT
+
 
 def run_tests(directory: Path, *arguments: str) -> int:
     """Runs pytest as a user does, with warnings as errors; returns how many tests passed.
@@ -19,7 +21,7 @@ def run_tests(directory: Path, *arguments: str) -> int:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=WAIT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return int(re.findall(r"(\d+) passed", done.stdout)[0])
