@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.errors import ClientError, Refused, Retriable
+from kstreams_py.errors import ClientError, Retriable
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.committer import Committer
@@ -86,25 +86,6 @@ def outputs_dropped_with_their_partitions(patch: pytest.MonkeyPatch) -> None:
         self.session.renew()
 
     patch.setattr(AtMostOnce, "revoked", let_go)
-
-
-@MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.REPLACED])
-def outputs_not_awaited_at_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(AtMostOnce, "_deliver_at_end", lambda self: None)
-
-
-@MUTATIONS.add("lost", guarantee=AMO, faults=[Fault.REPLACED])
-def outputs_beside_a_refused_one_dropped_at_the_end(patch: pytest.MonkeyPatch) -> None:
-    """Found by this simulation: a refused batch is returned as a whole."""
-    deliver = AtMostOnce._deliver_at_end
-
-    def deliver_once(self: AtMostOnce) -> None:
-        try:
-            deliver(self)
-        except Refused:
-            self._forget()
-
-    patch.setattr(AtMostOnce, "_deliver_at_end", deliver_once)
 
 
 # 4: a group whose positions have expired.

@@ -1,6 +1,7 @@
 """Each defect of issue 8 that no simulation can detect, put back in turn: its unit test must fail.
 
-The other findings are in tests/simulation/mutations_of_findings.py, and finding 3 in tests/mock/test_kafka_clients.py.
+The other findings are in tests/simulation/mutations_of_findings.py, and the client's part of finding 3 in
+tests/mock/test_kafka_clients.py.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from kstreams_py.errors import Replaced, Retriable, WorkersFailed
+from kstreams_py.errors import Refused, Replaced, Retriable, WorkersFailed
 from kstreams_py.kafka import errors, producer
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.processing import dead_letters as dead_letter
 from kstreams_py.processing import runner, task
 from kstreams_py.processing.committed import CommittedOffsets
+from kstreams_py.processing.guarantees import AtMostOnce
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.supervised import SupervisedSlot
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.watch import Watch
 from tests.unit import (
+    test_at_most_once,
     test_committed,
     test_dead_letters,
+    test_guarantees,
     test_kafka_cluster,
     test_kafka_consumer,
     test_kafka_producer,
@@ -46,6 +50,27 @@ no_backoff, pipe = test_supervisor.no_backoff, test_pipe.pipe
 FAILURE = (AssertionError, pytest.fail.Exception)
 
 
+def test_finding_2_outputs_that_are_not_awaited_at_the_end_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AtMostOnce, "_deliver_at_end", lambda self: None)
+    with pytest.raises(FAILURE, match="b'1', b'2'"):
+        test_guarantees.test_at_most_once_end_delivers_outputs_set_apart()
+
+
+def test_finding_2_outputs_dropped_beside_a_refused_one_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused batch is returned as a whole."""
+    deliver = AtMostOnce._deliver_at_end
+
+    def deliver_once(self: AtMostOnce) -> None:
+        try:
+            deliver(self)
+        except Refused:
+            self._forget()
+
+    monkeypatch.setattr(AtMostOnce, "_deliver_at_end", deliver_once)
+    with pytest.raises(FAILURE, match="'2'"):
+        test_at_most_once.test_refused_output_whose_dead_letter_cannot_be_encoded_stays_to_be_written()
+
+
 def test_finding_9_missing_right_that_is_not_raised_is_detected(
     member: test_kafka_consumer.Member,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,9 +87,7 @@ def test_finding_10_pending_offsets_without_a_warning_are_detected(
 ) -> None:
     monkeypatch.setattr(CommittedOffsets, "_name_what_holds", lambda *_: None)
     with pytest.raises(FAILURE, match="have not been readable"):
-        test_committed.test_committed_offsets_that_stay_pending_are_logged_every_30_seconds(
-            monkeypatch, caplog
-        )
+        test_committed.test_committed_offsets_that_stay_pending_are_logged_every_30_seconds(monkeypatch, caplog)
 
 
 def test_finding_11_stuck_function_that_is_not_replaced_is_detected(
