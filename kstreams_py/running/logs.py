@@ -85,9 +85,8 @@ def configure() -> None:
     handler.addFilter(_add_context)
     handler.addFilter(tame)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("kafka").setLevel(logging.NOTSET)
-    if level != "DEBUG":
-        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # its errors are raised as well, as one message each
+    # at DEBUG it logs the bytes of each request, the password of SASL among them; its errors are raised as well
+    logging.getLogger("kafka").setLevel(logging.INFO if level == "DEBUG" else logging.CRITICAL)
 
 
 def _json_formatter() -> logging.Formatter:

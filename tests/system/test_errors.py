@@ -23,6 +23,7 @@ from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from tests.clusters import open_cluster
 from tests.system.app import DEAD_LETTER, GUARANTEES, MakeSettings, decode_dead_letter, read_dead_letters
 from tests.system.harness import Cluster, RunningSlot, WorkerProcess, running, wait_until
+from tests.waiting import WAIT
 
 SCHEMA = json.loads(DEAD_LETTER.read_text(encoding="utf-8"))
 PARSED = parse_schema(SCHEMA)
@@ -165,13 +166,13 @@ def test_dead_letter_and_its_position_become_visible_in_one_transaction(
     def function(value: bytes) -> bytes:
         if value == b"wait":
             waiting.set()
-            assert gate.wait(60)
+            assert gate.wait(WAIT)
         return reject(value)
 
     cluster.write(pipe.source, [b"bad"] * 1_200 + [b"wait"])  # more than a transaction holds back
     with running(pipe.graph(function), settings(commit_interval_ms=5_000)):
         wait_until(lambda: cluster.read(pipe.errors, "read_uncommitted"), "dead letters are written")
-        assert waiting.wait(60)
+        assert waiting.wait(WAIT)
         assert (pipe.dead_letters, pipe.committed) == ([], 0)
         gate.set()
         pipe.await_committed(1_201)
@@ -648,7 +649,7 @@ def test_at_most_once_stop_while_functions_run_loses_and_repeats_nothing(
     def function(value: bytes) -> bytes:
         if value == b"1":
             waiting.set()
-            assert gate.wait(60)
+            assert gate.wait(WAIT)
         return value
 
     cluster.write(pipe.source, [b"0", b"1", b"2"])
@@ -659,7 +660,7 @@ def test_at_most_once_stop_while_functions_run_loses_and_repeats_nothing(
     else:
         graph.map(source, to=target, id="step")(function)
     with running(graph, settings()) as (slot,):
-        assert waiting.wait(60)
+        assert waiting.wait(WAIT)
         slot.slot.stop()
         gate.set()
     with running(graph, settings()):
