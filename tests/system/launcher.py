@@ -133,14 +133,14 @@ def serve(channel: socket.socket) -> list[str] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running = dict[int, int]()
     while True:
-        ready, _, _ = select.select([channel, woken], [], [])
+        ready, _, _ = select.select([channel.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 1 << 10)
             while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 status = running.pop(ended[0])
                 _report(status, os.waitstatus_to_exitcode(ended[1]))
                 os.close(status)
-        if channel in ready:
+        if channel.fileno() in ready:
             request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES, 4)
             if not request:
                 return None
