@@ -94,9 +94,7 @@ class WatchedWorker:
     @property
     def busy(self) -> bool:
         worker = self.worker
-        if worker is None or worker.is_retrying:
-            return True
-        return worker.committer.busy or worker.committer.must_repeat_commit or worker.tasks.owes
+        return worker is None or worker.is_retrying or worker._is_unfinished
 
     @property
     def is_member(self) -> bool:

@@ -441,9 +441,7 @@ def test_exactly_once_too_large_output_stops_the_worker_and_commits_nothing(app:
 
 
 @each_side
-def test_at_least_once_too_large_output_stops_the_worker_and_commits_nothing(
-    app: CopyApp, side: str
-) -> None:
+def test_at_least_once_too_large_output_stops_the_worker_and_commits_nothing(app: CopyApp, side: str) -> None:
     size, config = SIDES[side]
     app.create(config=config)
     app.write(LARGE_GRAPH, size=size, pause=0, guarantee="at_least_once")

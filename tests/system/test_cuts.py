@@ -280,9 +280,7 @@ def test_cut_of_the_command_is_the_same_after_partitions_were_added(
     assert values(spark, rig, "a", start=made, end=grown) == {"a": []}
 
 
-def test_view_at_a_cut_whose_records_or_topic_are_gone_stops_with_the_reason(
-    spark: SparkSession, rig: Rig
-) -> None:
+def test_view_at_a_cut_whose_records_or_topic_are_gone_stops_with_the_reason(spark: SparkSession, rig: Rig) -> None:
     rig.deliver(0)
     made = rig.cut()
     with pytest.raises(SettingsError, match="start is a cut, and end is none: make a later cut, and give it as end"):
