@@ -98,7 +98,7 @@ class Reader:
         if not partitions:
             return {}
         # the admin client would connect to a leader that is down thousands of times a second (measured: a whole core),
-        # and does not look for its successor: test_ends_are_read_from_new_leaders_and_committed_waits_while_a_broker_is_down
+        # and does not look for its successor
         asked = [ck.TopicPartition(*tp, which) for tp in partitions]
         topics = {tp.topic for tp in partitions}
         deadline, is_known = time.monotonic() + self._offsets_limit, False

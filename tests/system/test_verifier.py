@@ -25,12 +25,10 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.testing import Expected, Kind, explain
 from tests.clusters import open_cluster
+from tests.system.app import MakeSettings, decode_dead_letter
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept
 from tests.system.recorder import Reader, Record, Recorder
-from tests.system.test_errors import decode_dead_letter
-
-MakeSettings = Callable[..., Settings]
 
 PARTITIONS = 4
 
