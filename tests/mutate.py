@@ -141,7 +141,7 @@ def try_one(name: str) -> Result:
 def try_themselves(file: str) -> list[Result]:
     """Runs the tests of a file that apply mutations themselves."""
     plugin = run(None, [file])
-    red = [Result(name, name, "by itself", seconds) for name, seconds in plugin.passed]
+    red = [Result(name.partition("::")[2], name, "by itself", seconds) for name, seconds in plugin.passed]
     failed = [Result(plugin.red[0], "", plugin.red[1], 0.0)] if any(plugin.red) else []
     return red + failed
 
@@ -158,7 +158,7 @@ def main(names: list[str]) -> int:
         excused = ONLY_LONG.get(result.name, "")
         wrong += not result.test and not excused
         test = result.test or f"NOT {excused}"
-        sys.stdout.write(f"{result.name:<66}  {test:<110}  {result.seconds:6.1f} s  {result.seen:.90}\n")
+        sys.stdout.write(f"{result.name:<66.66}  {test:<110.110}  {result.seconds:6.1f} s  {result.seen:.90}\n")
         sys.stdout.flush()
 
     # forked, so that each process begins with all modules imported, and none mutated
