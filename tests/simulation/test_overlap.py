@@ -14,22 +14,6 @@ from tests.simulation.suite import crash_everywhere, overlapping, run, seeds_of
 CELLS = [(kind, guarantee, order) for kind in Kind for guarantee in Guarantee for order in orders(kind, guarantee)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BATCH])
-def test_fault_at_each_point_by_turns_while_calls_overlap_keeps_the_guarantee(kind: Kind) -> None:
-    """Each kind with every second pair of guarantee and order: runners know kinds and orders, committers guarantees."""
-    pairs = [(guarantee, order) for of, guarantee, order in CELLS if of is kind]
-    for guarantee, order in pairs[list(Kind).index(kind) % 2 :: 2]:
-        assert crash_everywhere(kind, guarantee, order=order, by_turns=True) > 30
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "guarantee", "order"), CELLS)
-def test_fault_at_every_point_while_calls_overlap_keeps_the_guarantee(
-    kind: Kind, guarantee: Guarantee, order: Order
-) -> None:
-    assert crash_everywhere(kind, guarantee, order=order) > 50
-
-
 @pytest.mark.parametrize("order", Order)
 @seeds_of("overlap")
 def test_random_faults_while_calls_overlap_keep_the_guarantees(
@@ -49,3 +33,19 @@ def test_random_faults_while_calls_overlap_keep_the_guarantees(
         run(plan)
         runs += 1
     assert ahead > (0 if order is Order.PARTITION else runs // 2)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BATCH])
+def test_fault_at_each_point_by_turns_while_calls_overlap_keeps_the_guarantee(kind: Kind) -> None:
+    """Each kind with every second pair of guarantee and order: runners know kinds and orders, committers guarantees."""
+    pairs = [(guarantee, order) for of, guarantee, order in CELLS if of is kind]
+    for guarantee, order in pairs[list(Kind).index(kind) % 2 :: 2]:
+        assert crash_everywhere(kind, guarantee, order=order, by_turns=True) > 30
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "guarantee", "order"), CELLS)
+def test_fault_at_every_point_while_calls_overlap_keeps_the_guarantee(
+    kind: Kind, guarantee: Guarantee, order: Order
+) -> None:
+    assert crash_everywhere(kind, guarantee, order=order) > 50
