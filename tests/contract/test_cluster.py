@@ -173,7 +173,7 @@ def test_ends_are_the_last_stable_offset_wherever_the_markers_are(
     assert (found, consumer.ends, rig.cluster.ends([tp])) == (read, {tp: end}, {tp: end})
 
 
-def test_ends_are_reported_after_all_earlier_records_were_returned_and_reset_by_assign(rig: Rig) -> None:
+def test_ends_are_reported_after_all_earlier_records_and_reset_by_assign(rig: Rig) -> None:
     topic = rig.topic()
     tp = TopicPartition(topic, 0)
     rig.transaction(topic, b"a", b"b", b"c")
@@ -220,7 +220,7 @@ def test_committed_offsets_move_with_a_commit_and_stay_with_an_abort(rig: Rig) -
     assert seen == [{}, {tp: 1}, {tp: 1}, {tp: 3}]
 
 
-def test_group_without_members_takes_offsets_from_a_transaction_of_a_client_that_never_joined(rig: Rig) -> None:
+def test_group_without_members_takes_offsets_of_a_client_that_never_joined(rig: Rig) -> None:
     group, tp = rig.name(), TopicPartition(rig.topic(), 0)
     consumer, producer = rig.consumer(group, "nobody"), rig.producer()
     producer.begin_transaction()
@@ -314,9 +314,7 @@ def test_pending_offsets_are_named_with_their_transaction_until_it_ends(rig: Rig
 
 
 @pytest.mark.parametrize("ends", ["commit", "abort"])
-def test_open_transaction_of_an_input_is_named_and_hides_what_is_above_the_last_stable_offset(
-    rig: Rig, ends: str
-) -> None:
+def test_open_transaction_of_an_input_is_named_and_hides_what_is_above_it(rig: Rig, ends: str) -> None:
     topic, transactional_id = rig.topic(2), rig.name()
     zero, one = rig.partitions(topic)
     rig.append(topic, b"a")
@@ -484,7 +482,7 @@ def test_fencing_older_producer_of_the_same_id_cannot_commit_and_is_never_read(r
     assert rig.committed(topic) == [(0, 2, b"new")]
 
 
-def test_fencing_new_producer_aborts_the_open_transaction_of_the_older_with_its_offsets(rig: Rig) -> None:
+def test_fencing_new_producer_aborts_the_open_transaction_of_the_older_one(rig: Rig) -> None:
     group, topic, transactional_id = rig.name(), rig.topic(), rig.name()
     tp = TopicPartition(topic, 0)
     member = rig.member(group, "member", topic)
@@ -529,9 +527,7 @@ def test_fencing_older_producer_raises_fenced_on_its_next_request(rig: Rig, call
 
 
 @pytest.mark.parametrize("call", ["consume", "commit", "send_offsets"])
-def test_membership_taken_over_by_a_new_consumer_gives_it_the_partitions_and_ends_the_old_one(
-    rig: Rig, call: str
-) -> None:
+def test_membership_taken_over_gives_the_partitions_and_ends_the_old_consumer(rig: Rig, call: str) -> None:
     group, topic = rig.name(), rig.topic(2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     old, other = rig.member(group, "a", topic), rig.member(group, "b", topic)
@@ -704,7 +700,7 @@ def test_producer_writes_to_partitions_added_after_its_first_write(rig: Rig) -> 
     assert [m.value() for m in rig.cluster.read(TopicPartition(topic, 2))] == [b"a", b"b"]
 
 
-def test_reading_a_partition_begins_at_the_start_and_ends_at_the_limit_or_the_last_stable_offset(rig: Rig) -> None:
+def test_reading_a_partition_ends_at_the_limit_or_the_last_stable_offset(rig: Rig) -> None:
     topic = rig.topic()
     tp = TopicPartition(topic, 0)
     rig.append(topic, *(b"%d" % number for number in range(10)))
@@ -782,7 +778,7 @@ def test_keys_headers_timestamps_and_tombstones_pass_unchanged(rig: Rig) -> None
     assert (kinds, times[0], times[1] > 1_000_000_000_000, times[2:]) == ((1, 1, 1, 1), 1_234, True, (5, 6))
 
 
-def test_newest_is_the_last_committed_record_before_markers_aborted_and_open_transactions(rig: Rig) -> None:
+def test_newest_is_the_last_committed_record_before_markers_and_open_transactions(rig: Rig) -> None:
     topic = rig.topic()
     tp = TopicPartition(topic, 0)
 
@@ -854,7 +850,7 @@ def test_topics_are_described_as_created_and_those_that_exist_are_left_alone(rig
 # Deliveries that fail.
 
 
-def test_record_larger_than_the_client_takes_is_refused_by_the_write_that_names_its_topic(rig: Rig) -> None:
+def test_record_larger_than_the_client_takes_is_refused_and_its_topic_named(rig: Rig) -> None:
     topic = rig.topic()
     producer = rig.producer()
     producer.begin_transaction()
@@ -891,9 +887,7 @@ def test_record_larger_than_its_topic_takes_fails_the_transaction_and_names_the_
 
 
 @pytest.mark.parametrize("durability", [Durability.COMMITTED, Durability.LEADER])
-def test_flush_without_a_transaction_raises_for_a_delivery_that_failed_and_names_the_topic(
-    rig: Rig, durability: Durability
-) -> None:
+def test_flush_without_a_transaction_raises_for_a_failed_delivery_by_topic(rig: Rig, durability: Durability) -> None:
     small = rig.topic(max_message_bytes="1000")
     producer = rig.plain(durability)
     producer.write([output(small, b"fits")])

@@ -380,7 +380,7 @@ def test_sqlite_value_that_the_column_would_convert_is_refused(tmp_path: Path, d
 # Targets that are away.
 
 
-def test_target_that_is_away_is_unavailable_and_the_same_connection_writes_once_it_is_back(
+def test_target_that_is_away_is_unavailable_and_is_written_to_once_it_is_back(
     target: Any, open_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
@@ -544,7 +544,7 @@ def lake(tmp_path: Path) -> ParquetTarget:
     return ParquetTarget(tmp_path)
 
 
-def test_parquet_on_a_full_disk_names_the_directory_and_the_remedy_and_keeps_its_table(lake: ParquetTarget) -> None:
+def test_parquet_on_a_full_disk_names_directory_and_remedy_and_keeps_its_table(lake: ParquetTarget) -> None:
     """A limit of the size of files stands for the disk."""
     connection = lake.declare(COLUMNS).open(CONSUMER)
     connection.write([row(1, "UA", 1)], {INPUT: 1}, {})
@@ -556,7 +556,7 @@ def test_parquet_on_a_full_disk_names_the_directory_and_the_remedy_and_keeps_its
     assert connection.write([row(2, "UA", 2)], {INPUT: 2}, {INPUT: 1}) == 1
 
 
-def test_parquet_files_stay_few_and_those_that_are_not_published_are_removed_when_they_are_old(
+def test_parquet_files_stay_few_and_old_unpublished_ones_are_removed(
     lake: ParquetTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = lake.declare(COLUMNS)
@@ -574,7 +574,7 @@ def test_parquet_files_stay_few_and_those_that_are_not_published_are_removed_whe
     assert sorted((lake.directory / "_data").iterdir()) == sorted(sink.files())
 
 
-def test_parquet_files_that_are_merged_stay_for_readers_that_have_just_read_their_names(lake: ParquetTarget) -> None:
+def test_parquet_files_that_are_merged_stay_for_readers_that_know_their_names(lake: ParquetTarget) -> None:
     """Files that are older than an hour are merged, too: their hour begins with the merge."""
     sink = lake.declare(COLUMNS)
     assert isinstance(sink, Parquet)

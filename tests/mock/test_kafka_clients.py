@@ -147,9 +147,7 @@ def send_offsets_to_unreachable_coordinator(mock: MockCluster) -> list[str]:
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_at_least_once_with_durability_leader_keeps_the_order_when_a_batch_is_refused_once(
-    moves: bool, mock: MockCluster
-) -> None:
+def test_at_least_once_durability_leader_keeps_the_order_past_a_refused_batch(moves: bool, mock: MockCluster) -> None:
     """If the partition moves, the client learns of the new leader before the old one refuses the batch in flight.
 
     With durability none the client gets no refusal, so that the mock cluster cannot break the order there.
@@ -184,7 +182,7 @@ def test_mutation_that_breaks_the_order_with_durability_leader_is_detected(
     """The mutation sends a batch while the one before it may still fail, as max.in.flight=1 alone does."""
     monkeypatch.setattr(KafkaProducer, "_acknowledge", lambda self: None)
     with pytest.raises(AssertionError):
-        test_at_least_once_with_durability_leader_keeps_the_order_when_a_batch_is_refused_once(False, mock)
+        test_at_least_once_durability_leader_keeps_the_order_past_a_refused_batch(False, mock)
 
 
 def find_leader_of_a(producer: KafkaProducer) -> int:
@@ -208,7 +206,7 @@ def test_partition_is_read_in_pages_each_from_its_start_to_its_limit(mock: MockC
     assert pages == [[0, 1, 2], [3, 4, 5], [3], [9], [], list(range(10))]
 
 
-def test_ends_while_all_brokers_are_down_are_refused_as_those_of_brokers_that_do_not_answer(mock: MockCluster) -> None:
+def test_ends_while_all_brokers_are_down_are_refused_as_without_an_answer(mock: MockCluster) -> None:
     """The client itself calls the partitions unknown."""
     mock.create("a")
     kafka = open_mock(mock)

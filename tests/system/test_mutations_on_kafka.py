@@ -36,9 +36,7 @@ def test_mutation_offsets_without_group_metadata_fail_the_contract(
 ) -> None:
     monkeypatch.setattr(KafkaConsumer, "group_metadata", lambda self: rig.no_member(self._settings["group.id"]))
     with pytest.raises(FAILURES, match="DID NOT RAISE"):
-        contract.test_membership_taken_over_by_a_new_consumer_gives_it_the_partitions_and_ends_the_old_one(
-            rig, "send_offsets"
-        )
+        contract.test_membership_taken_over_gives_the_partitions_and_ends_the_old_consumer(rig, "send_offsets")
 
 
 def test_mutation_membership_that_is_never_checked_fails_the_contract(
@@ -46,9 +44,7 @@ def test_mutation_membership_that_is_never_checked_fails_the_contract(
 ) -> None:
     monkeypatch.setattr(KafkaConsumer, "membership", lambda self: Membership(Owner.OURS))
     with pytest.raises(FAILURES, match=r"Owner\.OURS"):
-        contract.test_membership_taken_over_by_a_new_consumer_gives_it_the_partitions_and_ends_the_old_one(
-            rig, "send_offsets"
-        )
+        contract.test_membership_taken_over_gives_the_partitions_and_ends_the_old_consumer(rig, "send_offsets")
 
 
 def test_mutation_reading_uncommitted_records_fails_the_contract(
@@ -64,6 +60,4 @@ def test_mutation_flush_without_acknowledgements_fails_the_contract(
 ) -> None:
     monkeypatch.setattr(KafkaProducer, "flush", lambda self: None)
     with pytest.raises(FAILURES, match="DID NOT RAISE"):
-        contract.test_flush_without_a_transaction_raises_for_a_delivery_that_failed_and_names_the_topic(
-            rig, Durability.COMMITTED
-        )
+        contract.test_flush_without_a_transaction_raises_for_a_failed_delivery_by_topic(rig, Durability.COMMITTED)
