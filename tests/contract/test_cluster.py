@@ -861,7 +861,7 @@ def test_record_larger_than_the_client_takes_is_refused_and_its_topic_named(rig:
 
 
 @pytest.mark.parametrize("call", ["flush", "commit_transaction", "send_offsets"])
-def test_record_larger_than_its_topic_takes_fails_the_transaction_and_names_the_topic(rig: Rig, call: str) -> None:
+def test_record_larger_than_its_topic_takes_fails_the_transaction_by_topic(rig: Rig, call: str) -> None:
     group, small, topic = rig.name(), rig.topic(max_message_bytes="1000"), rig.topic()
     tp = TopicPartition(topic, 0)
     member = rig.member(group, "member", topic)

@@ -166,7 +166,7 @@ def cells() -> Iterator[Any]:
             yield pytest.param(*each, *cell, n, marks=() if quick else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("guarantee", "api", "side", "fate", "copies"), cells())
+@pytest.mark.parametrize(("guarantee", "api", "side", "fate", "copies"), [*cells()])
 def test_copies_are_those_of_the_crash_table_if_a_request_or_its_answer_is_lost(
     guarantee: str, api: str, side: Side, fate: str, copies: int, new_app: NewApp
 ) -> None:

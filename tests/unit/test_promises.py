@@ -16,7 +16,7 @@ from tests import mutate
 TESTS = Path(__file__).parents[1]
 
 ROW = re.compile(
-    r"^\| (?P<promise>[^|]+) \| `(?P<quick>test_\w+)` \| `(?P<long>test_\w+)` \| (?P<mutation>[^|]+) \|$", re.M
+    r"^\| (?P<promise>[^|]+) \| `(?P<quick>test_\w+)` \| `(?P<long>test_\w+)` \| (?P<mutation>[^|]+) \|$", re.MULTILINE
 )
 
 
@@ -29,6 +29,7 @@ def files_of_tests() -> dict[str, Path]:
     return found
 
 
+@cache
 def tiers_of(name: str) -> set[str]:
     """The tiers in which a test has a case."""
     module = import_module(".".join(files_of_tests()[name].relative_to(TESTS.parent).with_suffix("").parts))
