@@ -20,6 +20,8 @@ from kstreams_py.graph.declarations import Topic
 from tests.system.harness import Cluster
 from tests.system.shop import Shop, read_files
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect()
+
 LOCAL: Final = "local[2]"
 CLUSTER: Final = "local-cluster[2,1,1024]"
 """Two workers with a core and 1024 MB each."""

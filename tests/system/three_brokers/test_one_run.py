@@ -130,14 +130,15 @@ class Run:
         """The least number of outputs that a processor has delivered exactly once, as a reader has read them."""
         assert self.reader is not None
         assert self.reader.failure is None, self.reader.failure
-        return min(len(self.reader.values[self.topic(short)]) for short in ("counted", "joined"))
+        return min(len(self.reader.values[self.topic(short)]) for short in ("merged", "joined"))
 
     def record(self, number: int) -> Record:
         return self.topic("more" if number % 4 == 3 else "in"), b"%d" % number, b"%d" % (number % 40), -1
 
     def deliver(self) -> None:
-        """Delivers what is fed while one fault follows the other, and a reader reads all outputs."""
-        with self.recorder.reading(*map(self.topic, OUTPUTS)) as self.reader:
+        """Delivers what is fed while one fault follows the other, and a reader reads what the history can judge."""
+        judged = [short for short in OUTPUTS if short != "counted"]  # a count depends on the records before it
+        with self.recorder.reading(*map(self.topic, judged)) as self.reader:
             with self.recorder.feeding(self.record, per_second=PER_SECOND):
                 self.suffer()
             self.suffering.resume()
@@ -230,6 +231,7 @@ def run(tmp_path: Path, name: str, brokers: EmbeddedKafka, redis_server: Server)
     made.kill()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1_500)
 def test_one_run_in_which_brokers_and_workers_fail_keeps_every_promise(run: Run) -> None:
     run.deliver()
