@@ -79,7 +79,8 @@ class Costs:
 
 
 def _row(what: str, cost: list[float]) -> str:
-    return "{:8.1f} {:9.1f} {:6.0f}  {}".format(*cost, what)
+    cpu, elapsed, tests = cost
+    return f"{cpu:8.1f} {elapsed:9.1f} {tests:6.0f}  {what}"
 
 
 def cpu_seconds() -> float:

@@ -16,6 +16,7 @@ import typer.main
 
 from kstreams_py import __version__
 from kstreams_py.cli import main as command
+from kstreams_py.running import logs
 from tests.waiting import WAIT, accept_interrupts, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def kstreams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return (int(ended.value.code or 0), *capsys.readouterr())
 
     monkeypatch.setattr(command, "_exit", leave)
-    monkeypatch.setattr(command.logs, "configure", lambda: None)
+    monkeypatch.setattr(logs, "configure", lambda: None)
     return run
 
 

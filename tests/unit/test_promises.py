@@ -23,7 +23,7 @@ ROW = re.compile(
 @cache
 def files_of_tests() -> dict[str, Path]:
     """The file of each test, by its name."""
-    found = {}
+    found = dict[str, Path]()
     for path in TESTS.rglob("test_*.py"):
         found |= dict.fromkeys(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE), path)
     return found
