@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,18 @@ from confluent_kafka.admin import AdminClient
 
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
+
+OF_BROKERS: Final = {
+    "group.min.session.timeout.ms": "500",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
+"""Settings of brokers for tests, whose sessions and transactions are short."""
+
+NEVER_KILLED: Final = {"broker.session.timeout.ms": "60000"}
+"""A broker without CPU for 6 s is fenced and refuses topics; one that is killed waits for the end of its session."""
+
+SECONDS: Final = 20.0
+"""How long a thread of a test may take to end with its client."""
 
 _OPENED: Final[list[KafkaCluster]] = []
 
@@ -34,10 +47,13 @@ def clients_left_open() -> list[str]:
 
     Such a client connects to a broker that ends later, and prints that it cannot, again and again.
     """
-    if not _main_threads():
-        return []
-    gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
-    if not (count := _main_threads()):
+    deadline = time.monotonic() + SECONDS
+    while count := _main_threads():
+        gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)  # a thread of the test may still end
+    else:
         return []
     kinds = (ck.Producer, ck.Consumer, AdminClient)
     found = [repr(each) for each in gc.get_objects() if issubclass(type(each), kinds)]

@@ -14,9 +14,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from bench.servers import Server, start_postgresql, start_redis
-from tests.clusters import clients_left_open, close_clusters
+from kstreams_py.embedded import EmbeddedKafka
+from tests.clusters import NEVER_KILLED, OF_BROKERS, clients_left_open, close_clusters
 from tests.costs import Costs
-from tests.servers import Servers, find_bootstrap_servers
 from tests.tiers import PARTS, part_of
 
 THREE_BROKERS: Final = "system/three_brokers/"
@@ -76,34 +76,17 @@ ONLY_FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=2
 thrown away and compiled again (a ninth of the CPU time of 12 tests of Delta Lake)."""
 
 
-IS_WORKER: Final = "PYTEST_XDIST_WORKER" in os.environ
-
-SERVERS: Final = pytest.StashKey[Servers]()
-
-COSTS: Final = pytest.StashKey[Costs]()
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=sorted(PARTS), help="of the tests marked `long`, only those of this part")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets environment variables for the many short processes that tests start, and starts what workers share."""
-    config.stash[COSTS] = Costs()
-    config.pluginmanager.register(config.stash[COSTS])
+    """Sets environment variables for the many short processes that tests start."""
+    config.pluginmanager.register(Costs())
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process compiles the whole package
     # measured: the start of a broker takes 8.4 s of CPU time, and 6.3 s without the second compiler
     if ONLY_FAST_COMPILER not in (options := os.environ.get("JAVA_TOOL_OPTIONS", "")):
         os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {ONLY_FAST_COMPILER}".strip()
-    if not IS_WORKER:
-        config.stash[SERVERS] = Servers()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Ends what workers share, once all of them have ended."""
-    if (servers := session.config.stash.get(SERVERS, None)) is not None:
-        session.config.stash[COSTS].add("clusters that workers share", servers.close())
 
 
 @dataclass(frozen=True)
@@ -114,15 +97,24 @@ class RunningBroker:
 
 
 @pytest.fixture(scope="session")
-def broker() -> RunningBroker:
-    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise one that all workers of a run share."""
-    return RunningBroker(os.environ.get("KSTREAMS_TEST_BOOTSTRAP") or find_bootstrap_servers("cluster"))
+def broker() -> Iterator[RunningBroker]:
+    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise an embedded one for the session.
+
+    Each pytest worker has its own: one that served four of them stood still for half a minute, with its heap of 512 MB.
+    """
+    address = os.environ.get("KSTREAMS_TEST_BOOTSTRAP")
+    if address:
+        yield RunningBroker(address)
+        return
+    with EmbeddedKafka(settings=OF_BROKERS | NEVER_KILLED) as kafka:
+        yield RunningBroker(kafka.bootstrap_servers)
 
 
 @pytest.fixture(scope="session")
-def elsewhere() -> RunningBroker:
-    """A second cluster that all workers of a run share. Tests that stop it have one of their own."""
-    return RunningBroker(find_bootstrap_servers("second cluster"))
+def elsewhere() -> Iterator[RunningBroker]:
+    """A second cluster. Tests that stop it have one of their own."""
+    with EmbeddedKafka(settings=OF_BROKERS | NEVER_KILLED) as kafka:
+        yield RunningBroker(kafka.bootstrap_servers)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.embedded import EmbeddedKafka
-from tests.servers import SETTINGS
+from tests.clusters import OF_BROKERS
 from tests.system.harness import FORGETFUL, Cluster
 from tests.system.proxy import Proxy, proxied_broker
 
@@ -32,8 +33,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture
-def cluster(broker: Any) -> Cluster:
-    return Cluster(broker.bootstrap_servers)
+def cluster(broker: Any) -> Iterator[Cluster]:
+    with closing(Cluster(broker.bootstrap_servers)) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def name(topic_name: str) -> str:
 
 @pytest.fixture(scope="session")
 def broker_of_one_process() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(settings=SETTINGS | FORGETFUL) as kafka:
+    with EmbeddedKafka(settings=OF_BROKERS | FORGETFUL) as kafka:
         yield kafka
 
 
@@ -88,10 +90,11 @@ def proxied_of_one_process() -> Iterator[tuple[EmbeddedKafka, Proxy]]:
 
 
 @pytest.fixture(scope="module")
-def proxied(proxied_of_one_process: tuple[EmbeddedKafka, Proxy]) -> tuple[Cluster, Proxy]:
+def proxied(proxied_of_one_process: tuple[EmbeddedKafka, Proxy]) -> Iterator[tuple[Cluster, Proxy]]:
     """A broker, and the proxy that the clients under test connect to."""
     kafka, proxy = proxied_of_one_process
-    return Cluster(kafka.bootstrap_servers), proxy
+    with closing(Cluster(kafka.bootstrap_servers)) as cluster:
+        yield cluster, proxy
 
 
 @pytest.fixture

@@ -93,6 +93,10 @@ class Cluster:
         self.bootstrap_servers = bootstrap_servers
         self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
 
+    def close(self) -> None:
+        """Ends its client, which a function of a graph, and so a cache, may hold for longer than its broker lives."""
+        del self.admin
+
     def create(self, *names: str, partitions: int = 1, replication: int = 1, config: Config = NONE) -> None:
         new = [NewTopic(name, partitions, replication, config=dict(config)) for name in names]
         for future in self.admin.create_topics(new).values():
@@ -301,8 +305,11 @@ def broker_with_password(user: str, password: str, **settings: str) -> Iterator[
         "listener.name.client.plain.sasl.jaas.config": f'{login} required user_{user}="{password}";',
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
-    with EmbeddedKafka(kafka_classpath(), find_java(), port=plain, settings=all_settings) as kafka:
-        yield f"127.0.0.1:{protected}", Cluster(kafka.bootstrap_servers)
+    with (
+        EmbeddedKafka(kafka_classpath(), find_java(), port=plain, settings=all_settings) as kafka,
+        closing(Cluster(kafka.bootstrap_servers)) as cluster,
+    ):
+        yield f"127.0.0.1:{protected}", cluster
 
 
 def await_joined(processor: str, *workers: WorkerProcess) -> None:

@@ -69,9 +69,12 @@ class Launched:
         return self._poll(0.0)
 
     def _poll(self, seconds: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
-            self.returncode = self._read()
-            os.close(self._status)
+        if self.returncode is None:
+            poller = select.poll()  # select() takes no descriptor above 1,023, and pytest workers have many clients
+            poller.register(self._status, select.POLLIN)
+            if poller.poll(None if seconds is None else 1000 * seconds):
+                self.returncode = self._read()
+                os.close(self._status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -16,7 +16,7 @@ from typing import Final, Literal, Self
 
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.nodes import Node, free_ports
-from tests.servers import SETTINGS
+from tests.clusters import OF_BROKERS
 
 HOST: Final = "127.0.0.1"
 
@@ -408,7 +408,7 @@ def proxied_broker() -> Iterator[tuple[EmbeddedKafka, Proxy]]:
             "listener.security.protocol.map": "BROKER:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "controller.quorum.voters": f"0@{HOST}:{controller}",
         }
-        with EmbeddedKafka(port=direct, settings=SETTINGS | settings) as kafka:
+        with EmbeddedKafka(port=direct, settings=OF_BROKERS | settings) as kafka:
             yield kafka, proxy
 
 
@@ -417,7 +417,7 @@ class _ReplicatingKafka(EmbeddedKafka):
 
     def __init__(self, brokers: int, proxy_of: Callable[[int], Proxy]) -> None:
         # a broker that is slow keeps its leaderships: the proxy is that of the last broker only
-        super().__init__(brokers=brokers, settings=SETTINGS | {"broker.session.timeout.ms": "60000"})
+        super().__init__(brokers=brokers, settings=OF_BROKERS | {"broker.session.timeout.ms": "60000"})
         self._proxy_of = proxy_of
 
     def _format(self, cluster_id: str) -> None:

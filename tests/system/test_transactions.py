@@ -19,8 +19,7 @@ from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.records import TopicPartition
-from tests.clusters import open_cluster
-from tests.servers import SETTINGS
+from tests.clusters import OF_BROKERS, open_cluster
 from tests.system.command import Finished, kstreams
 from tests.system.hanging import (
     TIMEOUT_MS,
@@ -36,7 +35,7 @@ from tests.system.harness import Cluster, WorkerProcess, running, wait_until
 @pytest.fixture(scope="module")
 def servers() -> Iterator[str]:
     """A broker that accepts records of transactions that their coordinator does not know."""
-    with EmbeddedKafka(settings=SETTINGS | {"transaction.partition.verification.enable": "false"}) as kafka:
+    with EmbeddedKafka(settings=OF_BROKERS | {"transaction.partition.verification.enable": "false"}) as kafka:
         cluster = Cluster(kafka.bootstrap_servers)
         cluster.create("first")
         # the broker creates its own topics
