@@ -49,7 +49,9 @@ def clients_left_open() -> list[str]:
     """
     deadline = time.monotonic() + SECONDS
     while count := _main_threads():
+        gc.unfreeze()  # a slot that runs in this process freezes what is garbage by then, too
         gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
+        gc.freeze()
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)  # a thread of the test may still end
