@@ -141,8 +141,10 @@ def spark() -> Iterator[Any]:
 
 
 LEAVE_ONE_OPEN: Final = {"test_rights.py"}
-"""Files whose last client is ended by the garbage collector, after its broker: librdkafka then never ends it. A frame of
-KafkaReader holds it, of a request that the broker has refused; where that frame is kept is not known yet."""
+"""Files whose last client is ended by the garbage collector, after its broker: librdkafka then never ends it.
+
+A frame of KafkaReader holds it, of a request that the broker has refused; where that frame is kept is not known yet.
+"""
 
 
 @pytest.hookimpl(wrapper=True)
