@@ -98,6 +98,8 @@ class Cluster:
         del self.admin
 
     def create(self, *names: str, partitions: int = 1, replication: int = 1, config: Config = NONE) -> None:
+        # a client that has heard of no controller waits for one until its request times out, whatever comes meanwhile
+        wait_until(lambda: metadata(self.admin).controller_id >= 0, "the controller is known")
         new = [NewTopic(name, partitions, replication, config=dict(config)) for name in names]
         for future in self.admin.create_topics(new).values():
             future.result()
