@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from tests.tiers import PARTS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,6 +21,15 @@ def test_workflow_runs_what_ci_runs_and_each_python_on_each_system() -> None:
         "python": ["3.11", "3.12", "3.13"],
     }
     for command in (".ci/run", "scripts/test-pythons"):
+        assert os.access(ROOT / command, os.X_OK)
+
+
+def test_workflow_of_the_night_runs_each_part_of_the_long_tier_and_all_mutations() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "long.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["part"]["strategy"]["matrix"] == {"part": [*PARTS]}
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert commands == {"part": ["scripts/test-long ${{ matrix.part }}"], "mutations": ["scripts/mutate"]}
+    for command in ("scripts/test-long", "scripts/mutate"):
         assert os.access(ROOT / command, os.X_OK)
 
 
