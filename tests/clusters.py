@@ -51,15 +51,13 @@ def clients_left_open() -> list[str]:
     while count := _main_threads():
         gc.unfreeze()  # a slot that runs in this process freezes what is garbage by then, too
         gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
-        gc.freeze()
+        kinds = (ck.Producer, ck.Consumer, AdminClient)
+        found = [repr(each) for each in gc.get_objects() if issubclass(type(each), kinds)]
+        gc.freeze()  # and what is frozen is not among the objects
         if time.monotonic() > deadline:
-            break
+            return found or [f"{count} of unknown kind"]
         time.sleep(0.1)  # a thread of the test may still end
-    else:
-        return []
-    kinds = (ck.Producer, ck.Consumer, AdminClient)
-    found = [repr(each) for each in gc.get_objects() if issubclass(type(each), kinds)]
-    return found or [f"{count} of unknown kind"]
+    return []
 
 
 def _main_threads() -> int:
