@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
+from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
 
@@ -28,6 +33,41 @@ SECONDS: Final = 20.0
 _OPENED: Final[list[KafkaCluster]] = []
 
 _THREADS: Final = Path("/proc/self/task")
+
+
+HEAP: Final = "-Xmx1g"
+"""Of a broker with the topics of all tests: in its 512 MB it collected garbage for half a minute (measured)."""
+
+
+@contextmanager
+def shared_broker(directory: Path) -> Iterator[str]:
+    """The address of the one broker for all processes that share this directory.
+
+    The first that needs one starts it, and stops it once none of the others uses it any more.
+    """
+    address = directory / "broker"
+    with (directory / "broker.users").open("w") as users, (directory / "broker.lock").open("w") as lock:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if address.exists():
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            yield address.read_text(encoding="utf-8")
+            return
+        kafka = EmbeddedKafka(settings=OF_BROKERS | NEVER_KILLED)
+        os.environ["_JAVA_OPTIONS"] = HEAP  # it is stronger than what the command line says
+        try:
+            kafka.start()
+        finally:
+            del os.environ["_JAVA_OPTIONS"]
+        try:
+            address.write_text(kafka.bootstrap_servers, encoding="utf-8")
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            yield kafka.bootstrap_servers
+            fcntl.flock(users, fcntl.LOCK_EX)  # waits for the others; who comes now waits below
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            address.unlink()
+        finally:
+            kafka.stop()
 
 
 def open_cluster(settings: Settings) -> KafkaCluster:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import logging
 import os
 import uuid
 from collections.abc import Generator, Iterator
@@ -11,58 +13,39 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
+import typer.main
 from xdist.scheduler import LoadScopeScheduling
 
 from bench.servers import Server, start_postgresql, start_redis
 from kstreams_py.embedded import EmbeddedKafka
-from tests.clusters import NEVER_KILLED, OF_BROKERS, clients_left_open, close_clusters
+from tests.clusters import NEVER_KILLED, OF_BROKERS, clients_left_open, close_clusters, shared_broker
 from tests.costs import Costs
 from tests.tiers import PARTS, part_of
 
-THREE_BROKERS: Final = "system/three_brokers/"
+CLUSTERS: Final = ("system/behind_proxy/", "system/own_broker/", "system/three_brokers/")
+"""Directories whose tests share a cluster of their own, which they break."""
 
 SPARK: Final = "a session of Spark"
 
-SHARING: Final = {
-    file: scope
-    for scope, files in {
-        "a broker to freeze and kill": (
-            "system/test_truths",
-            "system/test_faults",
-            "system/test_frozen_broker",
-            "system/test_two_clusters",
-        ),
-        "a broker behind a proxy": (
-            "system/test_crash_table",
-            "system/test_late_requests",
-            "system/test_outages",
-            "system/test_sources",
-        ),
-        SPARK: (
-            "contract/test_pipeline_targets",
-            "system/test_cuts",
-            "system/test_cuts_page",
-            "system/test_pipeline_deaths",
-            "system/test_pipeline_delta",
-            "system/test_pipeline_faults",
-            "system/test_pipeline_topics",
-            "system/test_pipelines",
-            "system/test_sinks_page",
-            "system/test_spark",
-            "system/test_spark_private_api",
-            "system/test_streaming_pipelines",
-        ),
-    }.items()
-    for file in files
+OF_SPARK: Final = {
+    "contract/test_pipeline_targets",
+    "system/test_cuts",
+    "system/test_cuts_page",
+    "system/test_pipeline_deaths",
+    "system/test_pipeline_delta",
+    "system/test_pipeline_faults",
+    "system/test_pipeline_topics",
+    "system/test_pipelines",
+    "system/test_sinks_page",
+    "system/test_spark",
+    "system/test_spark_private_api",
+    "system/test_streaming_pipelines",
 }
-"""The files that run in one xdist worker, as they share what only one process can use. Those of Spark do so in
-the quick tier, where a session costs more than the queries that are made in it."""
+"""The files that run in one xdist worker in the quick tier, where a session costs more than what is done in it."""
 
 LONGEST_FIRST: Final = (
     SPARK,
-    THREE_BROKERS,
-    "a broker behind a proxy",
-    "a broker to freeze and kill",
+    *CLUSTERS,
     "system/test_verifier",
     "system/test_grid",
     "system/test_transactions",
@@ -83,6 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Sets environment variables for the many short processes that tests start."""
     config.pluginmanager.register(Costs())
+    # typer makes the commands of functions at each call of an app: a tenth of the CPU time of the unit tests
+    typer.main.get_command = functools.cache(typer.main.get_command)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process compiles the whole package
     # measured: the start of a broker takes 8.4 s of CPU time, and 6.3 s without the second compiler
     if ONLY_FAST_COMPILER not in (options := os.environ.get("JAVA_TOOL_OPTIONS", "")):
@@ -97,17 +82,15 @@ class RunningBroker:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[RunningBroker]:
-    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise an embedded one for the session.
-
-    Each pytest worker has its own: one that served four of them stood still for half a minute, with its heap of 512 MB.
-    """
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise one for all pytest workers of the run."""
     address = os.environ.get("KSTREAMS_TEST_BOOTSTRAP")
     if address:
         yield RunningBroker(address)
         return
-    with EmbeddedKafka(settings=OF_BROKERS | NEVER_KILLED) as kafka:
-        yield RunningBroker(kafka.bootstrap_servers)
+    of_worker = tmp_path_factory.getbasetemp()
+    with shared_broker(of_worker.parent if "PYTEST_XDIST_WORKER" in os.environ else of_worker) as address:
+        yield RunningBroker(address)
 
 
 @pytest.fixture(scope="session")
@@ -140,20 +123,13 @@ def spark() -> Iterator[Any]:
         yield made
 
 
-LEAVE_ONE_OPEN: Final = {"test_rights.py"}
-"""Files whose last client is ended by the garbage collector, after its broker: librdkafka then never ends it.
-
-A frame of KafkaReader holds it, of a request that the broker has refused; where that frame is kept is not known yet.
-"""
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Fails the last test of a file that leaves clients of Kafka open."""
     result = yield
     # a failed test's frames, and what they hold, live on in its traceback
     is_last = nextitem is None or nextitem.path != item.path
-    if is_last and not item.session.testsfailed and item.path.name not in LEAVE_ONE_OPEN:
+    if is_last and not item.session.testsfailed:
         funcargs: dict[str, Any] = getattr(item, "funcargs", {})
         for name in funcargs.keys() - {"tmp_path"}:
             del funcargs[name]
@@ -168,6 +144,18 @@ def closing_clusters() -> Iterator[None]:
     close_clusters()
 
 
+@pytest.fixture(autouse=True)
+def logging_of_test() -> Iterator[None]:
+    """Undoes what commands that run in this process do to logging: they write to a stream that is closed by then."""
+    root = logging.getLogger()
+    before, level = {*root.handlers}, root.level
+    yield
+    for handler in {*root.handlers} - before:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+
+
 @pytest.fixture
 def topic_name() -> str:
     """A topic name that no other test uses; the topic does not exist yet."""
@@ -177,10 +165,9 @@ def topic_name() -> str:
 def scope_of(nodeid: str, *, quick: bool) -> str:
     """What runs in one xdist worker: a file, without its ending, or all files that share something."""
     file = nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
-    if file.startswith(THREE_BROKERS):
-        return THREE_BROKERS
-    scope = SHARING.get(file, file)
-    return file if scope == SPARK and not quick else scope
+    if quick and file in OF_SPARK:
+        return SPARK
+    return next((directory for directory in CLUSTERS if file.startswith(directory)), file)
 
 
 def is_quick(config: pytest.Config) -> bool:

@@ -28,22 +28,25 @@ class Costs:
 
     def __init__(self) -> None:
         self._of = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0])
+        self._file = COLLECTION
+        self._begun = 0.0, time.monotonic()
+        self._tests = 0
 
     def add(self, what: str, cpu: float, elapsed: float = 0.0, tests: float = 0) -> None:
         self._of[what] = [a + b for a, b in zip(self._of[what], (cpu, elapsed, tests), strict=True)]
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_collection(self) -> Generator[None, object, object]:
-        result = yield
-        self.add(COLLECTION, cpu_seconds())
-        return result
+    def begin(self, file: str) -> None:
+        """Counts what was used since the last call for the file before, and what comes for this one."""
+        now = cpu_seconds(), time.monotonic()
+        self.add(self._file, now[0] - self._begun[0], now[1] - self._begun[1], self._tests)
+        self._file, self._begun, self._tests = file, now, 0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        cpu, begun = cpu_seconds(), time.monotonic()
-        result = yield
-        self.add(item.nodeid.split("::", 1)[0], cpu_seconds() - cpu, time.monotonic() - begun, 1)
-        return result
+        if (file := item.nodeid.split("::", 1)[0]) != self._file:
+            self.begin(file)
+        self._tests += 1
+        return (yield)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -53,6 +56,8 @@ class Costs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not session.config.pluginmanager.has_plugin("dsession"):  # its children are the pytest workers
+            self.begin(COLLECTION)
         if (output := getattr(session.config, "workeroutput", None)) is not None:
             output["costs"] = dict(self._of)
 

@@ -13,7 +13,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import kstreams_py
-from tests.conftest import LONGEST_FIRST, SHARING
+from tests.conftest import LONGEST_FIRST, OF_SPARK, SPARK
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kstreams_py"
@@ -346,8 +346,8 @@ def test_names_of_tests_are_short_and_the_tests_keep_their_budget_of_lines() -> 
 
 
 def test_files_that_run_first_or_in_one_worker_exist() -> None:
-    scopes, tests = set(SHARING.values()), ROOT / "tests"
-    named = {*LONGEST_FIRST, *SHARING} - scopes
+    tests = ROOT / "tests"
+    named = {*LONGEST_FIRST, *OF_SPARK} - {SPARK}
     assert [name for name in named if not (tests / name).is_dir() and not (tests / f"{name}.py").is_file()] == []
 
 

@@ -9,14 +9,14 @@ from fnmatch import fnmatch
 from typing import Final
 
 PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "journal": ("simulation/test_grid*", "*/test_journal*", "system/test_grid*", "system/test_two_clusters*"),
+    "journal": ("simulation/test_grid*", "*/test_journal*", "system/test_grid*", "*/test_two_clusters*"),
     "spark": (
         "contract/test_pipeline*",
         "system/test_spark*",
         "system/test_pipeline*",
         "system/test_streaming*",
         "system/test_cuts*",
-        "system/test_sources*",
+        "*/test_sources*",
         "system/test_evolution*",
         "unit/test_archiving*",
     ),
@@ -40,10 +40,10 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
         "system/test_de[mv]*",
         "system/test_diagnosis*",
         "system/test_docs*",
-        "system/test_frozen_broker*",
+        "*/test_frozen_broker*",
         "system/test_membership*",
         "system/test_new*",
-        "system/test_outages*",
+        "*/test_outages*",
         "system/test_pytest_plugin*",
         "system/test_readme*",
         "system/test_rights*",

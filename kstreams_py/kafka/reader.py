@@ -152,12 +152,12 @@ class Reader:
         wanted = sys.maxsize if limit is None else limit
         if start >= stable:
             return found
-        reader = self.client
-        reader.assign([ck.TopicPartition(*partition, start)])
+        # no local variable has the client: the traceback of what is raised here would keep it alive after `close`
+        self.client.assign([ck.TopicPartition(*partition, start)])
         deadline = time.monotonic() + self._limit
         try:
             while time.monotonic() < deadline:
-                for m in reader.consume(min(1000, wanted - len(found)), 0.05):
+                for m in self.client.consume(min(1000, wanted - len(found)), 0.05):
                     if (error := m.error()) is None:
                         found.append(m)
                     elif error.code() == E._PARTITION_EOF:
@@ -168,7 +168,7 @@ class Reader:
                 if len(found) == wanted or (found and found[-1].offset() + 1 >= stable):
                     return found
         finally:
-            reader.unassign()
+            self.client.unassign()
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
 
     @property

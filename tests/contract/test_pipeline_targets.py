@@ -61,6 +61,13 @@ def rig(request: pytest.FixtureRequest, name: str, mode: Mode, topic_name: str, 
     return PostgreSQLRig(server)
 
 
+def local_rows(spark: SparkSession, rows: Amounts) -> DataFrame:
+    """A data frame of literals; one of Python's rows starts processes of Python, which cost more than the queries."""
+    values = [f"({'NULL' if item is None else repr(item)}, {amount}L)" for item, amount in rows]
+    given = f"VALUES {', '.join(values or ['(NULL, 0L)'])} AS given(item, amount)"
+    return spark.sql(f"SELECT CAST(item AS STRING), amount FROM {given} LIMIT {len(values)}")
+
+
 class Case:
     """A pipeline whose runs are made by hand: the rows are given, and no topic is read."""
 
@@ -82,7 +89,7 @@ class Case:
         return closing(open_target(self.pipeline, self.rig.settings, lambda: self.spark))
 
     def amounts(self, rows: Amounts) -> DataFrame:
-        return self.spark.createDataFrame(list(rows), "item string, amount bigint")
+        return local_rows(self.spark, rows)
 
     def publish(
         self, rows: DataFrame, previous: Published | None, before_finish: Callable[[], object] = lambda: None
@@ -230,7 +237,7 @@ def overtake(case: Case, before: Published | None, publish: Callable[[], object]
 def test_column_names_of_any_kind_are_those_of_the_table(spark: SparkSession, rig: TableRig, mode: Mode) -> None:
     names = ("count", "a b.c", 'q"', "a`b", "select")
     case = Case(spark, rig, mode, key=names[:-1])
-    rows = spark.createDataFrame([("pen", 1), ("ink", 2)], "item string, amount bigint")
+    rows = local_rows(spark, [("pen", 1), ("ink", 2)])
     table = rows.select(*(sf.col("item").alias(name) for name in names[:-1]), sf.col("amount").alias(names[-1]))
     case.publish(table, None)
     case.publish(table.where("`select` = 1").withColumn("select", sf.lit(3).cast("bigint")), case.read())

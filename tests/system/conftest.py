@@ -10,10 +10,7 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.embedded import EmbeddedKafka
-from tests.clusters import OF_BROKERS
-from tests.system.harness import FORGETFUL, Cluster
-from tests.system.proxy import Proxy, proxied_broker
+from tests.system.harness import Cluster
 
 LOG_SHOWN: Final = 6_000
 """Characters at the end of a process's log that a test shows when it fails."""
@@ -58,46 +55,3 @@ def settings(broker: Any, tmp_path: Path) -> Callable[..., Settings]:
 def name(topic_name: str) -> str:
     """A name that no other test uses, for a graph and as the prefix of its topics."""
     return topic_name
-
-
-# Brokers that a test may freeze, kill, or meddle with. The files that use one run in one process (tests/conftest.py).
-
-
-@pytest.fixture(scope="session")
-def broker_of_one_process() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(settings=OF_BROKERS | FORGETFUL) as kafka:
-        yield kafka
-
-
-@pytest.fixture
-def own_broker(broker_of_one_process: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
-    """A broker that a test may freeze or kill; it expires transactional ids and producers after two seconds."""
-    yield broker_of_one_process
-    if 0 in broker_of_one_process._running:
-        broker_of_one_process.resume(0)
-    else:
-        broker_of_one_process.restart(0)
-
-
-@pytest.fixture(scope="session")
-def proxied_of_one_process() -> Iterator[tuple[EmbeddedKafka, Proxy]]:
-    with proxied_broker() as (kafka, proxy):
-        cluster = Cluster(kafka.bootstrap_servers)
-        cluster.create("first")
-        cluster.transaction("first", [("first", b"")])  # the broker loads its transaction state now, not in a test
-        del cluster
-        yield kafka, proxy
-
-
-@pytest.fixture(scope="module")
-def proxied(proxied_of_one_process: tuple[EmbeddedKafka, Proxy]) -> Iterator[tuple[Cluster, Proxy]]:
-    """A broker, and the proxy that the clients under test connect to."""
-    kafka, proxy = proxied_of_one_process
-    with closing(Cluster(kafka.bootstrap_servers)) as cluster:
-        yield cluster, proxy
-
-
-@pytest.fixture
-def proxy(proxied: tuple[Cluster, Proxy]) -> Iterator[Proxy]:
-    yield proxied[1]
-    proxied[1].lift()

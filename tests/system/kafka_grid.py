@@ -139,18 +139,19 @@ def cover_branches(cells: Sequence[Cell]) -> list[Cell]:
 
 def _cover(cells: Sequence[Cell], pairs: Callable[[Cell], set[Any]]) -> list[Cell]:
     """Chooses the cell that adds the most, of several the first, until nothing is left: the same in every run."""
-    left = set().union(*map(pairs, cells))
-    waiting = [(-len(pairs(cell)), number) for number, cell in enumerate(cells)]
+    of_cells = [pairs(cell) for cell in cells]
+    left = set().union(*of_cells)
+    waiting = [(-len(each), number) for number, each in enumerate(of_cells)]
     heapq.heapify(waiting)
     chosen: list[int] = []
     while left:
         _, number = heapq.heappop(waiting)
-        gained = len(left & pairs(cells[number]))
+        gained = len(left & of_cells[number])
         if waiting and (-gained, number) > waiting[0]:  # others may add more: their gains only shrink, too
             heapq.heappush(waiting, (-gained, number))
             continue
         chosen.append(number)
-        left -= pairs(cells[number])
+        left -= of_cells[number]
     return [cells[number] for number in sorted(chosen)]
 
 

@@ -13,7 +13,7 @@ from _pytest.mark.structures import Mark, ParameterSet
 
 from tests import mutate
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
 
 ROW = re.compile(
     r"^\| (?P<promise>[^|]+) \| `(?P<quick>test_\w+)` \| `(?P<long>test_\w+)` \| (?P<mutation>[^|]+) \|$", re.MULTILINE
