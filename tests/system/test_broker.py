@@ -311,6 +311,7 @@ def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: P
     assert kstreams("broker", "stop", **state) == (0, "no broker was running\n", "")
 
 
+@pytest.mark.long  # in the quick tier, its owner is killed
 def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(java: Path, tmp_path: Path) -> None:
     data, program = tmp_path / "data", tmp_path / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
@@ -487,6 +488,7 @@ def crash(kafka: EmbeddedKafka) -> None:
     kafka._running[0].wait()
 
 
+@pytest.mark.long  # in the quick tier, the command names the full disk
 def test_broker_that_died_of_a_full_disk_restarts_with_its_records_once_it_has_room(
     one: EmbeddedKafka, topic_name: str, set_free_space: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:

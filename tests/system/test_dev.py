@@ -177,6 +177,7 @@ def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
         assert running.wait() == 0, running.text
 
 
+@pytest.mark.long  # in the quick tier, test_broker.py keeps the data of a broker for the next one
 def test_broker_of_dev_ends_with_it_and_keeps_its_data_for_the_next_one(tmp_path: Path) -> None:
     file = write_graph(tmp_path, "own")
     (port,) = free_ports([None])

@@ -115,6 +115,7 @@ def test_function_that_hangs_is_named_with_its_line_and_the_other_processor_goes
         wait_until(lambda: case.outputs() == 500, "nothing is lost, nothing is doubled")
 
 
+@pytest.mark.long  # in the quick tier, test_health.py has the finding, test_retries.py the pause
 def test_service_that_is_away_is_named_with_its_error_while_the_partition_waits(
     case: Case, settings: Callable[..., Settings]
 ) -> None:
@@ -157,6 +158,7 @@ def written_steadily(case: Case, values: int, seconds: float) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.long  # in the quick tier, one that hangs explains a lag, and test_health.py has this finding
 def test_function_that_is_slower_than_its_input_is_named_as_the_reason_of_the_lag(
     case: Case, settings: Callable[..., Settings]
 ) -> None:
@@ -182,6 +184,7 @@ def count_failures(lines: Sequence[str]) -> int:
     return sum(int(found[1].replace(",", "")) if found else 1 for found in counted)
 
 
+@pytest.mark.long  # in the quick tier, test_folding.py counts, and test_terminal.py a command
 def test_burst_of_failures_is_counted_with_the_newest_shown_until_it_ends(
     case: Case, settings: Callable[..., Settings]
 ) -> None:
@@ -280,6 +283,7 @@ def test_slot_that_another_process_took_is_named_until_this_run_is_started_again
         assert site.sums("up", "slot") == {("0",): 1, ("1",): 1}
 
 
+@pytest.mark.long  # in the quick tier, test_supervisor.py has how a worker ends
 def test_worker_that_is_killed_again_and_again_is_named_with_how_it_ends(
     case: Case, settings: Callable[..., Settings]
 ) -> None:

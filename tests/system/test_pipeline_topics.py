@@ -321,6 +321,7 @@ def test_runs_that_an_earlier_release_has_written_without_the_id_are_the_topics(
     assert [key for key, _ in shop.records("added")] == ["ink", "pen"]
 
 
+@pytest.mark.long  # quick is the topic that was created again
 def test_topic_whose_runs_were_deleted_is_refused_with_or_without_its_records(shop: Shop) -> None:
     """Readers have had those records: to begin again would give them each record twice."""
     shop.write("pen")

@@ -238,6 +238,7 @@ UNFIT: Final[list[tuple[Any, dict[str, Any], type[Exception], str]]] = [
 """Functions that do not fit, with what is declared, and the error."""
 
 
+@pytest.mark.long  # in the quick tier, a failed run leaves the table: test_pipeline_targets.py
 def test_function_that_does_not_fit_is_named_and_the_last_table_stays(shop: Shop) -> None:
     shop.write("orders:pen")
     declare(shop, lambda df: df.select("value"))
@@ -272,6 +273,7 @@ def test_record_that_does_not_decode_fails_the_run_or_is_left_out_and_counted(
     assert f"1 records of {name} do not decode, and are left out; {name}[0] offset 2: its value is not" in caplog.text
 
 
+@pytest.mark.long  # quick are the counts of each run in the other tests
 def test_records_are_counted_once_whatever_the_function_does_with_them(shop: Shop) -> None:
     shop.write("orders:pen", "orders:ink", "orders:cup", "returns:pen")
     seen = list[int]()
@@ -346,6 +348,7 @@ def test_delta_without_its_settings_in_the_session_is_named(shop: Shop) -> None:
     assert re.search(told, done.stderr), done.stderr
 
 
+@pytest.mark.long  # executors of other machines, which no quick test has
 def test_rows_that_do_not_arrive_in_the_directory_fail_the_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with executors that have disks of their own."""
     shop.write("orders:pen")
@@ -416,6 +419,7 @@ def test_directory_that_was_edited_by_hand_stops_the_pipeline_until_it_is_reset(
     assert values(shop.rows("added")) == ["pen"]
 
 
+@pytest.mark.long  # quick is a directory that was edited by hand
 def test_manifest_removed_by_hand_stops_runs_until_the_directory_is_moved_away(shop: Shop) -> None:
     """Without it the directory looks new: a run would begin again at what the topics have kept."""
     shop.write("orders:pen")

@@ -629,6 +629,7 @@ def test_settings_of_arguments_win_over_environment_over_file(app: App, tmp_path
     assert check(right, right, "-b", "127.0.0.1:8", limit=700) == "127.0.0.1:8"
 
 
+@pytest.mark.long  # in the quick tier, those of the environment do, and the file is read by a command
 def test_settings_of_a_file_reach_the_workers(app: App, tmp_path: Path) -> None:
     """This includes librdkafka's settings: `debug` makes it log them."""
     app.create()
@@ -660,6 +661,7 @@ def test_graph_file_with_any_name_is_imported(app: App) -> None:
         assert (done.status, app.source in done.out) == (0, True), (file, done)
 
 
+@pytest.mark.long  # in the quick tier, test_loading.py has modules, test_progress.py the lines
 def test_graph_as_a_module_of_the_directory_runs_and_its_progress_is_plain_lines(app: App) -> None:
     app.create()
     app.cluster.write(app.source, [b"0", b"bad", b"2"])

@@ -243,6 +243,7 @@ def delete_before(broker: Any, topic: str, offset: int) -> None:
     client.delete_records([where])[where].result(30)
 
 
+@pytest.mark.long  # its gaps are as those of markers and aborted records
 def test_read_committed_log_that_was_compacted_has_what_is_left(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
@@ -974,6 +975,7 @@ def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
     assert (conf.get("spark.ui.enabled"), conf.get("spark.driver.bindAddress")) == ("false", "127.0.0.1")
 
 
+@pytest.mark.long  # memory of a session that makes many runs
 def test_session_forgets_what_its_pages_would_show(spark: SparkSession) -> None:
     for _ in range(60):
         spark.range(1).collect()

@@ -256,6 +256,7 @@ def test_records_of_a_schema_that_is_registered_while_a_stream_runs_are_in_its_t
     assert [(run.records, run.malformed) for run in runs if run.records] == ([(1, 0), (1, 0)] if follows else [(2, 0)])
 
 
+@pytest.mark.long  # in the quick tier, a batch that is run again closes a window
 def test_window_is_added_once_the_watermark_has_passed_it(shop: Shop) -> None:
     shop.write("pen@2026-05-01 12:00:10", "pen@2026-05-01 12:00:50", "ink@2026-05-01 12:00:30")
     shop.run("windows")
@@ -420,6 +421,7 @@ def test_batches_have_the_committed_records_wherever_aborted_ones_and_markers_li
         assert sorted(row[0] for row in shop.rows("added")) == sorted(written)
 
 
+@pytest.mark.long  # quick is the stream of one topic
 @DEATHS
 def test_stream_of_two_topics_goes_on_in_both_and_is_left_out_where_it_is_there(shop: Shop, death: str) -> None:
     orders, copies = (f"{shop.name}.{each}" for each in ("orders", "copies"))
@@ -438,6 +440,7 @@ def test_stream_of_two_topics_goes_on_in_both_and_is_left_out_where_it_is_there(
     assert shop.run("both") == [None]
 
 
+@pytest.mark.long  # a refusal before anything runs
 def test_table_of_runs_without_a_stream_is_refused_and_so_is_a_cut(shop: Shop) -> None:
     shop.write("pen")
     shop.run("added")
