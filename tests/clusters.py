@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import confluent_kafka as ck
@@ -83,26 +85,43 @@ def close_clusters() -> None:
 
 
 def clients_left_open() -> list[str]:
-    """Describes the clients that nobody has closed, by their main threads; empty where the system does not show them.
+    """Describes the clients that nobody has closed, and what holds them; empty where the system shows no threads.
 
-    Such a client connects to a broker that ends later, and prints that it cannot, again and again.
+    Such a client connects to a broker that ends later, and prints that it cannot, again and again. One that nothing
+    holds was closed, and librdkafka has not ended it yet (see kafka/clients.py).
     """
     deadline = time.monotonic() + SECONDS
-    while count := _main_threads():
+    while _has_clients():
         gc.unfreeze()  # a slot that runs in this process freezes what is garbage by then, too
         gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
         kinds = (ck.Producer, ck.Consumer, AdminClient)
-        found = [repr(each) for each in gc.get_objects() if issubclass(type(each), kinds)]
+        found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+        described = [f"{each!r}, held by {', '.join(held)}" for each in found if (held := _holders(each, found))]
+        del found
         gc.freeze()  # and what is frozen is not among the objects
-        if time.monotonic() > deadline:
-            return found or [f"{count} of unknown kind"]
+        if not described or time.monotonic() > deadline:
+            return described
         time.sleep(0.1)  # a thread of the test may still end
     return []
 
 
-def _main_threads() -> int:
-    """The number of librdkafka's clients in this process: each has one thread of this name."""
-    return sum(_name(thread) == "rdk:main" for thread in _THREADS.glob("*"))
+def _holders(held: object, known: object) -> list[str]:
+    """Describes what refers to an object: frames by their functions, dictionaries by their names, others by type."""
+    found = []
+    for each in gc.get_referrers(held):
+        if isinstance(each, FrameType):
+            if each is not sys._getframe(1):
+                found.append(f"{each.f_code.co_qualname}, line {each.f_lineno}")
+        elif isinstance(each, dict):
+            found.append(f"a dictionary of {', '.join(map(str, [*each][:5]))}")
+        elif each is not known:
+            found.append(type(each).__qualname__)
+    return found
+
+
+def _has_clients() -> bool:
+    """Whether there are clients of librdkafka in this process: each has one thread of this name."""
+    return any(_name(thread) == "rdk:main" for thread in _THREADS.glob("*"))
 
 
 def _name(thread: Path) -> str:

@@ -6,10 +6,12 @@ import functools
 import gc
 import logging
 import os
+import re
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -185,6 +187,19 @@ class OneClusterAtATime(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAtATime:
     config.option.loadscopereorder = False
     return OneClusterAtATime(config, log)
+
+
+OF_ONE_MARK: Final = re.compile(r"^pytestmark = \[?pytest\.mark\.(browser|containers|long)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files whose tests all have a mark that is not asked for: each pytest worker imports all others."""
+    if collection_path.is_dir():
+        mark = collection_path.name
+    else:
+        found = OF_ONE_MARK.search(collection_path.read_text(encoding="utf-8"))
+        mark = found[1] if found else ""
+    return True if mark and f"not {mark}" in config.option.markexpr else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -134,7 +134,8 @@ class TopicAdmin:
 
     def offsets_retention_minutes(self) -> int | None:
         try:
-            brokers = self.client.list_topics(timeout=self._limit).brokers
+            # with one topic: the answer with all topics may be large
+            brokers = self.client.list_topics("__consumer_offsets", self._limit).brokers
             resource = ck_admin.ConfigResource(ck_admin.ResourceType.BROKER, str(min(brokers)))
             (described,) = self.client.describe_configs([resource], request_timeout=self._limit).values()
             return int(self._result(described)["offsets.retention.minutes"].value)

@@ -58,12 +58,12 @@ def await_loaded(running: RunningCommand, workers: int, mark: str) -> None:
 
 @contextmanager
 def sending(cluster: Cluster, topic: str) -> Iterator[list[bytes]]:
-    """Sends numbers inside the block, without a pause; all of them are sent at its end."""
+    """Sends numbers inside the block, again and again; all of them are sent at its end."""
     sent: list[bytes] = []
     stopped = threading.Event()
 
     def send() -> None:
-        while not stopped.is_set():
+        while not stopped.wait(0.05):
             values = [b"%d" % (len(sent) + i) for i in range(AT_ONCE)]
             sent.extend(values)
             cluster.write(topic, values)

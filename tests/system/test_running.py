@@ -35,7 +35,6 @@ MakeSettings = Callable[..., Settings]
 LONG = pytest.mark.long
 
 ONE_WORKER = pytest.param(("--slot", 0), id="one worker")
-TWO_WORKERS = pytest.param(("--workers", 2), id="two workers")
 TWO_WORKERS_LONG = pytest.param(("--workers", 2), id="two workers", marks=LONG)
 """Of what a worker does alike with and without a supervisor: that a supervisor passes signals and options on to its
 workers, other tests show."""
@@ -193,7 +192,7 @@ def test_signal_in_mid_batch_commits_what_is_done(
     assert app.outputs == [b"0", b"1", b"wait", b"3", b"4"]
 
 
-@pytest.mark.parametrize("options", [ONE_WORKER, TWO_WORKERS])
+@pytest.mark.parametrize("options", [ONE_WORKER, TWO_WORKERS_LONG])
 def test_second_ctrl_c_ends_at_once_and_nothing_is_lost(app: App, options: tuple[object, ...]) -> None:
     app.create()
     app.cluster.write(app.source, [b"0", b"wait", b"2"])

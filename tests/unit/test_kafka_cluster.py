@@ -405,7 +405,7 @@ class Brokers:
         self.answer = answer
         self.requests: list[Any] = []
 
-    def list_topics(self, timeout: float) -> Any:
+    def list_topics(self, topic: str, timeout: float) -> Any:
         return SimpleNamespace(brokers={5: None, 2: None})
 
     def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Any]:

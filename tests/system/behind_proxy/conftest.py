@@ -12,11 +12,20 @@ from tests.system.proxy import Proxy, proxied_broker
 
 
 @pytest.fixture(scope="package")
-def proxied() -> Iterator[tuple[Cluster, Proxy]]:
+def broker_behind_proxy() -> Iterator[tuple[str, Proxy]]:
+    """The address of a broker, and its proxy."""
+    with proxied_broker() as (kafka, proxy):
+        with closing(Cluster(kafka.bootstrap_servers)) as cluster:
+            cluster.create("first")
+            cluster.transaction("first", [("first", b"")])  # the broker loads its transaction state now, not in a test
+        yield kafka.bootstrap_servers, proxy
+
+
+@pytest.fixture(scope="module")
+def proxied(broker_behind_proxy: tuple[str, Proxy]) -> Iterator[tuple[Cluster, Proxy]]:
     """A broker, and the proxy that the clients under test connect to."""
-    with proxied_broker() as (kafka, proxy), closing(Cluster(kafka.bootstrap_servers)) as cluster:
-        cluster.create("first")
-        cluster.transaction("first", [("first", b"")])  # the broker loads its transaction state now, not in a test
+    address, proxy = broker_behind_proxy
+    with closing(Cluster(address)) as cluster:
         yield cluster, proxy
 
 
