@@ -32,8 +32,6 @@ SPARK: Final = "a session of Spark"
 OF_SPARK: Final = {
     "contract/test_pipeline_targets",
     "system/test_cuts",
-    "system/test_cuts_page",
-    "system/test_pipeline_deaths",
     "system/test_pipeline_delta",
     "system/test_pipeline_faults",
     "system/test_pipeline_topics",

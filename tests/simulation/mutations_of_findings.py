@@ -88,6 +88,12 @@ def outputs_dropped_with_their_partitions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AtMostOnce, "revoked", let_go)
 
 
+@MUTATIONS.add("order broken", guarantee=AMO, faults=[Fault.FROZEN])
+def outputs_written_after_their_partitions_are_lost(patch: pytest.MonkeyPatch) -> None:
+    """The client's queue, and what no client has taken, come behind the outputs of the next owner."""
+    patch.setattr(AtMostOnce, "lost", lambda self: self._ledger.reset())
+
+
 # 4: a group whose positions have expired.
 
 

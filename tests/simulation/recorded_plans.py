@@ -36,6 +36,7 @@ PLANS: Final = {
     "step_that_stops_is_passed_while_the_queue_is_full": "map:at_least_once:7:stalled@21:stalled@36",
     "at_most_once_without_an_idempotent_producer": "join:at_most_once:3:unanswered@26:stalled@33:stalled@22",
     "outputs_dropped_with_their_partitions": "join:at_most_once:3:joined@26:joined@33:joined@22",
+    "outputs_written_after_their_partitions_are_lost": ("alts:at_most_once:46:frozen@39:frozen@31:frozen@22:frozen@18"),
     "group_that_began_before_starts_over": "fork:exactly_once:1:expired@10:expired@28:expired@40:expired@15",
     "latest_skips_what_is_in_a_new_partition": "fork:exactly_once:22:grown@20:grown@8:grown@20:grown@11",
     "choices_of_a_missing_input_followed": "alts:exactly_once:3:deployed@26:lost@28:lost@33",

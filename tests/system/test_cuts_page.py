@@ -22,6 +22,7 @@ TEXT: Final = (Path(__file__).parents[2] / "docs" / "cuts.md").read_text(encodin
 BLOCKS: Final = re.findall(r"(?:<!-- ([\w.]+) -->\n)?```\w*\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
+@pytest.mark.long  # a page of the documentation as printed; that of the quick tier is README
 def test_code_of_the_page_shows_each_record_in_one_view_and_the_file_the_same_ones(
     cluster: Cluster, spark: SparkSession, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_replay_that_is_killed_again_and_again_delivers_each_letter_once(shop: S
     assert len(shop.numbers()) == ORDERS - 1
 
 
+@pytest.mark.long  # in the quick tier, test_operations.py has two replays
 def test_second_replay_ends_the_first_with_status_4_and_nothing_is_doubled(shop: Shop) -> None:
     orders = [encode({"number": n, "name": f"order {n}"}) for n in range(ORDERS)]
     shop.cluster.write(f"{shop.name}.in", orders)

@@ -50,6 +50,7 @@ def test_tests_of_the_example_pass(example: Path) -> None:
     assert run_tests(example, "tests") == 1
 
 
+@pytest.mark.long  # a page of the documentation as printed; that of the quick tier is README
 def test_commands_of_the_document_lead_each_flight_to_the_state_of_its_front_end(
     example: Path, running: list[subprocess.Popen[bytes]], cluster: Cluster
 ) -> None:

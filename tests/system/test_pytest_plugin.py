@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.waiting import WAIT
 
 TESTS = """
@@ -22,6 +24,7 @@ def test_broker_answers(kstreams_broker, number):
 """
 
 
+@pytest.mark.long  # in the quick tier, unit/test_pytest_plugin.py has the plugin
 def test_broker_is_started_once_for_the_session_and_ends_with_it(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS, encoding="utf-8")
     options = ("-q", "-s", "-W", "error", "-p", "no:cacheprovider", "-p", "kstreams_pytest")

@@ -326,6 +326,7 @@ def fill_reports(pid: int) -> None:
     os.close(pipe)
 
 
+@pytest.mark.long  # in the quick tier, the supervisor is killed
 def test_workers_of_a_frozen_supervisor_process_records_and_drain(app: App) -> None:
     app.create(partitions=2)
     values = app.feed(100, 2)

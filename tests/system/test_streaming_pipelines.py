@@ -477,6 +477,7 @@ OPERATIONS: Final = "it has other stateful operations: restore it, "
 BEGUN: Final = "it keeps a state now, which Spark has begun: "
 
 
+@pytest.mark.long  # a refusal before anything runs
 @pytest.mark.parametrize(
     ("mode", "before", "after", "change"),
     [

@@ -9,6 +9,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kstreams_py import Settings
 from tests.system.command import command
 from tests.system.harness import Cluster, wait_until
@@ -44,6 +46,7 @@ def environment_of(settings: MakeSettings) -> dict[str, str]:
     return settings(drain_timeout_ms=60_000, session_timeout_ms=6_000, transaction_timeout_ms=5_000).as_environment()
 
 
+@pytest.mark.long  # quick is the log of two workers in JSON, one of them killed
 def test_prints_of_two_workers_one_of_them_killed_are_whole_lines_with_their_slot(
     tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettings
 ) -> None:

@@ -16,6 +16,7 @@ from kstreams_py.cli import options, recover
 from kstreams_py.errors import RecoveryUndecidable, SettingsError, UserMistake
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Producer
+from kstreams_py.operations import auditing
 from kstreams_py.operations.audit_report import Report, as_fields, describe
 from kstreams_py.operations.comparing import Selection, audit
 from kstreams_py.processing.environment import Environment
@@ -187,6 +188,12 @@ def test_a_copy_of_an_output_is_a_duplicate() -> None:
     site.copy_output("out", 1)
 
     assert site.audit() == [READ.format(4) + "1 duplicate\n  duplicate: out[0]@4 is one more output of in[0]@1"]
+
+
+def test_mutation_of_an_audit_that_looks_for_one_output_finds_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "_REPEATED", 0)
+    with pytest.raises(AssertionError):
+        test_a_copy_of_an_output_is_a_duplicate()
 
 
 def test_records_of_others_are_foreign() -> None:

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pytest
 import yaml
 from typer.main import get_command
 
@@ -189,6 +190,7 @@ def blocks(version: str) -> dict[str, str]:
     return dict(found)
 
 
+@pytest.mark.long  # with the tutorial as printed
 def test_python_of_the_tutorial_passes_its_tests_before_and_after_the_mending(tmp_path: Path) -> None:
     assert blocks("").keys() == {"weather.py", "test_weather.py", "send.py", "read.py"}
     assert len(re.findall("```python", TUTORIAL)) == len(blocks("")) + len(blocks(", mended")) == 6

@@ -31,6 +31,7 @@ from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.letters import Letter, Place, Selection, group
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.operations.replay import Outcome, Summary, plan_replay, replay
+from kstreams_py.operations.replay_transactions import Transactions
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable
@@ -348,6 +349,18 @@ def test_replay_that_dies_at_any_request_sends_nothing_twice_and_loses_nothing(k
             assert found == sorted(values), (number, made[number - 1])
         assert {digest for _, digest in shop.calls} == set(expected_hashes(shop))
         assert shop.replay().counts == {}
+
+
+def test_mutation_of_a_replay_that_reads_no_marks_sends_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Transactions._read_marks
+
+    def read_none(self: Transactions) -> None:
+        read(self)
+        self.marks = set()
+
+    monkeypatch.setattr(Transactions, "_read_marks", read_none)
+    with pytest.raises(AssertionError, match="'replayed': 2"):
+        test_replay_that_dies_at_any_request_sends_nothing_twice_and_loses_nothing("fork", applied=True)
 
 
 @each_case("error", [Retriable("away"), Abortable("failed"), OutcomeUnknown("no answer")])

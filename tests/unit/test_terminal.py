@@ -136,6 +136,7 @@ def test_prints_stand_above_a_table_that_stays_whole(tmp_path: Path, width: int)
     assert of_tables == [], "no drawing of the table is left above"
 
 
+@pytest.mark.long  # in the quick tier, those of a run stand above its table
 def test_prints_of_the_demos_workers_stand_above_its_table_and_their_log_in_its_file(tmp_path: Path) -> None:
     here = tmp_path / "workers"
     here.mkdir()
