@@ -88,7 +88,8 @@ def clients_left_open() -> list[str]:
     """Describes the clients that nobody has closed, and what holds them; empty where the system shows no threads.
 
     Such a client connects to a broker that ends later, and prints that it cannot, again and again. One that nothing
-    holds was closed, and librdkafka has not ended it yet (see kafka/clients.py).
+    holds was closed, and librdkafka has not ended it yet (see kafka/clients.py); one that waits for a coordinator ends
+    with its answer (kafka/group_description.py).
     """
     deadline = time.monotonic() + SECONDS
     while _has_clients():
@@ -96,8 +97,9 @@ def clients_left_open() -> list[str]:
         gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
         kinds = (ck.Producer, ck.Consumer, AdminClient)
         found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
-        described = [f"{each!r}, held by {', '.join(held)}" for each in found if (held := _holders(each, found))]
-        del found
+        held = [(each, holders) for each in found if (holders := _holders(each, found)) not in ([], ["_Asked"])]
+        described = [f"{each!r}, held by {', '.join(holders)}" for each, holders in held]
+        del found, held
         gc.freeze()  # and what is frozen is not among the objects
         if not described or time.monotonic() > deadline:
             return described

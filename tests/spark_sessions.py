@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
+from py4j import java_gateway  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from kstreams_py.embedded.jars import delta_jars, spark_jars
@@ -31,6 +33,11 @@ def shared_session() -> Iterator[SparkSession]:
     If there is one, it is that one, and it stays.
     """
     is_first = SparkSession.getActiveSession() is None
+    if is_first:
+        # PySpark asks the JVM for the same classes again and again, which looks into each jar: a fifth of the samples
+        for names in (java_gateway.JVMView, java_gateway.JavaPackage):
+            typed: Any = names
+            typed.__getattr__ = functools.cache(typed.__getattr__)
     delta_jars()
     conf = {**OF_TESTS, **delta_conf(), **ONE_PARTITION}
     made = session("tests", jars=spark_jars(), java=find_java(for_spark=True), **conf)

@@ -123,6 +123,7 @@ class KafkaCluster(_Reading):
         """Ends the clients of the cluster's own requests; callers end their consumers and producers."""
         for other in self._others.values():
             other.close()
+        self._groups.close()
         self._topics.close()
         self._reader.close()
         self._uncommitted.close()

@@ -13,6 +13,7 @@ import pytest
 from kstreams_py.kafka import group_description
 from kstreams_py.kafka.errors import ClientLog
 from kstreams_py.kafka.group_description import GroupReader
+from tests.waiting import wait_until
 
 
 class Coordinators:
@@ -69,6 +70,17 @@ def test_few_clients_wait_for_a_coordinator_that_is_away_however_often_it_is_ask
             reader.describe("g", 0.05)
     assert 2 <= len(coordinators.asked) <= 9, "0.01 s apart, they would be 100"
     assert coordinators.ended == 0, "librdkafka ends the process at an answer to a client that has ended"
+
+
+def test_clients_of_a_reader_that_is_closed_end_with_their_answers(coordinators: Coordinators) -> None:
+    reader = GroupReader({}, ClientLog("test"))
+    with pytest.raises(TimeoutError):
+        reader.describe("g", 0.05)
+    reader.close()
+    reader.close()
+    assert coordinators.ended == 0, "librdkafka ends the process at an answer to a client that has ended"
+    coordinators.come_back()
+    wait_until(lambda: coordinators.ended == len(coordinators.asked), "all clients end")
 
 
 def test_answer_is_that_of_a_request_of_this_call_and_clients_end_with_their_answers(
