@@ -61,5 +61,7 @@ def test_page_of_the_tests_has_each_promise_in_both_tiers() -> None:
 
 
 def test_mutations_on_the_page_of_the_tests_exist() -> None:
+    without = [row["promise"] for row in rows() if row["mutation"] == "-"]
+    assert without == ["The commands of README run as printed"], "the test runs the page itself"
     named = {row["mutation"].strip("`") for row in rows()} - {"-"}
     assert named - mutate.patches().keys() - files_of_tests().keys() == set()

@@ -11,6 +11,7 @@ import kstreams_py as ks
 from kstreams_py.kafka.described_cluster import ClusterDescription, LogInfo, PartitionInfo, TopicDescription
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.kafka.transactions import OpenTransaction
+from kstreams_py.operations import diagnosis
 from kstreams_py.operations.diagnosis import Examined, Facts, Severity, as_fields, describe, diagnose, is_well
 from kstreams_py.operations.hanging import Decision, Found
 from kstreams_py.records import TopicPartition
@@ -220,6 +221,15 @@ def test_positions_are_compared_with_the_log(position: int, log: LogInfo, expect
     else:
         ((severity, meaning),) = found
         assert (severity, expected[1] in meaning) == (expected[0], True)
+
+
+def test_mutation_of_a_doctor_that_knows_no_start_of_a_log_finds_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogInfo(5, 9)
+    test_positions_are_compared_with_the_log(4, log, ("error", "the log begins at 5"))
+    left = [each for each in diagnosis.OF_GRAPH if each is not diagnosis.find_positions]
+    monkeypatch.setattr(diagnosis, "OF_GRAPH", left)
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        test_positions_are_compared_with_the_log(4, log, ("error", "the log begins at 5"))
 
 
 @pytest.mark.parametrize(("position", "severity"), [(0, "error"), (50, "warning"), (80, None)])

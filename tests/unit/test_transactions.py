@@ -78,6 +78,14 @@ def test_transaction_hangs_if_its_coordinator_will_not_end_it_on_this_partition(
     )
 
 
+def test_mutation_of_a_coordinator_whose_epoch_does_not_count_hides_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Coordinated, "will_end", lambda self, partition, _: partition in self.partitions)
+    with pytest.raises(AssertionError):
+        test_transaction_hangs_if_its_coordinator_will_not_end_it_on_this_partition()
+
+
 HANGING = OpenTransaction(4, 1, 0, 120, 1_000.0, "shop.price.0", hangs=True, state="CompleteCommit")
 ALIVE = replace(HANGING, hangs=False, state="Ongoing", written_at=1_000.0, started_at=900.0)
 UNSHOWN = replace(HANGING, hangs=None, state="", transactional_id="")
