@@ -42,8 +42,10 @@ OF_SPARK: Final = {
     "system/test_spark_private_api": SPARK[0],
     "system/test_streaming_pipelines": SPARK[1],
 }
-"""The files of the quick tier that share a session, and so an xdist worker: it costs more than what is done in it. In one
-session, they would take as long as all other tests together."""
+"""The files of the quick tier that share a session, and so an xdist worker: it costs more than what is done in it.
+
+In one session, they would take as long as all other tests together.
+"""
 
 LONGEST_FIRST: Final = (
     *SPARK,

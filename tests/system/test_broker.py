@@ -160,7 +160,6 @@ def test_archive_of_classes_that_is_not_written_leaves_nothing(
     assert list((tmp_path / "classes").iterdir()) == []
 
 
-@pytest.mark.long  # in the quick tier, the broker of `kstreams dev` does
 def test_broker_with_a_kept_directory_restarts_as_the_same_cluster(
     classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
 ) -> None:
