@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +34,8 @@ SECONDS: Final = 20.0
 _OPENED: Final[list[KafkaCluster]] = []
 
 _THREADS: Final = Path("/proc/self/task")
+
+_ITERATOR: Final[type] = type(iter([]))
 
 
 HEAP: Final = "-Xmx1g"
@@ -84,6 +85,10 @@ def close_clusters() -> None:
         _OPENED.pop().close()
 
 
+_REPORTED: Final[set[int]] = set()
+"""The ids of clients that an earlier file has left open."""
+
+
 def clients_left_open() -> list[str]:
     """Describes the clients that nobody has closed, and what holds them; empty where the system shows no threads.
 
@@ -97,27 +102,39 @@ def clients_left_open() -> list[str]:
         gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
         kinds = (ck.Producer, ck.Consumer, AdminClient)
         found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
-        held = [(each, holders) for each in found if (holders := _holders(each, found)) not in ([], ["_Asked"])]
+        new = [each for each in found if id(each) not in _REPORTED]
+        held = [
+            (each, holders) for each in new if (holders := _holders(each, found, new)) and "_Asked" not in holders[0]
+        ]
         described = [f"{each!r}, held by {', '.join(holders)}" for each, holders in held]
-        del found, held
+        is_over = not described or time.monotonic() > deadline
+        _REPORTED.update(id(each) for each, _ in held if is_over)
+        del found, new, held
         gc.freeze()  # and what is frozen is not among the objects
-        if not described or time.monotonic() > deadline:
+        if is_over:
             return described
         time.sleep(0.1)  # a thread of the test may still end
     return []
 
 
-def _holders(held: object, known: object) -> list[str]:
-    """Describes what refers to an object: frames by their functions, dictionaries by their names, others by type."""
+def _holders(held: object, *own: object, depth: int = 3) -> list[str]:
+    """Describes what refers to an object: frames by their functions, dictionaries by their names, others by type.
+
+    `own`: what this search itself has made.
+    """
     found = []
-    for each in gc.get_referrers(held):
+    referrers = gc.get_referrers(held)
+    for each in referrers:
+        is_own = any(each is other for other in (*own, referrers)) or type(each) is _ITERATOR
+        if is_own or (isinstance(each, FrameType) and each.f_code.co_filename == __file__):
+            continue
         if isinstance(each, FrameType):
-            if each is not sys._getframe(1):
-                found.append(f"{each.f_code.co_qualname}, line {each.f_lineno}")
-        elif isinstance(each, dict):
-            found.append(f"a dictionary of {', '.join(map(str, [*each][:5]))}")
-        elif each is not known:
-            found.append(type(each).__qualname__)
+            found.append(f"{each.f_code.co_qualname}, line {each.f_lineno}")
+            continue
+        is_dict = isinstance(each, dict)
+        name = f"a dictionary of {', '.join(map(str, [*each][:5]))}" if is_dict else type(each).__qualname__
+        above = _holders(each, *own, referrers, depth=depth - 1) if depth > 1 else []
+        found.append(f"{name} < ({'; '.join(above)})" if above else name)
     return found
 
 

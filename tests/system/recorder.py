@@ -59,6 +59,12 @@ class Recorder:
         self.topics: set[str] = set()
         self._consumers: dict[str, ck.Consumer] = {}
 
+    def close(self) -> None:
+        """Ends its clients: a function of a graph, and so a cache, may hold this for longer than the broker lives."""
+        self.cluster.close()
+        del self.admin
+        self._consumers.clear()
+
     # Writes.
 
     @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,6 +74,9 @@ class Scene:
         self.reads = 0
         cluster.create(self.source, self.target)
 
+    def close(self) -> None:
+        self.recorder.close()
+
     def copy(self, value: bytes) -> bytes:
         """The processor's function: at the value `wait` it waits until the gate is open."""
         self.calls.append(value)
@@ -128,8 +131,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path) -> Scene:
-    return Scene(name, cluster, proxy, tmp_path)
+def scene(name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path) -> Iterator[Scene]:
+    with closing(Scene(name, cluster, proxy, tmp_path)) as scene:
+        yield scene
 
 
 @contextmanager
@@ -354,8 +358,8 @@ def test_at_most_once_late_offset_commit_does_not_set_the_group_back(scene: Scen
 @pytest.fixture(scope="module")
 def copier(proxied: tuple[Cluster, Proxy], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """One worker that runs through all cells of the table."""
-    scene = Scene(f"table-{uuid.uuid4().hex[:12]}", *proxied, tmp_path_factory.mktemp("table"))
-    with framework(scene):
+    name = f"table-{uuid.uuid4().hex[:12]}"
+    with closing(Scene(name, *proxied, tmp_path_factory.mktemp("table"))) as scene, framework(scene):
         scene.deliver_more()  # the group's first transaction is over
         yield scene
 
