@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 import kstreams_py
 from kstreams_py.cli import (
@@ -103,6 +107,26 @@ def options(
     """Exactly-once stream processing on Kafka in plain Python functions."""
 
 
+def _reduce(app: typer.Typer, words: Sequence[str]) -> typer.Typer:
+    """The app with the command alone that the words begin with; the whole one if they begin with none.
+
+    Typer makes each command of the annotations of its function: all of them take a fifth of the time of a start.
+    """
+    word = next(iter(words), "")
+    commands = [each for each in app.registered_commands if _name(each) == word]
+    groups = [each for each in app.registered_groups if each.name == word]
+    if not commands and not groups:
+        return app
+    reduced = copy.copy(app)
+    reduced.registered_commands, reduced.registered_groups = commands, groups
+    return reduced
+
+
+def _name(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or get_command_name(command.callback.__name__)
+
+
 def main() -> None:
     """Run the command; a KStreamsError becomes one message and its exit status."""
     streams.repair()
@@ -110,7 +134,7 @@ def main() -> None:
         keep_output()
         check_variables()
         logs.configure()
-        app()
+        _reduce(app, sys.argv[1:])()
     except KStreamsError as error:
         if not pipe.report_error(error):
             _show(error)
