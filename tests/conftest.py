@@ -7,6 +7,8 @@ import gc
 import logging
 import os
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -182,6 +184,33 @@ def scope_of(nodeid: str, *, quick: bool) -> str:
 
 def is_quick(config: pytest.Config) -> bool:
     return "not long" in config.option.markexpr
+
+
+SUMS: Final = """
+import time
+n, end = 0, time.monotonic() + 0.5
+while time.monotonic() < end:
+    sum(range(10_000))
+    n += 1
+print(n)
+"""
+SUMS_OF_CORE: Final = 1_250
+"""How many of them a core makes of the machine on which the times in CONTRIBUTING.md were measured."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two to five pytest workers, by what this machine gets done in half a second.
+
+    Most tests wait for a broker, so that five of them keep two cores busy. With half a core, each would have a tenth, and
+    its clients would run into their time-outs.
+    """
+    started = [
+        subprocess.Popen([sys.executable, "-S", "-c", SUMS], stdout=subprocess.PIPE, text=True)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    cores = sum(int(process.communicate()[0]) for process in started) / SUMS_OF_CORE
+    return max(2, min(5, round(2.5 * cores)))
 
 
 class OneClusterAtATime(LoadScopeScheduling):
