@@ -202,8 +202,8 @@ SUMS_OF_CORE: Final = 1_250
 def pytest_xdist_auto_num_workers() -> int:
     """Two to five pytest workers, by what this machine gets done in half a second.
 
-    Most tests wait for a broker, so that five of them keep two cores busy. With half a core, each would have a tenth, and
-    its clients would run into their time-outs.
+    Most tests wait for a broker, so that five of them keep two cores busy. With half a core, each would have a tenth,
+    and its clients would run into their time-outs.
     """
     started = [
         subprocess.Popen([sys.executable, "-S", "-c", SUMS], stdout=subprocess.PIPE, text=True)
