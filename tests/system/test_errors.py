@@ -170,13 +170,17 @@ def test_dead_letter_and_its_position_become_visible_in_one_transaction(
         return reject(value)
 
     cluster.write(pipe.source, [b"bad"] * 1_200 + [b"wait"])  # more than a transaction holds back
-    with running(pipe.graph(function), settings(commit_interval_ms=5_000)):
+    # on a slow machine, the function gets to what waits only after seconds, and no commit may come before
+    patient = settings(commit_interval_ms=60_000, transaction_timeout_ms=120_000, session_timeout_ms=120_000)
+    with running(pipe.graph(function), patient):
         wait_until(lambda: cluster.read(pipe.errors, "read_uncommitted"), "dead letters are written")
         assert waiting.wait(WAIT)
         assert (pipe.dead_letters, pipe.committed) == ([], 0)
         gate.set()
-        pipe.await_committed(1_201)
-        assert pipe.dead_letters == [("Rejected", [b"bad"])] * 1_200
+    # a stop commits
+    pipe.await_committed(1_201)
+    cluster.await_markers(pipe.errors, pipe.target)
+    assert pipe.dead_letters == [("Rejected", [b"bad"])] * 1_200
     assert pipe.outputs == [b"wait"]
 
 
