@@ -124,4 +124,4 @@ class GroupReader:
 
 def _end_once_answered(asked: list[_Asked]) -> None:
     wait([each.future for each in asked])
-    asked.clear()
+    end(asked)

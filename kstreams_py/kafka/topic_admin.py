@@ -14,6 +14,7 @@ from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, 
 from kstreams_py.kafka.clients import LazyClient, new_client
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, classify, name_object
+from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.records import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class TopicAdmin:
     def offsets_retention_minutes(self) -> int | None:
         try:
             # with one topic: the answer with all topics may be large
-            brokers = self.client.list_topics("__consumer_offsets", self._limit).brokers
+            brokers = self.client.list_topics(POSITIONS_TOPIC, self._limit).brokers
             resource = ck_admin.ConfigResource(ck_admin.ResourceType.BROKER, str(min(brokers)))
             (described,) = self.client.describe_configs([resource], request_timeout=self._limit).values()
             return int(self._result(described)["offsets.retention.minutes"].value)
