@@ -38,6 +38,7 @@ from kstreams_py.kafka.errors import (
     record_refused,
     warn_if_untested,
 )
+from kstreams_py.kafka.group_description import GroupReader
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.topic_admin import TopicAdmin
@@ -564,6 +565,14 @@ def test_shorter_max_poll_interval_is_accepted_by_every_client() -> None:
     cluster.consumer("g", "g.0").close()
     assert cluster._reader.client is not None
     cluster.close()
+
+
+def test_close_ends_the_clients_that_wait_for_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[GroupReader]()
+    monkeypatch.setattr(GroupReader, "close", lambda self: closed.append(self))
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    cluster.close()
+    assert closed == [cluster._groups]
 
 
 class Ending:
