@@ -569,7 +569,11 @@ def test_shorter_max_poll_interval_is_accepted_by_every_client() -> None:
 
 def test_close_ends_the_clients_that_wait_for_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = list[GroupReader]()
-    monkeypatch.setattr(GroupReader, "close", lambda self: closed.append(self))
+
+    def close(self: GroupReader) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(GroupReader, "close", close)
     cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
     cluster.close()
     assert closed == [cluster._groups]
