@@ -22,7 +22,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from bench.servers import Server, start_postgresql, start_redis
 from kstreams_py.embedded import EmbeddedKafka
-from tests.clusters import NEVER_KILLED, OF_BROKERS, clients_left_open, close_clusters, shared_broker
+from tests.clients_left_open import clients_left_open
+from tests.clusters import NEVER_KILLED, OF_BROKERS, close_clusters, shared_broker
 from tests.costs import Costs
 from tests.tiers import PARTS, part_of
 
