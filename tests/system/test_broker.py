@@ -160,39 +160,52 @@ def test_archive_of_classes_that_is_not_written_leaves_nothing(
     assert list((tmp_path / "classes").iterdir()) == []
 
 
-def test_broker_with_a_kept_directory_restarts_as_the_same_cluster(
-    classpath: list[Path], java: Path, tmp_path: Path, topic_name: str
-) -> None:
-    write_identity(tmp_path)
-    with EmbeddedKafka(classpath, java, data_dir=tmp_path) as kafka:
-        first = kafka.bootstrap_servers
-        create(first, topic_name)
-        produce(first, topic_name, b"kept")
-    cluster = (tmp_path / "cluster.json").read_text()
-    with EmbeddedKafka(classpath, java, data_dir=tmp_path) as kafka:
-        assert kafka.bootstrap_servers == first
-        assert read_values(first, topic_name, 1) == [b"kept"]
-    assert (tmp_path / "cluster.json").read_text() == cluster
+OWNER = """
+import sys
+from pathlib import Path
+from kstreams_py.embedded import EmbeddedKafka, jars
+
+class Kafka(EmbeddedKafka):
+    def _await_ready(self, *arguments):
+        if {is_ready}: super()._await_ready(*arguments)
+
+kafka = Kafka(jars.kafka_classpath(), Path({java!r}))
+kafka.start()
+print(kafka.bootstrap_servers, kafka.data_dir, *kafka.pids, flush=True)
+sys.stdin.read()
+"""
 
 
-def test_broker_ends_and_deletes_its_data_when_its_owner_is_killed() -> None:
-    program = (
-        "import sys\n"
-        "from kstreams_py.embedded import EmbeddedKafka, jars, java\n"
-        "kafka = EmbeddedKafka(jars.kafka_classpath(), java.find_java())\n"
-        "kafka.start()\n"
-        "print(kafka.bootstrap_servers, kafka.data_dir, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
+@pytest.mark.parametrize(
+    "is_ready",
+    # what kills a broker knows its process alone
+    [pytest.param(True, marks=pytest.mark.long), False],
+)
+def test_broker_ends_and_deletes_its_data_when_its_owner_is_killed(java: Path, tmp_path: Path, is_ready: bool) -> None:
+    if not is_ready:
+        java = write_java(tmp_path, "*StorageTool*) exit 0;; *) kill -STOP $$;;")
+    program = OWNER.format(is_ready=is_ready, java=str(java))
     owner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with owner:
         assert owner.stdout
-        servers, directory = owner.stdout.readline().split()
-        assert answers(servers)
+        servers, directory, pid = owner.stdout.readline().split()
+        assert not is_ready or answers(servers)
+        assert command.is_alive(int(pid))
         owner.kill()
     wait_until(
-        lambda: is_silent(servers) and not Path(directory).exists(), "the broker has ended and its data are deleted"
+        lambda: not command.is_alive(int(pid)) and not Path(directory).exists(),
+        "the broker has ended and its data are deleted",
     )
+    assert is_silent(servers)
+
+
+def write_java(directory: Path, cases: str) -> Path:
+    """Writes a Java whose command lines are looked at first, by the cases of a shell."""
+    program = directory / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\nexec {find_java()} "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 def test_directory_of_another_number_of_brokers_is_refused(classpath: list[Path], java: Path, tmp_path: Path) -> None:
@@ -289,35 +302,12 @@ def kstreams(*arguments: object, **environment: str) -> tuple[int, str, str]:
     return ended.status, ended.out, ended.err
 
 
-def test_command_starts_reports_and_stops_a_broker_in_the_background(tmp_path: Path) -> None:
-    state, data = {"XDG_STATE_HOME": str(tmp_path)}, ("--data-dir", tmp_path / "data")
-    assert kstreams("broker", "status", **state) == (1, "not running\n", "")
-    status, servers, errors = kstreams("broker", "start", *data, **state)
-    try:
-        assert (status, errors) == (0, "")
-        servers = servers.strip()
-        assert answers(servers)
-        assert kstreams("broker", "start", *data, **state) == (0, f"{servers}\n", "")
-        line = f"{servers} (1 of 1 brokers, data in {tmp_path / 'data'})\n"
-        assert kstreams("broker", "status", **state) == (0, line, "")
-        status, output, errors = kstreams("broker", "start", "--brokers", 3, **state)
-        assert (status, output) == (2, "")
-        assert f"a different cluster runs already: 1 broker(s) at {servers}, data in {tmp_path / 'data'}" in errors
-    finally:
-        stopped = kstreams("broker", "stop", **state)
-    assert stopped == (0, f"stopped {servers}\n", "")
-    assert is_silent(servers)
-    assert kstreams("broker", "stop", **state) == (0, "no broker was running\n", "")
-
-
 @pytest.mark.long  # in the quick tier, its owner is killed
-def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(java: Path, tmp_path: Path) -> None:
-    data, program = tmp_path / "data", tmp_path / "java" / "bin" / "java"
-    program.parent.mkdir(parents=True)
+def test_ctrl_c_while_a_broker_starts_is_one_message_and_leaves_no_process(tmp_path: Path) -> None:
+    data = tmp_path / "data"
     # the broker stands still, so that it is not ready before the signal; what ends it lets it go on
-    program.write_text(f'#!/bin/sh\ncase "$*" in *kafka.Kafka*) kill -STOP $$;; esac\nexec {java} "$@"\n')
-    program.chmod(0o755)
-    state = {"XDG_STATE_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path / "java")}
+    home = write_java(tmp_path, "*kafka.Kafka*) kill -STOP $$;;").parent.parent
+    state = {"XDG_STATE_HOME": str(tmp_path), "JAVA_HOME": str(home)}
     start = [Path(sys.executable).with_name("kstreams"), "broker", "start", "--data-dir", data]
     accept_interrupts()
     with subprocess.Popen(
@@ -465,15 +455,8 @@ def test_broker_that_dies_of_a_full_disk_while_it_starts_names_the_full_disk(
     classpath: list[Path], tmp_path: Path, set_free_space: Callable[[int], None]
 ) -> None:
     set_free_space(300)
-    java = tmp_path / "java"
-    java.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *StorageTool*) exit 0;; esac\n'
-        "echo 'java.io.IOException: No space left on device'\n"
-        "echo 'the log of a broker goes on for a while'\n"
-        "exit 1\n"
-    )
-    java.chmod(0o755)
+    lines = "echo 'java.io.IOException: No space left on device'; echo 'the log of a broker goes on for a while'"
+    java = write_java(tmp_path, f"*StorageTool*) exit 0;; *) {lines}; exit 1;;")
     with pytest.raises(BrokerUnavailable) as died:
         EmbeddedKafka(classpath, java, data_dir=tmp_path / "data").start()
     assert str(died.value) == (
@@ -535,3 +518,32 @@ def test_command_names_the_full_disk_that_ended_a_broker(tmp_path: Path) -> None
     assert (status, errors) == (1, "")
     assert output.startswith("not running: broker 0 ended because its disk was full (No space left on device; ")
     assert output.endswith(" are free now): free at least 256 MB for each broker, then start it again\n")
+
+
+def test_command_starts_a_kept_cluster_again_in_the_background_reports_and_stops_it(
+    one: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    """The last test of this file: it stops the broker of the others, and goes on with its directory."""
+    directory, servers = one.data_dir, one.bootstrap_servers
+    create(servers, topic_name)
+    produce(servers, topic_name, b"kept")
+    cluster = (directory / "cluster.json").read_text()
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    assert kstreams("broker", "status", **state) == (1, "not running\n", "")
+    one.stop()
+    start = ("broker", "start", "--data-dir", directory)
+    try:
+        assert kstreams(*start, **state) == (0, f"{servers}\n", "")
+        assert read_values(servers, topic_name, 1) == [b"kept"]
+        assert (directory / "cluster.json").read_text() == cluster
+        assert kstreams(*start, **state) == (0, f"{servers}\n", "")
+        line = f"{servers} (1 of 1 brokers, data in {directory})\n"
+        assert kstreams("broker", "status", **state) == (0, line, "")
+        status, output, errors = kstreams("broker", "start", "--brokers", 3, **state)
+        assert (status, output) == (2, "")
+        assert f"a different cluster runs already: 1 broker(s) at {servers}, data in {directory}" in errors
+    finally:
+        stopped = kstreams("broker", "stop", **state)
+    assert stopped == (0, f"stopped {servers}\n", "")
+    assert is_silent(servers)
+    assert kstreams("broker", "stop", **state) == (0, "no broker was running\n", "")

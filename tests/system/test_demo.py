@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.command import read_checks
-from tests.waiting import accept_interrupts, wait_until
+from tests.system.command import command, read_checks
+from tests.waiting import wait_until
 
 RECORDS = 6_000
 KILLS = 3
@@ -22,18 +22,13 @@ LIMIT = 540.0
 
 
 def test_ctrl_c_while_the_demo_starts_is_one_message(tmp_path: Path) -> None:
-    command = [Path(sys.executable).with_name("kstreams"), "demo", "flights", "--records", 100, "--output", tmp_path]
-    accept_interrupts()
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")}
-    with subprocess.Popen(
-        list(map(str, command)), env=ours, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as demo:
-        wait_until((tmp_path / "run.log").exists, "the demo starts its broker")
-        demo.send_signal(signal.SIGINT)
-        out, _ = demo.communicate(timeout=LIMIT)
-    assert demo.returncode == 130
-    assert "Traceback" not in out
-    assert out.splitlines()[-1] == "interrupted"
+    output = tmp_path / "output"
+    with command(tmp_path, "demo", "flights", "--records", 100, "--output", output, environment={}) as demo:
+        wait_until((output / "run.log").exists, "the demo starts its broker")
+        demo.send(signal.SIGINT)
+        assert demo.wait() == 130
+    assert "Traceback" not in demo.text
+    assert demo.text.splitlines()[-1] == "interrupted"
 
 
 @pytest.mark.long
