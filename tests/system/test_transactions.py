@@ -1,4 +1,7 @@
-"""`kstreams transactions` on a real broker: what hangs is found, named, and ended; what lives is left alone."""
+"""`kstreams transactions` on a real broker: what hangs is found, named, and ended; what lives is left alone.
+
+`kstreams doctor` on the same broker finds it, and each other fault that is made.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka as ck
 import pytest
 
 import kstreams_py as ks
@@ -30,12 +34,16 @@ from tests.system.hanging import (
     write_behind_the_coordinator,
 )
 from tests.system.harness import Cluster, WorkerProcess, running, wait_until
+from tests.system.operated import JOIN, MAP, Site
+from tests.system.operated import JOURNALED as WORK
+from tests.system.test_doctor import doctor, findings
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[str]:
-    """A broker that accepts records of transactions that their coordinator does not know."""
-    with EmbeddedKafka(settings=OF_BROKERS | {"transaction.partition.verification.enable": "false"}) as kafka:
+    """A broker that accepts records of transactions that their coordinator does not know, and keeps offsets a day."""
+    careless = {"transaction.partition.verification.enable": "false", "offsets.retention.minutes": "1440"}
+    with EmbeddedKafka(settings=OF_BROKERS | careless) as kafka:
         cluster = Cluster(kafka.bootstrap_servers)
         cluster.create("first")
         # the broker creates its own topics
@@ -479,3 +487,77 @@ def test_hanging_transaction_pins_offsets_until_every_partition_has_its_marker(
     cluster.await_markers(*(work.target for work in works))
     assert [cluster.values(work.target) for work in works] == [[b"next"], [b"hanging", b"next"], [b"hanging", b"next"]]
     assert [work.committed(kafka) for work in works] == [2, 2, 2]
+
+
+# The doctor.
+
+DAY_MS = 86_400_000
+
+
+def test_doctor_finds_each_fault_that_is_made(cluster: Cluster, name: str, tmp_path: Path) -> None:
+    processors = "; ".join((WORK, JOIN.replace("'work'", "'join'").replace("'out'", "'joined'")))
+    here = Site(cluster, name, tmp_path, processors)
+    (source, other, journal) = here.topic("in"), f"{name}.join", f"__ks.{name}.work.journal"
+    cluster.create(source, config={"unclean.leader.election.enable": "true", "retention.ms": str(DAY_MS)})
+    cluster.create(here.topic("a"), config={"retention.bytes": "4000", "retention.ms": "-1"})
+    cluster.create(here.topic("b"), partitions=2)
+    cluster.create(journal, config={"cleanup.policy": "compact"})
+    now = int(time.time() * 1000)
+    cluster.write(source, [b"old"], timestamp=now - 2 * DAY_MS)
+    cluster.write(source, [b"older than half"], timestamp=now - DAY_MS * 3 // 4)
+    cluster.write(here.topic("a"), [b"x" * 1_000] * 10)
+    cluster.set_committed(here.group, {(source, 0): 0})
+    cluster.set_committed(other, {(here.topic("a"), 0): 0, (here.topic("b"), 1): 7})
+    member = ck.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": other})
+    member.subscribe([here.topic("a")])
+
+    def has_joined() -> bool:
+        member.poll(0.05)
+        return bool(member.assignment())
+
+    wait_until(has_joined, "the foreign member has joined")
+    try:
+        found = findings(here, KSTREAMS_TRANSACTION_TIMEOUT_MS="1000000", KSTREAMS_SESSION_TIMEOUT_MS="1000000")
+    finally:
+        member.close()
+    stopped = ("stopped", here.group)
+    assert found == {
+        ("foreign_member", other): "error",
+        ("input_lost", f"join: {here.topic('b')}[1]"): "error",
+        ("journal_settings", journal): "error",
+        ("missing_topic", here.topic("joined")): "error",
+        ("partitions_differ", "join"): "error",
+        ("retention_bytes", f"join: {here.topic('a')}[0]"): "error",
+        ("retention_time", f"work: {source}[0]"): "error",
+        ("transaction_timeout", "brokers"): "error",
+        ("offsets_retention", "brokers"): "warning",
+        ("unclean_election", source): "warning",
+        stopped: "note",
+    }
+    # the next record is younger than retention.ms, and older than half of it
+    cluster.set_committed(here.group, {(source, 0): 1})
+    assert findings(here)["retention_time", f"work: {source}[0]"] == "warning"
+    assert findings(cluster.bootstrap_servers) == {("offsets_retention", "brokers"): "warning"}
+
+
+def test_doctor_finds_a_hanging_transaction_with_the_command_that_ends_it(
+    cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    here = Site(cluster, name, tmp_path, MAP, "in")
+    work = Work(cluster, f"{name}.other", group=here.group)
+    work.source = here.topic("in")
+    cluster.set_committed(here.group, {(here.topic("in"), 0): 0})
+    leave_hanging(cluster.bootstrap_servers, work, b"hanging", 1)
+    kept_in = GroupAdmin(Settings(bootstrap_servers=cluster.bootstrap_servers)).positions_partition(here.group)
+    (row,) = (json.loads(line) for line in doctor(here, "--json").out.splitlines() if str(kept_in) in line)
+    assert (row["severity"], row["kind"]) == ("error", "hanging_transaction")
+    command = row["remedy"].removeprefix("kstreams transactions find-hanging, then kstreams ")
+    assert command.startswith(f"transactions abort --topic {kept_in.topic} --partition {kept_in.partition} ")
+    for each in (row["subject"], "never ends by itself"):
+        assert each in row["meaning"]
+    # positions that it pins are not moved
+    for verb in (("reset", "work", "--to-beginning", "--yes"), ("export",)):
+        ended = here.recover(*verb)
+        assert (ended.status, ended.out, len(ended.error_lines)) == (2, "", 1), ended
+        assert f"the offsets of {here.topic('in')}[0] are pending in a transaction" in ended.err
+        assert ended.err.endswith("nothing was changed\n")

@@ -67,16 +67,16 @@ def quick(size: str) -> pytest.MarkDecorator:
 each_size = pytest.mark.parametrize("app", ONE_OR_MANY.values(), indirect=True, ids=list(ONE_OR_MANY))
 
 
-def connect(elsewhere: Any) -> dict[str, Any]:
+def connect(other: EmbeddedKafka) -> dict[str, Any]:
     """The settings of the cluster "other"."""
-    return {"clusters": {"other": {"bootstrap_servers": elsewhere.bootstrap_servers}}}
+    return {"clusters": {"other": {"bootstrap_servers": other.bootstrap_servers}}}
 
 
 @pytest.fixture
 def app(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str, settings: MakeSettings, elsewhere: Any
+    request: pytest.FixtureRequest, tmp_path: Path, name: str, settings: MakeSettings, own_broker: EmbeddedKafka
 ) -> Iterator[Copier]:
-    made = Copier(tmp_path, name, settings(**connect(elsewhere), **SHORT), request.param)
+    made = Copier(tmp_path, name, settings(**connect(own_broker), **SHORT, request_timeout_ms=2_000), request.param)
     yield made
     made.kill()
 
