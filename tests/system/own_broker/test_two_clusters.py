@@ -64,6 +64,10 @@ def quick(size: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("app", sizes, indirect=True, ids=list(ONE_OR_MANY))
 
 
+IMPATIENT = {"request_timeout_ms": 2_000}
+
+AWAY_SECONDS = (SHORT["session_timeout_ms"] + IMPATIENT["request_timeout_ms"]) / 1000
+
 each_size = pytest.mark.parametrize("app", ONE_OR_MANY.values(), indirect=True, ids=list(ONE_OR_MANY))
 
 
@@ -76,7 +80,7 @@ def connect(other: EmbeddedKafka) -> dict[str, Any]:
 def app(
     request: pytest.FixtureRequest, tmp_path: Path, name: str, settings: MakeSettings, own_broker: EmbeddedKafka
 ) -> Iterator[Copier]:
-    made = Copier(tmp_path, name, settings(**connect(own_broker), **SHORT, request_timeout_ms=2_000), request.param)
+    made = Copier(tmp_path, name, settings(**connect(own_broker), **SHORT, **IMPATIENT), request.param)
     yield made
     made.kill()
 
@@ -88,24 +92,6 @@ def await_partitions(*workers: WorkerProcess) -> None:
 
 def digits(first: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, end)]
-
-
-@quick("batch")
-def test_outputs_and_dead_letters_go_to_the_other_cluster_and_positions_follow(app: Copier) -> None:
-    app.copy(*digits(0, 20))
-    app.cluster.write(app.source, [b"bad"], partition=0)
-    worker = app.start(0)
-    app.await_copied()
-    wait_until(lambda: len(app.outputs.values(app.errors)) == 1, "the dead letter")
-    Recorder(app.cluster.bootstrap_servers).await_done(app.group, app.source)
-    app.drain(worker)
-    listed = app.run_command("dead-letters", "show", app.graph)
-    assert (listed.status, "on purpose" in listed.out) == (0, True), listed
-    planned = app.run_command("dead-letters", "replay", app.graph, "--dry-run")
-    assert (
-        "its outputs are on cluster 'other', and no transaction spans them and the marks" in planned.out + planned.err
-    )
-    assert f"copy: outputs are on cluster 'other': deliveries go through the journal {app.journal}" in worker.text
 
 
 @pytest.mark.long
@@ -215,27 +201,35 @@ def test_journal_that_lost_its_newest_delivery_ends_the_worker_until_a_reset(
     assert app.outputs.values(app.target) == digits(0, 6)
 
 
+@quick("batch")
 def test_other_cluster_that_is_away_for_longer_than_each_timeout_is_waited_for(
-    tmp_path: Path, name: str, settings: MakeSettings, own_broker: EmbeddedKafka
+    app: Copier, own_broker: EmbeddedKafka
 ) -> None:
-    short = settings(**connect(own_broker), **SHORT, request_timeout_ms=2_000)
-    app = Copier(tmp_path, name, short)
-    try:
-        app.copy(*digits(0, 10))
-        worker = app.start(0)
-        app.await_copied()
-        app.outputs.await_markers(app.target)
-        own_broker.kill(0)
-        app.copy(*digits(10, 60))
-        back = time.monotonic() + (short.session_timeout_ms + short.request_timeout_ms) / 1000
-        wait_until(lambda: time.monotonic() > back or worker.process.poll() is not None, "each limit has passed")
-        assert worker.process.poll() is None, worker.text
-        assert "outputs wait for cluster 'other'" in worker.text
-        own_broker.restart(0)
-        app.copy(*digits(60, 100))
-        app.drain(worker)
-    finally:
-        app.kill()
+    """It gets outputs and dead letters, before and after; it is frozen, so that each request runs into its time-out."""
+    app.copy(*digits(0, 20))
+    app.cluster.write(app.source, [b"bad"], partition=0)
+    worker = app.start(0)
+    app.await_copied()
+    wait_until(lambda: len(app.outputs.values(app.errors)) == 1, "the dead letter")
+    app.outputs.await_markers(app.target)
+    own_broker.pause(0)
+    app.copy(*digits(20, 60))
+    back = time.monotonic() + AWAY_SECONDS
+    wait_until(lambda: time.monotonic() > back or worker.process.poll() is not None, "each limit has passed")
+    assert worker.process.poll() is None, worker.text
+    assert "outputs wait for cluster 'other'" in worker.text
+    own_broker.resume(0)
+    app.copy(*digits(60, 100))
+    app.await_copied()
+    Recorder(app.cluster.bootstrap_servers).await_done(app.group, app.source)
+    app.drain(worker)
+    listed = app.run_command("dead-letters", "show", app.graph)
+    assert (listed.status, "on purpose" in listed.out) == (0, True), listed
+    planned = app.run_command("dead-letters", "replay", app.graph, "--dry-run")
+    assert (
+        "its outputs are on cluster 'other', and no transaction spans them and the marks" in planned.out + planned.err
+    )
+    assert f"copy: outputs are on cluster 'other': deliveries go through the journal {app.journal}" in worker.text
 
 
 @pytest.mark.long
