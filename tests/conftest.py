@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,6 +238,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         found = OF_ONE_MARK.search(collection_path.read_text(encoding="utf-8"))
         mark = found[1] if found else ""
     return True if mark and f"not {mark}" in config.option.markexpr else None
+
+
+def is_long(marks: Iterable[pytest.Mark]) -> bool:
+    return any(mark.name == "long" for mark in marks)
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: Any) -> list[pytest.Item] | None:
+    """Makes no items of a test that is long in the quick tier: an item costs a millisecond in each pytest worker."""
+    is_left_out = name.startswith("test_") and is_quick(collector.config) and is_long(getattr(obj, "pytestmark", ()))
+    return [] if is_left_out else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
+    """Makes no items of cells that are long, either; one is left, and deselected, where all of them are."""
+    yield
+    if is_quick(metafunc.config):
+        cells = metafunc._calls
+        cells[:] = [cell for cell in cells if not is_long(cell.marks)] or cells[:1]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
