@@ -47,7 +47,7 @@ SET_SECONDS = 10.0
 which may be never on a broker that has just started (rdkafka_coord.c)."""
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT, *, pause: float = 0.02) -> None:
     """Returns once the condition is true; fails as soon as a running slot of this process has failed."""
 
     def met() -> object:
@@ -56,15 +56,21 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT
             assert slot.failure is None, f"{slot.failure!r} while waiting for: {what}"
         return found
 
-    waiting.wait_until(met, what, seconds)
+    waiting.wait_until(met, what, seconds, pause=pause)
 
 
 def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
-    """The log start offset of a partition; asks again while the brokers do not know a new partition yet."""
+    """The log start offset of a partition."""
+    return watermarks(consumer, partition)[0]
+
+
+def watermarks(consumer: ck.Consumer, partition: ck.TopicPartition) -> tuple[int, int]:
+    """The first and the end offset of a partition; asks again while the brokers do not know a new partition yet."""
     deadline = time.monotonic() + WAIT
     while True:
         try:
-            return int(consumer.get_watermark_offsets(partition, 2)[0])
+            found: tuple[int, int] = consumer.get_watermark_offsets(partition, 2)
+            return found
         except ck.KafkaException:
             if time.monotonic() > deadline:
                 raise
@@ -94,13 +100,19 @@ class Cluster:
     def __init__(self, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers
         self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        # to connect costs ten times as much as a request
         self._consumers = defaultdict[str, list[ck.Consumer]](list)
         """Those that read nothing now, by their isolation levels."""
+        self._producers: list[ck.Producer] = []
+        """Those that write nothing now."""
+        self._of_groups: dict[str, ck.Consumer] = {}
+        """Those that ask for the committed offsets of a group, by groups."""
 
     def close(self) -> None:
         """Ends its clients: a function of a graph, and so a cache, may hold this for longer than the broker lives."""
         del self.admin
-        self._consumers.clear()
+        for clients in (self._consumers, self._producers, self._of_groups):
+            clients.clear()
 
     def create(self, *names: str, partitions: int = 1, replication: int = 1, config: Config = NONE) -> None:
         # a client that has heard of no controller waits for one until its request times out, whatever comes meanwhile
@@ -147,7 +159,9 @@ class Cluster:
         A batch that failed could be sent again after the next one, even with one request in flight (observed): so there
         is never a second batch in the queue.
         """
-        producer = ck.Producer({"bootstrap.servers": self.bootstrap_servers, "acks": "all", "linger.ms": 60_000})
+        common = {"bootstrap.servers": self.bootstrap_servers, "acks": "all", "linger.ms": 60_000}
+        producer = self._producers.pop() if self._producers else ck.Producer(common)
+        metadata(producer, topic)  # a client that has written to the topic would keep to the partitions that it knows
         number, queued = -1 if partition is None else partition, 0
         for i, value in enumerate(values):
             key = keys[i] if keys is not None else None
@@ -157,6 +171,7 @@ class Cluster:
                 assert producer.flush(30) == 0
                 queued = 0
         assert producer.flush(30) == 0
+        self._producers.append(producer)
 
     def transaction(self, transactional_id: str, records: Sequence[tuple[str, bytes]], *, commit: bool = True) -> None:
         """Writes one transaction, committed or aborted, which leaves a marker in each partition."""
@@ -204,10 +219,7 @@ class Cluster:
         return sorted(found)
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
-        """Reads all records up to the last stable offset (or the end), sorted by partition and offset.
-
-        The consumer is kept for the next call: to connect costs more than to read.
-        """
+        """Reads all records up to the last stable offset (or the end), sorted by partition and offset."""
         free = self._consumers[isolation]
         consumer = (
             free.pop()
@@ -224,21 +236,24 @@ class Cluster:
             )
         )
         found: list[Any] = []
-        partitions = self.partitions(topic)
-        starts = [first_offset(consumer, ck.TopicPartition(topic, p)) for p in partitions]
-        consumer.assign([ck.TopicPartition(topic, p, low) for p, low in zip(partitions, starts, strict=True)])
-        left, is_sound = set(partitions), True
+        ranges = {p: watermarks(consumer, ck.TopicPartition(topic, p)) for p in self.partitions(topic)}
+        left, is_sound = {p for p, (low, end) in ranges.items() if low < end}, True
+        consumer.assign([ck.TopicPartition(topic, p, ranges[p][0]) for p in left])
+        count = sum(end - low for low, end in ranges.values())  # a consumer that waits for more fetches on and on
         deadline = time.monotonic() + 30
         while left:
             assert time.monotonic() < deadline, f"{topic} could not be read to its end"
-            for m in consumer.consume(10_000, 0.02):
+            some: list[Any] = consumer.consume(min(count, 10_000), 0.005)
+            for m in some:
                 error = m.error()
                 if error is None:
                     found.append(m)
-                elif error.code() == ck.KafkaError._PARTITION_EOF:
-                    left.discard(m.partition())
+                    is_end = m.offset() + 1 == ranges[m.partition()][1]  # otherwise a marker follows
                 else:
-                    is_sound = False
+                    is_end = error.code() == ck.KafkaError._PARTITION_EOF
+                    is_sound &= is_end
+                if is_end:
+                    left.discard(m.partition())
         if is_sound:
             consumer.unassign()
             free.append(consumer)
@@ -249,7 +264,9 @@ class Cluster:
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """The group's committed offset of each partition that has one; waits for a coordinator that moves or loads."""
-        consumer = ck.Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
+        if group not in self._of_groups:
+            self._of_groups[group] = ck.Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
+        consumer = self._of_groups[group]
         asked = [ck.TopicPartition(topic, p) for p in self.partitions(topic)]
         found: list[ck.TopicPartition] = []
 
@@ -262,8 +279,7 @@ class Cluster:
                 return False
             return True
 
-        with closing(consumer):
-            waiting.wait_until(answered, f"the coordinator of {group} answers")
+        waiting.wait_until(answered, f"the coordinator of {group} answers")
         return {p.partition: p.offset for p in found if p.offset >= 0}
 
     def members(self, group: str) -> list[str]:
@@ -299,7 +315,7 @@ class Cluster:
 
     def await_committed(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Returns once the group's committed offsets are exactly these."""
-        wait_until(lambda: self.committed(group, topic) == offsets, f"{group} at {offsets} of {topic}")
+        wait_until(lambda: self.committed(group, topic) == offsets, f"{group} at {offsets} of {topic}", pause=0.05)
 
 
 FORGETFUL = {
