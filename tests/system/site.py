@@ -7,13 +7,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from kstreams_py.running.remedies import REMEDIES, RUNBOOK
 from tests.system.command import RunningCommand
 from tests.system.harness import wait_until
+
+PAUSE: Final = 0.3
+"""Seconds between two looks at a page: the run has to make it, and most findings take seconds."""
 
 
 class Found(NamedTuple):
@@ -60,7 +63,7 @@ class Site:
             return seen[0][0] == status and re.search(text, seen[0][1]) is not None
 
         try:
-            wait_until(is_there, f"{path} answers {status} {text!r}")
+            wait_until(is_there, f"{path} answers {status} {text!r}", pause=PAUSE)
         except AssertionError as error:
             raise AssertionError(f"{error}: {seen}\n{self.running.text}") from None
         return seen[0][1]
@@ -83,7 +86,7 @@ class Site:
             return said.keys() == expected.keys() and all(re.search(expected[of], said[of]) for of in expected)
 
         try:
-            wait_until(are_found, f"{expected} is found")
+            wait_until(are_found, f"{expected} is found", pause=PAUSE)
         except AssertionError as error:
             raise AssertionError(f"{error}: {seen}\n{self.running.text}") from None
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 from urllib.request import urlopen
 
 import pytest
@@ -34,6 +35,9 @@ def copy(value):
 
 AT_ONCE = 50
 """Records that are sent at once, while code is saved."""
+
+PAUSE = 0.3
+"""Seconds between them; a reload takes several."""
 
 
 def save(path: Path, text: str) -> None:
@@ -63,7 +67,7 @@ def sending(cluster: Cluster, topic: str) -> Iterator[list[bytes]]:
     stopped = threading.Event()
 
     def send() -> None:
-        while not stopped.wait(0.05):
+        while not stopped.wait(PAUSE):
             values = [b"%d" % (len(sent) + i) for i in range(AT_ONCE)]
             sent.extend(values)
             cluster.write(topic, values)
@@ -124,8 +128,21 @@ def test_exactly_once_records_sent_through_reloads_are_delivered_and_shown_once(
     assert running.text.count("changed: ") == reloads
 
 
+WRONG: Final = [
+    (lambda right: f"{right}def (\n", r"SyntaxError: invalid syntax \(graph\.py, line 11\)"),
+    (lambda right: f'{right}graph.topic("__a")\n', r"graph\.py, line 11: topic name '__a' is reserved"),
+    (lambda right: right.replace('Graph("', 'Graph("a b'), r"graph\.py, line 5: .*'a b"),
+]
+"""Changes of a graph, and what is said of them: an exception of Python, and two of this project, which are alike."""
+
+
+@pytest.mark.parametrize("wrong", [WRONG[:2], pytest.param(WRONG[2:], marks=pytest.mark.long)])
 def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
-    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+    cluster: Cluster,
+    settings: MakeSettings,
+    name: str,
+    tmp_path: Path,
+    wrong: list[tuple[Callable[[str], str], str]],
 ) -> None:
     file = write_graph(tmp_path, name)
     right = GRAPH.format(name=name)
@@ -151,15 +168,8 @@ def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
         cluster.write(f"{name}.in", [b"bad"])
         running.await_text(rf'\[{name}.errors\] .*"error": "builtins.KeyError".*"value": "bad"')
         before = len(running.text)
-        for number, (wrong, why) in enumerate(
-            (
-                (f"{right}def (\n", r"SyntaxError: invalid syntax \(graph\.py, line 11\)"),
-                (f'{right}graph.topic("__a")\n', r"graph\.py, line 11: topic name '__a' is reserved"),
-                (right.replace(f'"{name}"', '"a b"'), r"graph\.py, line 5: .*'a b'"),
-            ),
-            1,
-        ):
-            save(file, wrong)
+        for number, (change, why) in enumerate(wrong, 1):
+            save(file, change(right))
             running.await_text(rf"(?s)\A.{{{before}}}(?:.*?ERROR){{{number}}}")
             error = re.findall(r"^.*ERROR.*$", running.text, flags=re.MULTILINE)[-1]
             assert re.search(why, error), running.text

@@ -204,6 +204,8 @@ def output(topic: str, value: bytes) -> list[Output]:
     return [(topic, value, None, 0, None, None, 0, None)]
 
 
+# in the quick tier, test_kafka_cluster.py looks for new leaders, and test_session_table.py has too few replicas
+@pytest.mark.long
 def test_ends_are_read_from_new_leaders_and_committed_waits_while_a_broker_is_down(
     brokers: EmbeddedKafka, recorder: Recorder, new_settings: Callable[..., Settings], name: str
 ) -> None:
