@@ -29,10 +29,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture
-def cluster(broker: Any) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster_of_file(broker: Any) -> Iterator[Cluster]:
+    """The clients of all tests of a file: to connect costs more than most tests ask for."""
     with closing(Cluster(broker.bootstrap_servers)) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(cluster_of_file: Cluster) -> Iterator[Cluster]:
+    yield cluster_of_file
+    cluster_of_file.forget_groups()
 
 
 @pytest.fixture

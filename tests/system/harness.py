@@ -114,6 +114,10 @@ class Cluster:
         for clients in (self._consumers, self._producers, self._of_groups):
             clients.clear()
 
+    def forget_groups(self) -> None:
+        """Ends the clients of groups, which no other test asks for."""
+        self._of_groups.clear()
+
     def create(self, *names: str, partitions: int = 1, replication: int = 1, config: Config = NONE) -> None:
         # a client that has heard of no controller waits for one until its request times out, whatever comes meanwhile
         wait_until(lambda: metadata(self.admin, names[0]).controller_id >= 0, "the controller is known")

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import confluent_kafka as ck
-from confluent_kafka.admin import AdminClient
 
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.records import TopicPartition
@@ -54,8 +53,8 @@ class Recorder:
     def __init__(self, bootstrap_servers: str) -> None:
         self.history = History()
         self.cluster = Cluster(bootstrap_servers)
+        self.admin = self.cluster.admin
         self.common: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
-        self.admin = AdminClient(self.common)
         self.topics: set[str] = set()
         self._consumers: dict[str, ck.Consumer] = {}
 
@@ -227,8 +226,8 @@ class Feeder:
     def _run(self) -> None:
         try:
             self._write(self._at_once)
-            while not self._ending.wait(0.1):  # the pace
-                self._write(self._per_second // 10)
+            while not self._ending.wait(0.25):  # the pace: a worker commits what comes at once
+                self._write(self._per_second // 4)
             assert self._producer.flush(60) == 0, "not all records were acknowledged"
         except BaseException as error:
             self.failure = error
