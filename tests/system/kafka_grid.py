@@ -120,7 +120,7 @@ def cover_pairs(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def cover_branches(cells: Sequence[Cell]) -> list[Cell]:
-    """Chooses cells that have each kind, each branch of a recovery, each start, each persistence and each cluster."""
+    """Chooses cells that have each kind, each branch of a recovery, each start and each persistence."""
 
     def factors(cell: Cell) -> set[Any]:
         case = cell.case
@@ -128,7 +128,6 @@ def cover_branches(cells: Sequence[Cell]) -> list[Cell]:
             case.kind,
             cell.start,
             case.journal is None,
-            case.cluster,
             cell.point in ("CP29", "CP30") and cell.point,
         ]
         found += [branch_after(cell.point, case, cell.earlier)] if case.journal else []
