@@ -42,14 +42,16 @@ class Launched:
         self,
         arguments: tuple[object, ...],
         environment: Mapping[str, str],
+        module: str = "kstreams_py",
+        /,
         *,
         cwd: Path | None = None,
         stdin: int | None = None,
         stdout: int,
         stderr: int,
     ) -> None:
-        """The standard streams are file descriptors; `stdin` is the null device if it is None."""
-        request = [list(map(str, arguments)), dict(environment), str(cwd or Path.cwd())]
+        """The standard streams are file descriptors; `stdin` is the null device if it is None. Runs `module`."""
+        request = [[module, *map(str, arguments)], dict(environment), str(cwd or Path.cwd())]
         self._status, status = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
         try:
@@ -128,7 +130,7 @@ def _launcher() -> _Launcher:
 def serve(channel: socket.socket) -> list[str] | None:
     """Forks for each request, and reports the process id and then the exit status of each child.
 
-    Returns the arguments in a child, and None in the launcher at the end of the requests.
+    Returns the module and the arguments in a child, and None in the launcher at the end of the requests.
     """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -193,5 +195,5 @@ if __name__ == "__main__":
     typer.main.get_command(kstreams_py.cli.main.app)
     gc.freeze()  # what is imported is not copied by the garbage collection of a child
     if (given := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
-        sys.argv[1:] = given
-        runpy.run_module("kstreams_py", run_name="__main__", alter_sys=True)
+        module, *sys.argv[1:] = given
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

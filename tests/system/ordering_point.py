@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -23,6 +22,7 @@ from kstreams_py.ordering.steps import Answer, Begin, Begun, Complete, Drop, Fin
 from kstreams_py.ordering.storage import Incarnation
 from kstreams_py.ordering.worker import OrderingWorker
 from kstreams_py.settings import Settings
+from tests.system.launcher import Launched
 from tests.waiting import WAIT
 
 NAME: Final = "dying"
@@ -53,8 +53,7 @@ BATCHES: Final = {"all is begun at once": 3}
 def die_at(point: str, store: str, topic: str, cluster: Any) -> int:
     """The exit status of a worker that was to come to a point."""
     where = (store, topic, cluster.bootstrap_servers, str(BATCHES.get(point, 1)), point)
-    done = subprocess.run([sys.executable, "-m", "tests.system.ordering_point", *where], timeout=WAIT, check=False)
-    return done.returncode
+    return Launched(where, os.environ, "tests.system.ordering_point", stdout=1, stderr=2).wait(WAIT)
 
 
 def die() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -19,8 +18,9 @@ from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.front_end import open_storage
 from tests.system.harness import Cluster
+from tests.system.launcher import Launched
 from tests.system.ordering_point import NAME, SENDING, STEPS, die_at
-from tests.waiting import wait_until
+from tests.waiting import WAIT, wait_until
 
 OBJECTS: Final = ("a", "b")
 
@@ -79,13 +79,13 @@ def test_worker_that_is_killed_at_each_point_sends_each_event_in_order(
             assert die_at(point, store, name, cluster) == -signal.SIGKILL, point
         (status,) = storage.workers()
         assert (status.name, status.number) == (NAME, len(points))
-        command = [sys.executable, "-m", "kstreams_py", "order", "--name", NAME, "--store", store, "--topic", name]
-        with subprocess.Popen([*command, "-b", cluster.bootstrap_servers]) as last:
-            try:
-                wait_until(lambda: storage.objects() == [], "all events are sent")
-            finally:
-                last.terminate()
-        assert last.returncode == 0
+        words = ("order", "--name", NAME, "--store", store, "--topic", name, "-b", cluster.bootstrap_servers)
+        last = Launched(words, os.environ, stdout=1, stderr=2)
+        try:
+            wait_until(lambda: storage.objects() == [], "all events are sent")
+        finally:
+            last.terminate()
+        assert last.wait(WAIT) == 0
         assert storage.workers()[0].objects == {}
     chains, copies = read_chains(cluster, name)
     assert chains == queued

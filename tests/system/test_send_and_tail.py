@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,28 +14,30 @@ import confluent_kafka as ck
 from kstreams_py import Settings
 from tests.system.command import Finished, clean_environment, command, kstreams
 from tests.system.harness import Cluster, wait_until
+from tests.system.launcher import Launched
 from tests.waiting import WAIT, accept_interrupts
 
 MakeSettings = Callable[..., Settings]
 
-NUMBERS = 5_000
+NUMBERS = 2_000
 
 
 def send(environment: dict[str, str], topic: str, lines: str) -> Finished:
     return kstreams("send", topic, environment=environment, typed=lines)
 
 
-def head(environment: dict[str, str], topic: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """The first line of `kstreams tail`, in a pipe that ends after it."""
-    return subprocess.run(
-        f"{sys.executable} -m kstreams_py tail {topic} {' '.join(options)} | head -1",
-        shell=True,
-        env=clean_environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=True,
-    )
+def head(environment: dict[str, str], topic: str, *options: str) -> tuple[str, str]:
+    """The first line of `kstreams tail`, in a pipe that ends after it, and what comes to stderr."""
+    ours, theirs = os.pipe()
+    with tempfile.TemporaryFile("w+") as err:
+        words = ("tail", topic, *options)
+        process = Launched(words, clean_environment(environment), stdout=theirs, stderr=err.fileno())
+        os.close(theirs)
+        with os.fdopen(ours, encoding="utf-8") as out:
+            line = out.readline()
+        process.wait(WAIT)
+        err.seek(0)
+        return line, err.read()
 
 
 def test_lines_that_are_sent_are_printed_in_the_order_of_their_partition(
@@ -55,7 +57,7 @@ def test_lines_that_are_sent_are_printed_in_the_order_of_their_partition(
     newest = kstreams("tail", name, "-n", 1, "--partition", records[-1]["partition"], environment=environment)
     assert json.loads(newest.out) == records[-1]
     piped = head(environment, name, "--from", "beginning")
-    assert (piped.stdout, piped.stderr) == (everything.out.splitlines(keepends=True)[0], "")
+    assert piped == (everything.out.splitlines(keepends=True)[0], "")
 
 
 def test_line_that_the_broker_refuses_is_named_with_those_of_its_batch(
@@ -123,5 +125,5 @@ def test_followed_topic_ends_with_its_reader_though_no_record_comes(
     environment = settings().as_environment()
     cluster.create(name)
     send(environment, name, '{"value": "first"}\n')
-    piped = head(environment, name, "--follow")
-    assert ([json.loads(line)["value"] for line in piped.stdout.splitlines()], piped.stderr) == (["first"], "")
+    line, err = head(environment, name, "--follow")
+    assert (json.loads(line)["value"], err) == ("first", "")
