@@ -142,14 +142,14 @@ def new_app(cluster: Cluster, name: str) -> Callable[[str], RefusingApp]:
 def test_refused_outputs_are_dead_letters_and_all_others_are_delivered(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, guarantee: str, refusal: str
 ) -> None:
-    """First one refused output among 400, then several among 100, the first and the last included."""
+    """First one refused output among 60, then several among 20, the first and the last included."""
     app = new_app(refusal)
-    values, later = numbered(400, [237]), numbered(100, [0, 60, 99], "later-")
+    values, later = numbered(60, [37]), numbered(20, [0, 12, 19], "later-")
     app.write(app.left, values)
     with running(app.graph(guarantee), settings()):
-        app.await_committed(400)
+        app.await_committed(60)
         app.write(app.left, later)
-        app.await_committed(500)
+        app.await_committed(80)
     assert_delivered(guarantee, app.cluster.values(app.target), good([*values, *later]))
     assert_delivered(guarantee, app.dead_letters, [(value,) for value in [*values, *later] if b"bad" in value])
 
@@ -189,10 +189,10 @@ def test_refused_output_of_each_kind_of_processor_makes_a_dead_letter_of_its_ste
     of_one = make_function(app.result)
     graph = ks.Graph(app.name, guarantee=guarantee, errors=app.errors)
     left, right, target = (graph.topic(each) for each in (app.left, app.right, app.target))
-    values, seconds = numbered(300, [0, 7, 150]), numbered(300, prefix="r-")
+    values, seconds = numbered(50, [0, 7, 25]), numbered(50, prefix="r-")
     expected: list[bytes] = good(values)
     dead: list[tuple[bytes, ...]] = [(value,) for value in values if b"bad" in value]
-    ends: tuple[int, ...] = (300,)
+    ends: tuple[int, ...] = (50,)
     if kind == "batch":
         graph.map(left, to=target, id="step", batch=True)(lambda batch: [of_one(value) for value in batch])
     elif kind == "generator":
@@ -215,10 +215,10 @@ def test_refused_output_of_each_kind_of_processor_makes_a_dead_letter_of_its_ste
         pairs = list(zip(values, seconds, strict=True))
         expected = good([a + b"+" + b for a, b in pairs])
         dead = [(a, b) for a, b in pairs if b"bad" in a]
-        ends = (300, 300)
+        ends = (50, 50)
     else:
         graph.alts(left, right, to=target, id="step")(of_one)
-        ends = (300, 300)
+        ends = (50, 50)
     app.write(app.left, values)
     if len(ends) == 2:
         app.write(app.right, seconds)
@@ -243,10 +243,10 @@ def test_fork_with_one_refused_output_makes_a_dead_letter_of_the_step(
     graph = ks.Graph(app.name, guarantee=guarantee, errors=app.errors)
     left, target, other = (graph.topic(each) for each in (app.left, app.target, app.other))
     graph.map(left, to=[target, other], id="step")(lambda value: {target: of_one(value), other: value})
-    values = numbered(300, [0, 7, 150])
+    values = numbered(50, [0, 7, 25])
     app.write(app.left, values)
     with running(graph, settings()):
-        app.await_committed(300)
+        app.await_committed(50)
     expected, others = good(values), app.cluster.values(app.other)
     assert_delivered(guarantee, app.cluster.values(app.target), expected)
     if guarantee == "exactly_once":

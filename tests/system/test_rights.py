@@ -99,6 +99,7 @@ def broker_with_rights() -> Iterator[BrokerWithRights]:
 
 TOPIC, GROUP, TRANSACTIONAL_ID = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 CASES: dict[str, tuple[ResourceType, str, AclOperation]] = {
+    "write the beginnings": (TOPIC, "__ks.{name}.beginnings", AclOperation.WRITE),  # until they are written
     "read the input": (TOPIC, "{name}.in", AclOperation.READ),
     "describe the input": (TOPIC, "{name}.in", AclOperation.DESCRIBE),
     "read the settings of the input": (TOPIC, "{name}.in", AclOperation.DESCRIBE_CONFIGS),
@@ -108,7 +109,6 @@ CASES: dict[str, tuple[ResourceType, str, AclOperation]] = {
     "describe the group": (GROUP, "{name}.step", AclOperation.DESCRIBE),
     "write the transactional id": (TRANSACTIONAL_ID, "{name}.step.0", AclOperation.WRITE),
     "describe the transactional id": (TRANSACTIONAL_ID, "{name}.step.0", AclOperation.DESCRIBE),
-    "write the beginnings": (TOPIC, "__ks.{name}.beginnings", AclOperation.WRITE),
 }
 
 
@@ -178,30 +178,39 @@ BOTH = ["exactly_once", "at_least_once"]
 WRITTEN = ["write the output", "read the group"]
 """The requests that a guarantee has of its own: the others are the same under each, and so their cells are long."""
 
-
-def cells(cases: Iterable[str]) -> list[Any]:
-    """Cases under both guarantees, as far as those have them."""
-    return [
-        pytest.param(each, case, marks=[pytest.mark.long] if each != "exactly_once" and case not in WRITTEN else [])
-        for case in cases
-        for each in BOTH
-        if each == "exactly_once" or "transactional" not in case
-    ]
+OTHERS = [case for case in CASES if case not in WRITTEN and "transactional" not in case]
 
 
-@pytest.mark.parametrize(("guarantee", "case"), cells(CASES))
+@pytest.mark.parametrize(
+    ("guarantee", "cases"),
+    [
+        ("exactly_once", CASES),
+        ("at_least_once", WRITTEN),
+        pytest.param("at_least_once", OTHERS, marks=pytest.mark.long),
+    ],
+    ids=["exactly_once", "at_least_once, written", "at_least_once, others"],
+)
 def test_missing_right_is_named_with_its_object(
-    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str, case: str
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str, cases: Iterable[str]
 ) -> None:
-    kind, of, operation = CASES[case]
-    app, of = MapApp(broker_with_rights, name, settings, guarantee), of.format(name=name)
-    with broker_with_rights.denied(kind, of, operation):
-        app.check_is_refused(*expected_words(kind, of, operation))
-        assert app.cluster.values(app.target) == []
+    app = MapApp(broker_with_rights, name, settings, guarantee)
+    for case in cases:
+        kind, of, operation = CASES[case]
+        of = of.format(name=name)
+        with broker_with_rights.denied(kind, of, operation):
+            app.check_is_refused(*expected_words(kind, of, operation))
+            assert app.cluster.values(app.target) == [], case
     app.check_works()
 
 
-@pytest.mark.parametrize(("guarantee", "case"), cells(["read the input", *WRITTEN]))
+@pytest.mark.parametrize(
+    ("guarantee", "case"),
+    [
+        ("exactly_once", "read the input"),
+        pytest.param("at_least_once", "read the input", marks=pytest.mark.long),
+        *((guarantee, case) for guarantee in BOTH for case in WRITTEN),
+    ],
+)
 def test_right_removed_while_running_is_named(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, guarantee: str, case: str
 ) -> None:
