@@ -317,7 +317,11 @@ def test_custom_serde_that_returns_no_bytes_makes_a_dead_letter(
     assert [values for _, values in pipe.dead_letters] == [[b"odd"]]
 
 
-@pytest.mark.parametrize("generator", [False, True], ids=["returned", "yielded"])
+@pytest.mark.parametrize(
+    "generator",
+    # in the quick tier, test_kinds.py has a generator of which all outputs are written, or none
+    [pytest.param(False, id="returned"), pytest.param(True, id="yielded", marks=pytest.mark.long)],
+)
 def test_fork_with_one_output_that_does_not_encode_writes_none_of_them(
     pipe: Pipe, cluster: Cluster, settings: MakeSettings, name: str, generator: bool
 ) -> None:
@@ -452,26 +456,21 @@ def worker(pipe: Pipe, tmp_path: Path, settings: MakeSettings) -> Iterator[Calla
         each.kill()
 
 
-@pytest.mark.parametrize(
-    ("raises", "status"),
-    [
+def test_stopping_exception_commits_earlier_records_and_its_record_is_read_again(
+    pipe: Pipe, cluster: Cluster, worker: Callable[[str], WorkerProcess], tmp_path: Path
+) -> None:
+    cluster.write(pipe.source, [b"0", b"bad", b"odd", b"3"])
+    for raises, status in (  # each start reads the record again
         ("raise KeyError('gone')", 1),
         ("raise SinkUnavailable('the disk is full: make room')", 3),
         ("raise ks.Stop('enough')", 0),
-    ],
-    ids=["unhandled", "framework", "stop"],
-)
-def test_stopping_exception_commits_earlier_records_and_its_record_is_read_again(
-    pipe: Pipe, cluster: Cluster, worker: Callable[[str], WorkerProcess], tmp_path: Path, raises: str, status: int
-) -> None:
-    cluster.write(pipe.source, [b"0", b"bad", b"odd", b"3"])
-    for _ in range(2):  # each start reads the record again
+    ):
         stopped = worker(raises)
         assert stopped.wait() == status, stopped.text
         cluster.await_markers(pipe.target, pipe.errors)
         assert (pipe.outputs, pipe.committed, pipe.dead_letters) == ([b"0", b"bad"], 2, [])
     (tmp_path / "mended").touch()
-    mended = worker(raises)
+    mended = worker("pass")
     pipe.await_committed(4)
     mended.send(signal.SIGTERM)
     assert mended.wait() == 0, mended.text
@@ -504,26 +503,27 @@ def await_failure(slot: RunningSlot) -> BaseException | None:
 FRAMEWORK = [errors.KStreamsError, errors.Replaced, errors.ClientError, errors.Abortable, errors.Fenced]
 
 
-@pytest.mark.parametrize("kind", FRAMEWORK, ids=lambda kind: kind.__name__)
 def test_framework_error_raised_by_a_function_stops_the_worker_and_discards_the_step(
-    pipe: Pipe, cluster: Cluster, settings: MakeSettings, kind: type[Exception]
+    pipe: Pipe, cluster: Cluster, settings: MakeSettings
 ) -> None:
-    calls: list[bytes] = []
+    calls: list[type[Exception]] = []
 
     def function(value: bytes) -> bytes:
         if value == b"odd":
-            calls.append(value)
+            calls.append(kind)
             raise kind("from the function")
         return value
 
     cluster.write(pipe.source, [b"0", b"odd", b"2"])
-    failure = await_failure(RunningSlot(pipe.graph(function), settings()))
-    assert type(failure) is kind
-    cluster.await_markers(pipe.target)
-    assert (pipe.outputs, pipe.committed, pipe.dead_letters) == ([b"0"], 1, [])
-    assert len(calls) == 1
+    for kind in FRAMEWORK:
+        failure = await_failure(RunningSlot(pipe.graph(function), settings()))
+        assert type(failure) is kind
+        cluster.await_markers(pipe.target)
+        assert (pipe.outputs, pipe.committed, pipe.dead_letters) == ([b"0"], 1, []), kind
+    assert calls == FRAMEWORK, "each is raised once"
 
 
+@pytest.mark.long  # in the quick tier, test_runner.py has these results
 @pytest.mark.parametrize("result", [b"no dict", {"unknown": b"1"}], ids=["no dict", "unknown topic"])
 def test_fork_result_without_a_declared_topic_stops_the_worker_by_name(
     pipe: Pipe, cluster: Cluster, settings: MakeSettings, name: str, result: Any
@@ -582,17 +582,18 @@ UNHANDLED, STOP = Rejected("unhandled"), ks.Stop("enough")
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        pytest.param(kind, error, id=f"{kind}-{'stop' if error is STOP else 'unhandled'}")
-        for kind, error in [
-            ("map", UNHANDLED),
-            ("generator", STOP),
-            ("batch", UNHANDLED),
-            ("batch", STOP),
-            ("sink", STOP),
-            ("join", UNHANDLED),
-            ("alts", UNHANDLED),
-            ("alts", STOP),
+        pytest.param(
+            kind,
+            error,
+            id=f"{kind}-{'stop' if error is STOP else 'unhandled'}",
+            marks=() if is_quick else pytest.mark.long,
+        )
+        # each kind once in the quick tier: a runner ends at both alike; the tests above and below have a map
+        for is_quick, cells in [
+            (True, [("generator", STOP), ("batch", STOP), ("sink", STOP), ("join", UNHANDLED), ("alts", UNHANDLED)]),
+            (False, [("map", UNHANDLED), ("batch", UNHANDLED), ("alts", STOP)]),
         ]
+        for kind, error in cells
     ],
 )
 def test_exactly_once_stop_in_mid_batch_then_a_new_start_delivers_each_record_once(
