@@ -25,7 +25,7 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.testing import Expected, Kind, explain
 from tests.clusters import open_cluster
-from tests.system.app import MakeSettings, decode_dead_letter
+from tests.system.app import SHORT, MakeSettings, decode_dead_letter
 from tests.system.harness import WorkerProcess, wait_until
 from tests.system.promises import assert_kept
 from tests.system.recorder import Reader, Record, Recorder
@@ -222,7 +222,11 @@ class Verified:
         worker.send(signal.SIGSTOP)
         for group in groups:
             is_member = f"{group}.{slot}"
-            wait_until(lambda: is_member not in self.recorder.cluster.members(group), f"{is_member} is given up")  # noqa: B023
+            wait_until(
+                lambda: is_member not in self.recorder.cluster.members(group),  # noqa: B023
+                f"{is_member} is given up",
+                pause=0.25,
+            )
         worker.send(signal.SIGCONT)
 
     @property
@@ -331,7 +335,7 @@ CELLS = [
         id=f"{'overlapping' if overlap else 'one by one'}-{'one round' if rounds == 1 else 'six rounds'}-{guarantee}",
     )
     for overlap in (False, True)
-    for rounds, per_second in ((1, 40), (6, 600))
+    for rounds, per_second in ((1, 80), (6, 600))
     for guarantee in Guarantee
 ]
 """Each guarantee once in the quick tier, with calls that overlap where that changes what is committed when.
@@ -353,7 +357,8 @@ def test_workers_stopped_killed_and_added_outputs_equal_the_oracles(
 ) -> None:
     """A worker is frozen past its session under exactly_once: the others cannot refuse what a zombie has sent."""
     calls = overlapping(guarantee) if overlap else ONE_BY_ONE
-    short_lived = settings(session_timeout_ms=4_000, transaction_timeout_ms=3_000)
+    # fewer commits than every 100 ms by twelve members, and still several between two faults
+    short_lived = settings(**(SHORT | {"commit_interval_ms": 300}))
     with ExitStack() as cleanup:
         app = Verified(tmp_path, name, short_lived, cleanup, guarantee, calls)
         recorder = app.recorder
