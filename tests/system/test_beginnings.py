@@ -15,7 +15,7 @@ from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.kafka.administration import GroupAdmin
 from tests.system.app import GUARANTEES, MakeSettings
-from tests.system.harness import Cluster, RunningSlot, metadata, running, wait_until
+from tests.system.harness import Cluster, RunningSlot, running, wait_until
 
 each_guarantee = pytest.mark.parametrize(
     "guarantee", [GUARANTEES[0], *(pytest.param(each, marks=pytest.mark.long) for each in GUARANTEES[1:])]
@@ -77,10 +77,11 @@ YEAR = "525600"
 @pytest.mark.parametrize(
     ("guarantee", "reset"),
     # where a group begins is decided before its guarantee acts: each of both once
-    [("exactly_once", "earliest"), ("at_least_once", "latest"), ("at_most_once", "earliest")]
-    + [
-        pytest.param(*each, marks=pytest.mark.long)
-        for each in (("exactly_once", "latest"), ("at_least_once", "earliest"), ("at_most_once", "latest"))
+    [
+        pytest.param(guarantee, reset, marks=() if is_quick else pytest.mark.long)
+        for guarantee in GUARANTEES
+        for reset in ("earliest", "latest")
+        for is_quick in [(guarantee, reset) in (("exactly_once", "earliest"), ("at_least_once", "latest"))]
     ],
 )
 def test_worker_whose_committed_offsets_are_lost_stops_until_they_are_set(
@@ -142,9 +143,7 @@ def test_topic_deleted_and_created_again_is_read_from_its_start(
     job = Job(cluster, name, settings, "exactly_once")
     cluster.write(job.source, numbered(0, 10))
     job.run_until_committed(10)
-    for future in cluster.admin.delete_topics([job.source]).values():
-        future.result()
-    wait_until(lambda: job.source not in metadata(cluster.admin).topics, "the topic is deleted")
+    cluster.delete(job.source)
     cluster.create(job.source)
     cluster.write(job.source, numbered(10, 15))
     job.run_until_committed(5)

@@ -15,6 +15,8 @@ from tests.contract.targets import PostgreSQLTarget
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.recorder import Recorder
 
+pytestmark = pytest.mark.long  # in the quick tier, test_retries.py has a service, unit/test_stored_rows.py a target
+
 HEAD = """
 import time
 from pathlib import Path
@@ -113,7 +115,6 @@ def test_function_whose_database_goes_away_is_retried_and_each_row_is_stored_onc
     app.verify(30)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("policy", [RETRY.format("stop"), "stop_on=psycopg.OperationalError"], ids=["retry", "none"])
 def test_function_whose_database_stays_away_ends_the_worker_until_a_later_start(app: App, policy: str) -> None:
     own_table(app)

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fastavro import parse_schema, schemaless_reader
 
 import kstreams_py as ks
@@ -89,6 +90,7 @@ def test_writers_of_two_versions_are_read_by_a_graph_with_a_third_while_all_run(
     assert len({(v or b"")[:5] for v in cluster.values(topic)}) == 2
 
 
+@pytest.mark.long  # in the quick tier, test_serdes.py has what a reader refuses, test_errors.py its dead letter
 def test_record_that_the_reader_cannot_resolve_is_a_dead_letter_until_it_is_mended(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
 ) -> None:

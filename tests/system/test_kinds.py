@@ -139,6 +139,7 @@ def test_join_takes_one_record_of_each_input_per_step(cluster: Cluster, settings
     assert cluster.values(target) == [f"l{i}r{i}".encode() for i in range(4)]
 
 
+@pytest.mark.long  # in the quick tier, test_journal.py has it, and forks and joins are here
 def test_join_fork_writes_to_several_topics(cluster: Cluster, settings: MakeSettings, name: str) -> None:
     left, right, low, high = (f"{name}.{end}" for end in ("left", "right", "low", "high"))
     cluster.create(left, right, low, high)
@@ -175,6 +176,7 @@ def test_alts_takes_every_record_of_every_input_once(cluster: Cluster, settings:
     assert len(set(hashes(cluster.read(target)))) == 120
 
 
+@pytest.mark.long  # in the quick tier, test_journal.py has it, and forks and alts are here
 def test_alts_fork_writes_to_the_topics_it_names(cluster: Cluster, settings: MakeSettings, name: str) -> None:
     a, b, x, y = (f"{name}.{end}" for end in "abxy")
     cluster.create(a, b, x, y)

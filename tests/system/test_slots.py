@@ -60,11 +60,11 @@ class Feed:
 
     @contextmanager
     def keep_writing(self) -> Iterator[None]:
-        """Writes without a pause inside the block."""
+        """Writes inside the block."""
         stopping = threading.Event()
 
         def write() -> None:
-            while not stopping.is_set():
+            while not stopping.wait(0.1):  # the pace
                 self.write(25)
 
         thread = threading.Thread(target=write, daemon=True)
@@ -91,7 +91,11 @@ class Feed:
         assert self.read(topic) == self.expected
 
 
-@pytest.mark.parametrize("guarantee", list(Guarantee))
+@pytest.mark.parametrize(
+    "guarantee",
+    # in the quick tier, test_errors.py has a stop under each guarantee
+    [pytest.param(each, marks=() if each is Guarantee.EXACTLY_ONCE else pytest.mark.long) for each in Guarantee],
+)
 def test_workers_that_leave_hand_their_partitions_over_and_records_are_copied_once(
     cluster: Cluster, settings: MakeSettings, name: str, guarantee: Guarantee
 ) -> None:
@@ -264,15 +268,18 @@ def test_release_of_a_slot_that_still_runs_lets_its_worker_join_again(deployment
         assert [worker.wait() for worker in workers] == [0, 0]
 
 
-def test_slots_list_without_a_broker_prints_one_message(deployment: Deployment) -> None:
-    deployment.environment |= {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "6000"}
+def test_slots_list_without_a_broker_prints_one_message(tmp_path: Path) -> None:
+    file = tmp_path / "graph_of_two.py"
+    file.write_text(GRAPH.format(name="two"))
+    environment = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "3000"}
     message = (
-        f"error: BrokerUnavailable: describing groups '{deployment.name}.first', '{deployment.name}.second' "
-        "(KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1']): no broker at 127.0.0.1:1 answers within 6 s: "
+        "error: BrokerUnavailable: describing groups 'two.first', 'two.second' "
+        "(KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1']): no broker at 127.0.0.1:1 answers within 3 s: "
         "start one, correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or correct the credentials (sasl.*, "
         "ssl.*)\n"
     )
-    assert deployment.slots("list") == (3, "", message)
+    done = kstreams("slots", "list", file, environment=environment)
+    assert (done.status, done.out, done.err) == (3, "", message)
 
 
 def test_group_admin_request_without_an_answer_ends_after_its_time_limit(settings: MakeSettings) -> None:
