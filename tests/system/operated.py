@@ -10,7 +10,7 @@ from pathlib import Path
 import kstreams_py as ks
 from tests.clusters import open_cluster
 from tests.system.command import Finished, kstreams
-from tests.system.harness import Cluster, WorkerProcess, metadata, wait_until
+from tests.system.harness import Cluster, WorkerProcess, wait_until
 
 MAP = "graph.map(topic('in'), to=topic('out'), id='work')(lambda value: value)"
 JOURNALED = "graph.map(topic('in'), to=topic('out'), id='work', persistence='journal')(lambda value: value)"
@@ -38,6 +38,7 @@ class Site:
             encoding="utf-8",
         )
         cluster.create(*(f"{name}.{topic}" for topic in (*topics, "out")))
+        self._inputs = [self.topic(end) for end in topics if end in ("in", "a", "b")]
 
     def topic(self, end: str) -> str:
         return f"{self.name}.{end}"
@@ -92,9 +93,7 @@ class Site:
         assert ended.status == 0, ended
 
     def positions(self) -> dict[str, dict[int, int]]:
-        known = metadata(self.cluster.admin).topics
-        inputs = [self.topic(end) for end in ("in", "a", "b") if self.topic(end) in known]
-        return {topic: self.cluster.committed(self.group, topic) for topic in inputs}
+        return {topic: self.cluster.committed(self.group, topic) for topic in self._inputs}
 
     def topic_id(self, end: str) -> str:
         kafka = open_cluster(ks.Settings(bootstrap_servers=self.cluster.bootstrap_servers))

@@ -11,7 +11,7 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings
 from tests.system.app import MakeSettings
-from tests.system.harness import Cluster, metadata, running, wait_until
+from tests.system.harness import Cluster, running, wait_until
 
 
 class Merge:
@@ -45,9 +45,7 @@ class Merge:
 
     def recreate(self, end: str) -> None:
         topic = f"{self.name}.{end}"
-        for future in self.cluster.admin.delete_topics([topic]).values():
-            future.result()
-        wait_until(lambda: topic not in metadata(self.cluster.admin).topics, f"{topic} is deleted")
+        self.cluster.delete(topic)
         self.cluster.create(topic)
 
 

@@ -213,12 +213,12 @@ def test_journal_stays_bounded(
     monkeypatch.setattr(deliveries, "TRUNCATED_EVERY", 10)
     source, target = f"{name}.in", f"{name}.out"
     cluster.create(source, target)
-    values = [b"%d" % n for n in range(50)]
+    values = [b"%d" % n for n in range(25)]
     cluster.write(source, values)
     graph = ks.Graph(name)
     graph.map(graph.topic(source), to=graph.topic(target), id="copy", persistence=ONE_BY_ONE)(lambda value: value)
     with running(graph, settings()):
-        cluster.await_committed(f"{name}.copy", source, {0: 50})
+        cluster.await_committed(f"{name}.copy", source, {0: 25})
     assert cluster.values(target) == values
     kept = types_of(cluster, f"__ks.{name}.copy.journal")
     assert kept[:2] == ["snapshot", "attempt-output"]

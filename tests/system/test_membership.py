@@ -118,7 +118,7 @@ class Deployment:
         stopping = threading.Event()
 
         def write() -> None:
-            while not stopping.wait(0.05):  # the pace
+            while not stopping.wait(0.2):  # the pace
                 for processor in self.processors:
                     for partition in range(self.partitions):
                         self.write(processor, 20, partition)

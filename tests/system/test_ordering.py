@@ -40,7 +40,7 @@ CHANGES: Final = 300
 FAULTS: Final = 5
 """The least number of these faults."""
 
-FEW: Final = 96
+FEW: Final = 60
 """Changes of each front end where one thing happens to a worker."""
 
 

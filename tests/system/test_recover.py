@@ -11,7 +11,7 @@ import pytest
 
 from kstreams_py.processing.choices import Choices, Start
 from tests.system.command import Finished
-from tests.system.harness import Cluster, WorkerProcess, metadata, wait_until
+from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.operated import ALTS, JOIN, JOURNALED, MAP, Site
 
 
@@ -250,9 +250,7 @@ def test_export_is_restored_after_the_graph_went_on_and_other_files_are_refused(
     assert here.positions() == saved
     assert here.run_until(6) == digits(0, 4) + digits(2, 4)
     _refuse_files(here, json.loads(exported.out), file)
-    for future in cluster.admin.delete_topics([here.topic("in")]).values():
-        future.result()
-    wait_until(lambda: here.topic("in") not in metadata(cluster.admin).topics, "the topic is deleted")
+    cluster.delete(here.topic("in"))
     cluster.create(here.topic("in"))
     file.write_text(exported.out, encoding="utf-8")
     assert "was deleted and created again since" in here.refused("restore", file)
