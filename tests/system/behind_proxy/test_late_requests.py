@@ -266,6 +266,7 @@ def kinds(scene: Scene) -> set[Kind]:
     return {anomaly.kind for anomaly in scene.anomalies()}
 
 
+@pytest.mark.long  # nothing of the product runs: it shows that the fault is one
 def test_plain_loop_late_end_txn_commits_a_part_of_the_next_transaction(scene: Scene) -> None:
     """KAFKA-17754: readers get outputs of a transaction that was aborted, or whose commit was not requested yet.
 

@@ -42,6 +42,7 @@ def numbered(first: int, last: int) -> list[bytes]:
     return [str(i).encode() for i in range(first, last)]
 
 
+@pytest.mark.long  # in the quick tier, test_late_requests.py: what is late is of an old epoch
 def test_requests_that_timed_out_make_a_new_producer_before_the_next_transaction(
     own_broker: EmbeddedKafka, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,6 +114,7 @@ def test_transaction_timed_out_by_the_broker_is_repeated_and_is_no_replacement(
     assert "the broker timed the transaction out after" in caplog.text
 
 
+@pytest.mark.long  # in the quick tier, test_diagnosis.py has a slot that another process takes
 def test_second_worker_in_a_slot_replaces_the_first_which_ends(
     cluster: Cluster, settings: MakeSettings, name: str
 ) -> None:
