@@ -123,17 +123,20 @@ AWAY: Final = {
 }
 
 
-@pytest.mark.parametrize("arguments", AWAY.values(), ids=list(AWAY))
+each_command = pytest.mark.parametrize(
+    "arguments",
+    # each opens the store alike, with one time-out
+    [pytest.param(each, marks=() if name == "worker" else pytest.mark.long) for name, each in AWAY.items()],
+    ids=list(AWAY),
+)
+
+
+@each_command
 def test_store_that_is_away_at_the_start_is_one_message_which_names_it(arguments: list[str]) -> None:
     check_store_that_is_away(arguments, listens=False)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    # the time-out of the client is that of each command
-    [pytest.param(each, marks=() if name == "worker" else pytest.mark.long) for name, each in AWAY.items()],
-    ids=list(AWAY),
-)
+@each_command
 def test_store_that_gives_no_answer_at_the_start_is_one_message_which_names_it(arguments: list[str]) -> None:
     check_store_that_is_away(arguments, listens=True)
 
@@ -320,7 +323,8 @@ def test_frozen_worker_that_was_replaced_ends_with_the_status_of_that(
     assert_ordered(read_applied(cluster, name), FEW)
 
 
-@quick("redis")
+@pytest.mark.long  # in the quick tier, unit/test_ordering.py has a worker that stops
+@pytest.mark.parametrize("store", STORES, indirect=True)
 def test_worker_that_stops_gives_its_objects_back(cluster: Cluster, workers: Workers, store: str, name: str) -> None:
     one = workers.start("one")
     front_ends = [threading.Thread(target=queue, args=[store, number, FEW, 0.01]) for number in range(FRONT_ENDS)]
@@ -434,7 +438,8 @@ def await_workers(store: str, names: Collection[str]) -> None:
         wait_until(lambda: {worker.name for worker in storage.workers()} == {*names}, "the workers have begun")
 
 
-@pytest.mark.parametrize(("changes", "share"), [(FEW, 0.1), pytest.param(CHANGES, 0.03, marks=pytest.mark.long)])
+@pytest.mark.long  # in the quick tier, simulation/test_ordering_failures.py has EF16 on real stores
+@pytest.mark.parametrize(("changes", "share"), [(FEW, 0.1), (CHANGES, 0.03)])
 def test_connections_that_are_cut_in_a_step_end_no_worker_and_change_no_order(
     cluster: Cluster, name: str, tmp_path: Path, changes: int, share: float
 ) -> None:

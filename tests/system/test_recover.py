@@ -117,6 +117,7 @@ def test_reset_of_an_alts_drops_its_journaled_choices(site: Callable[..., Site])
     assert here.run_until(6)[4:] == [b"a1", b"a2"]
 
 
+@pytest.mark.long  # its positions are set as those of an alts, above
 def test_reset_of_a_join_pairs_the_records_at_the_new_positions(site: Callable[..., Site]) -> None:
     here = site(JOIN, "a", "b")
     here.write("a", b"a0", b"a1", b"a2", b"a3")
