@@ -153,6 +153,7 @@ def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
             wait_until(
                 lambda app=app, slot=slot: slot.failure or app.failures(caplog.records) > ATTEMPTS,  # type: ignore[misc]
                 f"{app.id} repeats its attempts",
+                pause=0.3,  # of thousands of log records
             )
             assert slot.failure is None, app.id
             assert [report.state for report in slot.reports] == [WorkerState.BROKER_AWAY], app.id
