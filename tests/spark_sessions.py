@@ -17,8 +17,10 @@ from kstreams_py.spark import delta_conf, session
 OF_TESTS: Final = {
     "spark.log.level": "ERROR",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:CompileThresholdScaling=0.3",
+    "spark.sql.shuffle.partitions": "2",
 }
-"""The JVM compiles its code early: of many short queries, a quarter of the samples were interpreted code.
+"""The JVM compiles its code early: of many short queries, a quarter of the samples were interpreted code. Each
+partition of a state is files and a task of every batch, and two are as many as run at once.
 
 Commands and scripts that tests start have Spark's own options."""
 

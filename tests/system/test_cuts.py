@@ -150,7 +150,7 @@ def values(spark: SparkSession, rig: Rig, *topics: str, start: Cut | None = None
     found = {}
     for topic in topics:
         df = view(spark, rig.topics[topic], settings=rig.settings, start=start, end=end)
-        found[topic] = [row["value"] for row in sorted(df.collect(), key=lambda row: int(row["offset"]))]
+        found[topic] = [value for _, value in sorted(map(tuple, df.select("offset", "value").collect()))]
     return found
 
 
@@ -203,16 +203,22 @@ def test_cut_between_the_hold_and_the_release_of_an_event_tears_no_transaction(s
         cutting = Cutting(graph, ["g.states"], cluster, SECONDS, clock=driver.clock, sleep=driver.clock.advance)
         cuts = [cutting.make() for _ in range(2)]
         rows = [
-            (m.value(), m.headers() or [], 0, m.offset()) for m in driver.cluster.read(TopicPartition("g.states", 0))
+            f"(X'{(m.value() or b'').hex()}', {literal(m.headers() or [])}, 0, {m.offset()}L)"
+            for m in driver.cluster.read(TopicPartition("g.states", 0))
         ]
-    df = spark.createDataFrame(
-        rows, "value binary, headers array<struct<key: string, value: binary>>, partition int, offset bigint"
-    )
+    names = "(value, headers, partition, offset)"
+    df = spark.sql(f"SELECT * FROM VALUES {', '.join(rows)} AS given{names}")
     found = [
         [bytes(row["value"]) for row in df.where(is_inside(each, "g.states")).orderBy("offset").collect()]
         for each in cuts
     ]
     assert found == [[b"1"], [b"1", b"2", b"3"]]
+
+
+def literal(headers: Headers) -> str:
+    """As SQL: a data frame of Python's rows starts processes of Python, which cost more than the queries."""
+    parts = (f"struct('{name}' AS key, X'{(value or b'').hex()}' AS value)" for name, value in headers)
+    return f"array({', '.join(parts)})"
 
 
 def test_cut_waits_for_offsets_whose_marker_is_late(spark: SparkSession, rig: Rig) -> None:

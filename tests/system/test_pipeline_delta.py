@@ -21,6 +21,7 @@ from kstreams_py.errors import SettingsError, StaleWriter
 from kstreams_py.spark import runner
 from tests.system.harness import Cluster
 from tests.system.shop import Pipelines
+from tests.system.test_pipeline_deaths import read_delta
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # of collect()
@@ -172,7 +173,7 @@ def test_run_that_another_one_has_overtaken_publishes_nothing(
     mine = replace(pipeline, function=slow) if moment == "read" else pipeline
     with pytest.raises(StaleWriter, match="another run was published meanwhile: run it again"):
         runner.run_once(mine, shop.graph, shop.spark, shop.settings)
-    assert [row[0] for row in shop.rows("added")] == ["ink", "pen"]
+    assert [row[0] for row in read_delta(shop.directory / "added")] == ["ink", "pen"]
 
 
 _CONF: Final = [

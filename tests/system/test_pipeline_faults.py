@@ -89,13 +89,8 @@ FIRST: Final = [("a", "0"), ("b", "0")]
 WHOLE: Final = [("a", "0"), ("a", "1"), ("b", "0"), ("b", "1")]
 
 
-MODES: Final = pytest.mark.parametrize(
-    "mode", ["append", *(pytest.param(each, marks=pytest.mark.long) for each in ("complete", "upsert"))]
-)
-"""Quick is the mode that adds what is between two cuts: the others read up to one of the same cuts."""
-
-
-@MODES
+@pytest.mark.long  # quick are a cut that waits, in test_cuts, and, by the mutation below, that a run reads its cut
+@pytest.mark.parametrize("mode", ["append", "complete", "upsert"])
 def test_table_has_the_whole_transaction_whose_marker_is_late_or_nothing_of_it(
     spark: SparkSession, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -133,10 +128,13 @@ def cut_by_stable_offsets(graph: ks.Graph, names: Sequence[str], *, settings: ks
         cluster.close()
 
 
-@MODES
+@pytest.mark.parametrize(
+    "mode", ["append", *(pytest.param(each, marks=pytest.mark.long) for each in ("complete", "upsert"))]
+)
 def test_mutation_that_cuts_by_last_stable_offsets_publishes_half_of_a_transaction(
     spark: SparkSession, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
+    """Quick is the mode that adds what is between two cuts: the others read up to one of the same cuts."""
     monkeypatch.setattr(runner, "cut", cut_by_stable_offsets)
     halves = Halves(rig, spark, mode, tmp_path)
     write_marker = halves.decide_half()

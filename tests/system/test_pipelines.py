@@ -89,11 +89,18 @@ def test_append_adds_only_what_is_new_since_the_cut_in_the_target(shop: Shop, pi
     assert shop.run(pipeline_id) is None
 
 
-def test_increments_have_the_committed_records_wherever_aborted_ones_and_markers_lie(shop: Shop) -> None:
-    """All records of an increment are aborted, or the first, the last, those in the middle; or markers lie between."""
+@pytest.mark.parametrize(
+    "increments",
+    [("a5", "a5 c1 c1 a1 c2 a3", "c2 a3 c2"), pytest.param(("a5 c3", "c3 a5", "c1 c1 a1 c2"), marks=LONG)],
+    ids=" ".join,
+)
+def test_increments_have_the_committed_records_wherever_aborted_ones_and_markers_lie(
+    shop: Shop, increments: tuple[str, ...]
+) -> None:
+    """All records of an increment are aborted, the first, the last, or those in the middle; or markers lie between."""
     shop.run("added")
     assert shop.run("added") is None
-    for increment in ("a5", "a5 c3", "c3 a5", "c2 a3 c2", "c1 c1 a1 c2"):
+    for increment in increments:
         before = shop.model("added")
         for word in increment.split():
             shop.write(*["orders:pen"] * int(word[1:]), commit=word[0] == "c")
@@ -102,7 +109,8 @@ def test_increments_have_the_committed_records_wherever_aborted_ones_and_markers
         assert (made.rows, shop.rows("added")) == (len(shop.model("added")) - len(before), shop.model("added"))
 
 
-@pytest.mark.parametrize("pipeline_id", ["latest", pytest.param("latest_rows", marks=LONG)])
+@pytest.mark.long  # quick is the table at a cut, which is that of the model before
+@pytest.mark.parametrize("pipeline_id", ["latest", "latest_rows"])
 def test_upsert_replaces_the_rows_of_the_same_key(shop: Shop, pipeline_id: str) -> None:
     shop.write("orders:pen", "orders:ink")
     shop.run(pipeline_id)

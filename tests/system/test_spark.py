@@ -300,6 +300,7 @@ def test_read_committed_view_open_transaction_ends_at_the_last_stable_offset(
     assert rows(found) == [plain(offset) for offset in (0, 1, 3, 4, 5, 6)]
 
 
+@pytest.mark.long  # quick are the batches of a log, and the last stable offset of a view
 def test_read_committed_stream_of_consecutive_transactions_returns_each_batch_once(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str, tmp_path: Path
 ) -> None:
@@ -576,12 +577,13 @@ MALFORMED = [
         id="unreadable",
         marks=pytest.mark.long,
     ),
-    pytest.param(String(), b"\xff", "is not text in UTF-8", id="not-text"),
+    pytest.param(String(), b"\xff", "is not text in UTF-8", id="not-text", marks=pytest.mark.long),
     pytest.param(Json(), b"\xff", "is not text in UTF-8", id="not-json-text", marks=pytest.mark.long),
 ]
 
 
-"""Quick is a check of the registry and one of Spark. A record fails each of the others in the same expression."""
+"""Quick is a check of the registry: the tables of a graph and the keys that are no records have those of Spark. Each of
+the others fails in the same expression."""
 
 
 def write_malformed(
@@ -741,25 +743,26 @@ def test_decoding_calls_no_python_function_for_a_row(
     spark: SparkSession, broker: Any, settings: Settings, registry: FileRegistry, topic_name: str
 ) -> None:
     graph = Graph("plans")
-    shown = dict[str, str]()
-    for part in (Avro(NOW), Avro({"type": "string"}), String(), Json(), Bytes()):
-        name = f"{topic_name}.{len(shown)}"
-        create(broker, name)
-        topic = graph.topic(name, key=part, value=part)
-        given = graph.topic(create(broker, f"{name}.in").name)
-        graph.map(given, to=topic, id=f"writer{len(shown)}")(lambda value: value)
-        old, new = (cut(graph, [name], settings=settings) for _ in range(2))
-        whole = view(spark, topic, registry=registry, settings=settings)
+    given, shown = graph.topic(create(broker, f"{topic_name}.in").name), dict[str, str]()
+    pairs = (Avro({"type": "string"}), Avro(NOW)), (String(), Json()), (Bytes(), Bytes())
+    topics = [
+        graph.topic(create(broker, f"{topic_name}.{number}").name, key=key, value=value)
+        for number, (key, value) in enumerate(pairs)
+    ]
+    graph.map(given, to=topics, id="writer")(lambda value: {})
+    old, new = (cut(graph, [each.name for each in topics], settings=settings) for _ in range(2))
+    for topic in topics:
+        named: dict[str, Any] = {"registry": registry, "settings": settings}
+        whole = view(spark, topic, **named)
         frames = {
             "view": whole,
-            "drop": view(spark, topic, registry=registry, settings=settings, malformed="drop"),
-            "errors": view_errors(spark, topic, registry=registry, settings=settings),
-            "cut": view(spark, topic, registry=registry, settings=settings, start=old, end=new),
-            "stream": stream(spark, topic, registry=registry, settings=settings),
+            "errors": view_errors(spark, topic, **named),
+            "cut": view(spark, topic, **named, malformed="drop", start=old, end=new),
+            "stream": stream(spark, topic, **named),
         }
-        if isinstance(part, Json):
+        if isinstance(topic.value, Json):
             frames["columns"] = json_columns(whole, "quantity INT")
-        shown |= {f"{part!r} {what}": plan(frame) for what, frame in frames.items()}
+        shown |= {f"{topic.value!r} {what}": plan(frame) for what, frame in frames.items()}
     assert [what for what, text in shown.items() if "Python" in text] == []
     by_python = whole.select(sf.udf(lambda value: value)("value"))
     assert "Python" in plan(by_python)
@@ -964,6 +967,7 @@ def test_session_uses_the_jars_that_setup_downloads(spark: SparkSession) -> None
     assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, [*spark_jars(), *delta_jars()]))
 
 
+@pytest.mark.long  # quick is what Spark is told to run them by, in the next test
 def test_python_functions_run_by_the_python_of_the_driver(spark: SparkSession) -> None:
     path = sf.udf(lambda _: sys.executable)
     assert spark.range(1).select(path("id")).collect()[0][0] == sys.executable
@@ -973,6 +977,7 @@ def test_session_is_local_in_utc_and_quiet(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert (spark.sparkContext.master, spark.conf.get("spark.sql.session.timeZone")) == ("local[2]", "UTC")
     assert (conf.get("spark.ui.enabled"), conf.get("spark.driver.bindAddress")) == ("false", "127.0.0.1")
+    assert spark.sparkContext.pythonExec == sys.executable
 
 
 @pytest.mark.long  # memory of a session that makes many runs
@@ -1011,7 +1016,14 @@ def orders(broker: Any, settings: Settings, topic_name: str) -> tuple[Topic, Cal
     return topic, write
 
 
-@pytest.mark.parametrize("schema", ["quantity INT, unit_price DOUBLE, note STRING", None], ids=["given", "sampled"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        # quick is a schema that is given to values which do not fit
+        pytest.param("quantity INT, unit_price DOUBLE, note STRING", id="given", marks=pytest.mark.long),
+        pytest.param(None, id="sampled"),
+    ],
+)
 def test_json_values_are_columns_by_a_schema_that_is_given_or_sampled(
     spark: SparkSession, settings: Settings, orders: tuple[Topic, Callable[[bytes], None]], schema: str | None
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, cast
@@ -13,10 +16,11 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from typer.testing import CliRunner
 
 import kstreams_py as ks
 from bench.servers import Server
-from kstreams_py.embedded.java import find_java
+from kstreams_py.cli.main import app
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, SettingsError
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.serdes import bind
@@ -26,7 +30,6 @@ from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.frames import start_query
 from kstreams_py.spark.runs import Run
 from kstreams_py.spark.streaming import Streaming
-from tests.system.command import command
 from tests.system.harness import Cluster
 from tests.system.shop import Pipelines, run_and_die, run_and_raise, url_of
 from tests.waiting import wait_until
@@ -134,6 +137,8 @@ class Shop(Pipelines):
         options: dict[str, Any] = {"mode": "append", "id": "other", "streaming": streaming, **given}
         self.graph.pipeline(*inputs, to=ks.Parquet(self.directory / name), **options)(function)
 
+
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 DEATHS: Final = pytest.mark.parametrize("death", ["failed", pytest.param("killed", marks=pytest.mark.long)])
 """Quick is a failure in the process of the test: what matters is what it leaves, the checkpoint behind the table. The
@@ -299,23 +304,46 @@ def test_mutation_that_trusts_the_checkpoint_alone_doubles_a_batch(
     assert shop.rows("added") == [("pen", 0), ("pen", 0)]
 
 
-def test_command_that_follows_stores_runs_and_batches_until_it_is_stopped(shop: Shop, tmp_path: Path) -> None:
-    environment = {
-        "KSTREAMS_BOOTSTRAP_SERVERS": shop.cluster.bootstrap_servers,
-        "JAVA_HOME": str(find_java(for_spark=True).resolve().parent.parent),
-    }
+def test_command_that_follows_stores_runs_and_batches_until_it_is_stopped(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, whose session it takes: the long tier has a command that starts one."""
     shop.write("pen")
-    arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "batches", "--follow")
-    with command(tmp_path, *arguments, environment=environment) as running:
-        for pipeline_id in ("added", "batches"):
-            running.await_text(f"{pipeline_id}: run 1: 1 rows of 1 records")
-        shop.write("ink", "cup")
-        for pipeline_id in ("added", "batches"):
-            running.await_text(rf"{pipeline_id}: run \d+: 2 rows")  # one between the records and their marker has none
-        running.send(signal.SIGTERM)
-        assert running.wait() == 0
-    for pipeline_id in ("added", "batches"):
-        assert [row[0] for row in shop.rows(pipeline_id)] == ["cup", "ink", "pen"]
+    followed, ended = ("added", "batches"), list[SparkSession]()
+
+    def stop(session: SparkSession) -> None:
+        ended.append(session)
+
+    monkeypatch.setattr(SparkSession, "stop", stop)
+    handlers = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    def await_values(*values: str) -> None:
+        for each in followed:
+            wait_until(lambda: [row[0] for row in shop.rows(each)] == [*values], f"{each} has {values}")  # noqa: B023
+
+    def write_and_stop() -> None:
+        try:
+            await_values("pen")
+            shop.write("ink", "cup")
+            await_values("cup", "ink", "pen")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    arguments = ["pipeline", "run", f"{shop.file}:graph", *followed, "--follow"]
+    arguments += ["-b", shop.cluster.bootstrap_servers, "--conf", f"{PARTITIONS}={shop.spark.conf.get(PARTITIONS)}"]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write_and_stop)
+            ran = CliRunner().invoke(app, arguments, catch_exceptions=False)
+            writing.result()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert (ran.exit_code, ended) == (0, [shop.spark])
+    for each in followed:
+        assert f"{each}: run 1: 1 rows of 1 records" in ran.output
+        assert re.search(rf"{each}: run \d+: 2 rows", ran.output)  # one between the records and their marker has none
+    monkeypatch.undo()
     assert shop.run("added") == [None]
 
 
