@@ -279,8 +279,8 @@ def test_slot_that_another_process_took_is_named_until_this_run_is_started_again
             wait_until(lambda: case.outputs() == 2, "both go on")
             taker.send(signal.SIGTERM)
             assert taker.wait() == 0, taker.text
-    with case.run(settings=limits) as site:
-        assert site.sums("up", "slot") == {("0",): 1}
+    with case.run("--workers", 2, settings=limits) as site:
+        assert site.sums("up", "slot") == {("0",): 1, ("1",): 1}
 
 
 @pytest.mark.long  # in the quick tier, test_supervisor.py has how a worker ends
