@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Final, cast
+
+import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
@@ -16,6 +17,7 @@ from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.operations.standing import read_status
 from kstreams_py.operations.task_status import TaskStatus
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.processing.worker import Worker, open_worker
@@ -185,24 +187,14 @@ class Grid:
     @contextmanager
     def _reading_branches(self, process: Process) -> Iterator[None]:
         """Notes the branches that the log names, without those of a replacement."""
-        grid = self
 
-        class Handler(logging.Handler):
-            def emit(self, record: logging.LogRecord) -> None:
-                if "recovery" in record.msg and grid.process is process and not grid._is_unseen:
-                    process.branches.append(record.getMessage().partition("recovery ")[2])
+        def note(message: str, *values: object) -> None:
+            if "recovery" in message and self.process is process and not self._is_unseen:
+                process.branches.append((message % values).partition("recovery ")[2])
 
-        handler, logger = Handler(), logging.getLogger("kstreams_py.processing.journal.deliveries")
-        logger.addHandler(handler)
-        level, disabled = logger.level, logging.root.manager.disable
-        logger.setLevel(logging.INFO)
-        logging.disable(logging.NOTSET)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(deliveries.logger, "info", note)  # a level that changes empties the caches of all loggers
             yield
-        finally:
-            logging.disable(disabled)
-            logger.setLevel(level)
-            logger.removeHandler(handler)
 
     def run_after_status(self, strike: Strike | None = None, slot: int = 0) -> Process:
         """Reads what `kstreams recover status` says of the task, then runs a process."""

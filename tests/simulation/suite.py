@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from math import ceil
 from typing import Any, Final
 
 import pytest
@@ -118,13 +119,12 @@ def storing(seeds: Iterable[int], guarantee: Guarantee, stores: Evidence) -> Ite
 # Every fault at every point.
 
 
-def crash_everywhere(
-    kind: Kind, guarantee: Guarantee, attempt: int = 1, *, by_turns: bool = False, **where: Any
-) -> int:
+def crash_everywhere(kind: Kind, guarantee: Guarantee, attempt: int = 1, *, by_turns: int = 0, **where: Any) -> int:
     """Makes every fault (after the first attempt, CRASHES) happen at every point of the nth attempt.
 
     The earlier attempts die before their commit. `where` has further attributes of the plans. With `by_turns`, one
-    fault happens at each point: over the points of a name and the kinds, most faults do. Returns the number of runs.
+    fault happens at each of some points: in so many kinds together, most faults do at a point of each name. Returns the
+    number of runs.
     """
     undone = "commit" if guarantee is AMO else "returned"
     records = 1 if kind in (Kind.JOIN, Kind.ALTS) else 2  # of each input
@@ -142,9 +142,9 @@ def crash_everywhere(
             if _can_happen(fault, point) and not (plan.batch and fault in REFUSED_BY_JOURNALS)
         ]
         if by_turns:
-            kinds = list(Kind)
-            turn = kinds.index(kind) + len(kinds) * points[: after - 1].count(point)
-            faults = [faults[turn % len(faults)]]
+            turns = min(points.count(point), ceil(len(faults) / by_turns))
+            turn = _turn(kind, points[: after - 1].count(point), points.count(point), turns)
+            faults = [] if turn is None else [faults[turn % len(faults)]]
         for fault in faults:
             world = run(replace(plan, strikes=(*before, Strike(fault, after))))
             # an alts that is deployed without its third input has other points
@@ -152,6 +152,13 @@ def crash_everywhere(
             assert len(world.strikes.fired) == attempt or has_third, world.report()
             runs += 1
     return runs
+
+
+def _turn(kind: Kind, number: int, points: int, turns: int) -> int | None:
+    """Which fault's turn it is at one of the points of a name; None if it is not among those that have a turn."""
+    first, kinds = list(Kind).index(kind), len(Kind)
+    chosen = [(turn + first / kinds) * points // turns for turn in range(turns)]
+    return first + kinds * chosen.index(number) if number in chosen else None
 
 
 def _can_happen(fault: Fault, point: str) -> bool:

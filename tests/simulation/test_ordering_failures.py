@@ -174,6 +174,18 @@ class SQLiteFile:
         self._stack.close()
 
 
+READ_ALL: Final = """
+local found = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  local type = redis.call('TYPE', key).ok
+  if type == 'list' then found[#found + 1] = {key, redis.call('LRANGE', key, 0, -1)} end
+  if type == 'string' then found[#found + 1] = {key, redis.call('GET', key)} end
+end
+return found
+"""
+"""A look after each step is one request: with one for each key, it took most of the CPU time of a cell."""
+
+
 class RedisServer:
     """A store in a Redis, of which a test may have one of its own."""
 
@@ -187,14 +199,15 @@ class RedisServer:
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 3)
         self._client = redis.Redis.from_url(self._url, retry=retry)
         self._stack.callback(self._client.close)
+        self._values: dict[str, Any] = {}
+        """Its strings and lists at the last look."""
 
     def connect(self) -> Storage:
         return self._stack.enter_context(closing(RedisStorage(self._url, self._prefix)))
 
     def read(self) -> tuple[dict[str, Object], dict[str, Slots], tuple[str, ...]]:
-        keys = [
-            key.decode().removeprefix(self._prefix) for key in self._client.scan_iter(f"{self._prefix}*", count=999)
-        ]
+        found: Any = self._client.eval(READ_ALL, 0, f"{self._prefix}*")
+        keys = self._values = {key.decode().removeprefix(self._prefix): value for key, value in found}
         lanes = {key.split(":")[1] for key in keys if key.startswith("event.worker:") and "#" in key}
         objects = {
             name: Object(
@@ -216,7 +229,7 @@ class RedisServer:
         return objects, slots, tuple(name.decode() for name in self._list("objects.with.events"))
 
     def _get(self, key: str) -> Any:
-        return self._client.get(self._prefix + key)
+        return self._values.get(key)
 
     def _number(self, key: str) -> int | None:
         found = self._get(key)
@@ -224,8 +237,7 @@ class RedisServer:
 
     def _list(self, key: str) -> list[bytes]:
         """The oldest first."""
-        found: Any = self._client.lrange(self._prefix + key, 0, -1)
-        return list(reversed(found))
+        return list(reversed(self._values.get(key, [])))
 
     def _events(self, key: str) -> tuple[Event, ...]:
         return tuple(map(Event.decode, self._list(key)))

@@ -52,9 +52,8 @@ def test_run_of_a_seed_is_the_same_in_processes_with_other_string_hashes() -> No
         "for seed in range(1, 31): print(World(Plan.random(seed)).run().trace)"
     )
     here = [f"{World(Plan.random(seed)).run().trace}" for seed in range(1, 31)]
-    for number in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": number}
-        there = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        )
-        assert there.stdout.splitlines() == here
+    environment = {**os.environ, "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
+    there = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert there.stdout.splitlines() == here

@@ -18,7 +18,7 @@ def test_fault_at_each_point_by_turns_while_functions_fail_keeps_the_guarantee(k
     """Each kind under two guarantees: tasks, which hold steps back, know no guarantee."""
     turn = list(Kind).index(kind)
     for guarantee in (*Guarantee, *Guarantee)[turn % 3 : turn % 3 + 2]:
-        assert crash_everywhere(kind, guarantee, away=True, by_turns=True) > 30
+        assert crash_everywhere(kind, guarantee, away=True, by_turns=len(Kind)) > 20
 
 
 @pytest.mark.long
@@ -46,9 +46,19 @@ def test_random_faults_while_functions_fail_keep_the_guarantee(
     assert len(begun) > 5 * len(seeds)
 
 
-@pytest.mark.parametrize("kind", [Kind.MAP, Kind.JOIN, Kind.BATCH])
-@pytest.mark.parametrize("fault", [Fault.LATE, Fault.DOUBLED])
-def test_at_most_once_drain_after_a_commit_that_may_be_late_loses_no_waiting_step(kind: Kind, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Fault.LATE, Kind.MAP),
+        (Fault.LATE, Kind.JOIN),
+        (Fault.DOUBLED, Kind.BATCH),
+        # a commit that may be late knows no kind
+        pytest.param(Fault.LATE, Kind.BATCH, marks=pytest.mark.long),
+        pytest.param(Fault.DOUBLED, Kind.MAP, marks=pytest.mark.long),
+        pytest.param(Fault.DOUBLED, Kind.JOIN, marks=pytest.mark.long),
+    ],
+)
+def test_at_most_once_drain_after_a_commit_that_may_be_late_loses_no_waiting_step(fault: Fault, kind: Kind) -> None:
     plan = Plan(kind, AMO, 1, (), 2, away=True)
     commits = [after for after, point in enumerate(run(plan).strikes.points, 1) if point == "commit"]
     for after in commits:
