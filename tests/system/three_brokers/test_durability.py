@@ -293,7 +293,7 @@ class WithOneController(EmbeddedKafka):
 def pair() -> Iterator[EmbeddedKafka]:
     """Two brokers, of which the first may be killed: a third would cost 8 s of CPU.
 
-    A controller that is frozen past the sessions of the brokers may fence all of them, and with little CPU, it is for long.
+    The controller is frozen, too: past the sessions of the brokers, it may fence all of them.
     """
     with WithOneController(brokers=2, settings={"broker.session.timeout.ms": "30000"}) as kafka:
         yield kafka
