@@ -100,13 +100,11 @@ def test_version_is_printed(kstreams: Kstreams) -> None:
     assert kstreams("--version") == (0, f"kstreams_py {__version__}\n", "")
 
 
-def test_completion_completes_commands_and_options() -> None:
+def test_completion_completes_commands_and_options(kstreams: Kstreams) -> None:
     for words, completed in {"topics cr": "create", "run --wor": "--workers"}.items():
         asked = {"_KSTREAMS_COMPLETE": "complete_bash", "COMP_WORDS": f"kstreams {words}", "COMP_CWORD": "2"}
-        done = subprocess.run(
-            [SCRIPT], env=environment(**asked), capture_output=True, text=True, timeout=WAIT, check=False
-        )
-        assert (done.returncode, done.stdout.split()) == (0, [completed])
+        status, out, err = kstreams(**asked)
+        assert (status, out.split(), err) == (0, [completed], "")
 
 
 @pytest.mark.parametrize(
@@ -140,15 +138,14 @@ def shell(line: str, **changed: str) -> tuple[int, bytes, bytes]:
     return done.returncode, done.stdout, done.stderr
 
 
-# An output without a buffer fails at the print, another as it is flushed at the end: each printer has both ways in the
-# long tier, and one in the quick one.
+# An output without a buffer fails at the print, another as it is flushed at the end; what is printed does not matter.
 @pytest.mark.parametrize(
     ("words", "unbuffered"),
     [
         ("config show", ""),
         ("graph {graph} -f svg", "1"),
-        ("graph {graph}", ""),
-        ("--version", "1"),
+        pytest.param("graph {graph}", "", marks=pytest.mark.long),
+        pytest.param("--version", "1", marks=pytest.mark.long),
         pytest.param("config show", "1", marks=pytest.mark.long),
         pytest.param("graph {graph} -f svg", "", marks=pytest.mark.long),
         pytest.param("graph {graph}", "1", marks=pytest.mark.long),
@@ -163,14 +160,25 @@ def test_output_that_cannot_be_written_is_one_message(graph: Path, words: str, u
 
 # Each stream is repaired by itself, so that all that are closed at once stand for each of them.
 @pytest.mark.parametrize(
-    "closed",
-    [">&-", "<&- >&- 2>&-", *(pytest.param(each, marks=pytest.mark.long) for each in ("<&-", "<&- >&-", "2>&-"))],
+    ("closed", "is_there"),
+    [
+        ("<&- >&- 2>&-", True),
+        (">&-", False),
+        pytest.param("<&- >&- 2>&-", False, marks=pytest.mark.long),
+        pytest.param(">&-", True, marks=pytest.mark.long),
+        *(
+            pytest.param(each, there, marks=pytest.mark.long)
+            for each in ("<&-", "<&- >&-", "2>&-")
+            for there in (True, False)
+        ),
+    ],
 )
-def test_closed_streams_change_nothing_else(graph: Path, closed: str) -> None:
-    status, out, err = shell(f"{SCRIPT} graph {graph} {closed}")
-    assert (status, bool(out), err) == (0, ">&-" not in closed.replace("2>&-", ""), b"")
-    status, out, err = shell(f"{SCRIPT} graph absent.py {closed}")
-    assert (status, out, bool(err)) == (2, b"", "2>&-" not in closed)
+def test_closed_streams_change_nothing_else(graph: Path, closed: str, is_there: bool) -> None:
+    status, out, err = shell(f"{SCRIPT} graph {graph if is_there else 'absent.py'} {closed}")
+    if is_there:
+        assert (status, bool(out), err) == (0, ">&-" not in closed.replace("2>&-", ""), b"")
+    else:
+        assert (status, out, bool(err)) == (2, b"", "2>&-" not in closed)
 
 
 def test_characters_that_the_encoding_of_the_output_lacks_are_escaped_as_in_json(graph: Path) -> None:
@@ -277,7 +285,8 @@ def test_ctrl_c_while_the_package_is_imported_is_one_message(tmp_path: Path) -> 
     assert interrupt([sys.executable, "-c", script], there) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("mode", [("--workers", 2), ()], ids=str)
+# the processes come after the import
+@pytest.mark.parametrize("mode", [(), pytest.param(("--workers", 2), marks=pytest.mark.long)], ids=str)
 def test_ctrl_c_while_the_graph_is_imported_is_one_message(tmp_path: Path, mode: tuple[object, ...]) -> None:
     there, file = tmp_path / "there", tmp_path / "slow.py"
     file.write_text(WAITS.format(there=str(there)))

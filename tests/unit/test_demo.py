@@ -6,7 +6,6 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +17,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kstreams_py.demo import data, data_files, flights_graph, report, screen
+from kstreams_py.cli import demo as cli_demo
+from kstreams_py.demo import charts, data, data_files, flights_graph, report, screen
 from kstreams_py.demo import flights as demo
 from kstreams_py.demo.checks import Check, Deliveries, Found, exit_status, judge
 from kstreams_py.demo.data import FIELDS, Expected, Row
@@ -518,7 +518,9 @@ def test_report_shows_some_dead_letters_with_processor_exception_and_inputs(page
     assert "alert(1)</script>" not in page_of_sample
 
 
-def test_report_shows_failed_checks() -> None:
+def test_report_shows_failed_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("draw_throughput", "draw_delays"):
+        monkeypatch.setattr(charts, name, lambda *_: "")
     expected = data.expect(rows())
     spoiled = replace(perfect(expected), stored=Counter(), deliveries={Kind.ORDER_BROKEN: 3})
     page = report.page(new_report(judge(expected, spoiled))).replace("&nbsp;", " ")
@@ -579,13 +581,14 @@ def test_workers_log_goes_to_the_file_and_their_prints_to_the_screen(
 # Missing software and directories.
 
 
-def test_demo_without_its_libraries_names_the_extra_to_install() -> None:
-    script = "import sys; sys.modules['matplotlib'] = None; from kstreams_py.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "demo", "flights"], capture_output=True, text=True, check=False
-    )
-    message = "error: MissingSoftware: matplotlib is not installed: run pip install 'kstreams_py[demo]'"
-    assert (done.returncode, done.stderr.strip()) == (2, message)
+def test_demo_without_its_libraries_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("flights", "report", "charts"):  # they are imported again
+        monkeypatch.delattr(f"kstreams_py.demo.{name}")
+        monkeypatch.delitem(sys.modules, f"kstreams_py.demo.{name}")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = r"^matplotlib is not installed: run pip install 'kstreams_py\[demo\]'$"
+    with pytest.raises(MissingSoftware, match=message):
+        cli_demo.run_flights()
 
 
 def test_demo_without_the_flights_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

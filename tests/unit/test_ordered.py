@@ -89,9 +89,10 @@ def test_events_that_arrive_in_any_order_with_copies_are_applied_once_in_order()
 @pytest.mark.parametrize(
     ("on_disk", "at_each"),
     [
-        pytest.param(False, True, id="memory"),
-        # the directory is read where a task is opened, whichever request was the last one: one point of each request
+        # the state is read where a task is opened, whichever request was the last one: one point of each request
+        pytest.param(False, False, id="memory, at the last of each request"),
         pytest.param(True, False, id="disk, at the last of each request"),
+        pytest.param(False, True, id="memory", marks=pytest.mark.long),
         pytest.param(True, True, id="disk", marks=pytest.mark.long),
     ],
 )

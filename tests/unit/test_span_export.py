@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -370,17 +370,18 @@ def test_value_that_an_exporter_refuses_is_one_message(monkeypatch: pytest.Monke
         pass
 
 
-def test_propagator_that_is_not_there_is_one_message() -> None:
-    code = (
-        "import kstreams_py as ks\nfrom kstreams_py.processing.environment import open_tracing\n"
-        "try:\n    open_tracing(ks.Settings(tracing=True))\nexcept ks.SettingsError as error:\n    print(error)"
+def test_propagator_that_is_not_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("kstreams_py.processing.otel")
+    for package, name in (("kstreams_py.processing", "otel"), ("opentelemetry", "propagate")):  # imported again
+        monkeypatch.delattr(f"{package}.{name}")
+        monkeypatch.delitem(sys.modules, f"{package}.{name}")
+    monkeypatch.setenv("OTEL_PROPAGATORS", "foo")
+    message = (
+        r"^OTEL_PROPAGATORS is not accepted: Propagator foo not found\. It is either misspelled or not installed\. "
+        r"Correct or unset it$"
     )
-    environment = os.environ | {"OTEL_PROPAGATORS": "foo"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == (
-        "OTEL_PROPAGATORS is not accepted: Propagator foo not found. It is either misspelled or not installed. "
-        "Correct or unset it\n"
-    )
+    with pytest.raises(SettingsError, match=message):
+        open_tracing(Settings(tracing=True))
 
 
 def test_missing_opentelemetry_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

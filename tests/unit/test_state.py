@@ -97,9 +97,10 @@ def expected_outputs() -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize(
     ("on_disk", "at_each"),
     [
-        pytest.param(False, True, id="memory"),
-        # the directory is read where a task is opened, whichever request was the last one: one point of each request
+        # the state is read where a task is opened, whichever request was the last one: one point of each request
+        pytest.param(False, False, id="memory, at the last of each request"),
         pytest.param(True, False, id="disk, at the last of each request"),
+        pytest.param(False, True, id="memory", marks=pytest.mark.long),
         pytest.param(True, True, id="disk", marks=pytest.mark.long),
     ],
 )
@@ -131,7 +132,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Base]:
     opened.close()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 20))])
 def test_store_is_a_mapping_whose_changes_are_kept_undone_dropped_or_committed(seed: int, base: Base) -> None:
     chance, store = random.Random(seed), KeyedStore(base, String(), Json())
     committed: dict[str, int] = {}
@@ -1126,7 +1127,10 @@ def found_after_kills(path: Path, seed: int) -> list[tuple[dict[bytes, bytes], d
     return found
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 2_000, rocks.MEMORY_BYTES])
+# with 2,000 bytes, some changes are written at once, and others are not
+@pytest.mark.parametrize(
+    "memory_bytes", [2_000, *(pytest.param(each, marks=pytest.mark.long) for each in (0, rocks.MEMORY_BYTES))]
+)
 def test_killed_process_leaves_all_that_its_note_stands_for(
     memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
