@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kstreams_py.demo import data, data_files, report
+from kstreams_py.demo import data, data_files
 from kstreams_py.demo.checks import Check, Found, judge
 from kstreams_py.demo.data import FIELDS, Expected, Row
 from kstreams_py.demo.flights_graph import graph
 from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.traffic import Traffic
 from kstreams_py.operations.letters import Input, Letter, Place
+
+if TYPE_CHECKING:
+    from kstreams_py.demo import report
 
 
 def row(number: int, **changed: Any) -> Row:
@@ -47,6 +50,8 @@ def perfect(expected: Expected) -> Found:
 
 def new_letter(message: str = "UA 103 departed, but has no arrival delay") -> report.Shown:
     """A dead letter of a departure without an arrival delay."""
+    from kstreams_py.demo.report import Shown  # noqa: PLC0415 it imports Matplotlib
+
     read = Input("flights", 1, 20, 1_357_034_400_000, b"N3", b"", (("ks-hash", bytes(15) + b"\x01"), ("by", b"hand")))
     letter = Letter(
         Place("flights.errors", 2, 5), 1_357_034_400_000, "flights.split", bytes(15) + b"\x02", "builtins.ValueError",
@@ -55,7 +60,7 @@ def new_letter(message: str = "UA 103 departed, but has no arrival delay") -> re
     value = dict(zip(FIELDS, row(103, arr_delay=None), strict=True))
     headers = [("ks-hash", "..."), ("by", "hand")]
     inputs = [{"time": "2013-01-01T10:00:00Z", "key": "N3", "value": value, "headers": headers}]
-    return report.Shown(letter, {"inputs": inputs})
+    return Shown(letter, {"inputs": inputs})
 
 
 def new_report(
@@ -67,15 +72,17 @@ def new_report(
     is_sample: bool = False,
 ) -> report.Run:
     """The contents of a report: twenty seconds of records, a kill every five seconds."""
+    from kstreams_py.demo.report import Facts, Run  # noqa: PLC0415 it imports Matplotlib
+
     seen = [(100.0 + n / 2, topic, 5) for n in range(arrivals) for topic in ("flights", "flights.departed")]
     killed = [Kill(100.2 + 5 * n, n % 3, 1000 + n) for n in range(len(recoveries))]
     expected = data.expect(rows())
-    return report.Run(
+    return Run(
         graph,
         judge(expected, perfect(expected)) if checks is None else checks,
         Traffic(100.0, seen, killed, recoveries, 1.25),
         expected.delays,
         data_files.carriers(),
         [new_letter()] if letters is None else letters,
-        report.Facts(7, 3, 61.0, is_sample=is_sample),
+        Facts(7, 3, 61.0, is_sample=is_sample),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
@@ -12,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
 from kstreams_py.cli import demo as cli_demo
-from kstreams_py.demo import charts, data, data_files, flights_graph, report, screen
-from kstreams_py.demo import flights as demo
+from kstreams_py.demo import data, data_files, flights_graph, screen
 from kstreams_py.demo.checks import Check, Deliveries, Found, exit_status, judge
 from kstreams_py.demo.data import FIELDS, Expected, Row
 from kstreams_py.demo.flights_graph import airports, flights, graph
@@ -42,6 +42,18 @@ from kstreams_py.settings import Settings
 from kstreams_py.sinks import SqliteTable
 from kstreams_py.testing import Kind, MemoryCluster
 from tests.departures import new_letter, new_report, perfect, row, rows
+
+if TYPE_CHECKING:
+    from kstreams_py.demo import charts, report
+    from kstreams_py.demo import flights as demo
+
+
+@pytest.fixture(scope="module", autouse=True)
+def import_late() -> None:
+    """Imports what imports Matplotlib, which takes half a second: each pytest worker imports this file."""
+    for name, module in {"charts": "charts", "report": "report", "demo": "flights"}.items():
+        globals()[name] = importlib.import_module(f"kstreams_py.demo.{module}")
+
 
 # Expected rows.
 
@@ -413,9 +425,6 @@ def test_kills_wait_until_a_killed_worker_is_restarted(monkeypatch: pytest.Monke
 # The report and the screen.
 
 
-LETTERS = (new_letter(), new_letter("<script>alert(1)</script>"))
-
-
 @pytest.fixture(scope="module")
 def page() -> str:
     """A page of a run: it takes a second to draw."""
@@ -425,7 +434,7 @@ def page() -> str:
 @pytest.fixture(scope="module")
 def page_of_sample() -> str:
     """A page of a short run, with two dead letters."""
-    return report.page(new_report(is_sample=True, letters=LETTERS))
+    return report.page(new_report(is_sample=True, letters=[new_letter(), new_letter("<script>alert(1)</script>")]))
 
 
 def test_report_is_self_contained_and_shows_the_results(page: str) -> None:
@@ -500,7 +509,7 @@ def test_report_shows_some_dead_letters_with_processor_exception_and_inputs(page
     first, second = re.findall(r'<details class="letter".*?</details></details>', page_of_sample, flags=re.DOTALL)
     assert first.startswith('<details class="letter" open>')
     assert "<summary><b>ValueError</b> UA 103 departed, but has no arrival delay</summary>" in first
-    fields = LETTERS[0].content["inputs"][0]["value"]
+    fields = new_letter().content["inputs"][0]["value"]
     facts = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", first)
     value = " ".join(f"{name} {'null' if value is None else value}" for name, value in fields.items())
     assert [(name, " ".join(re.sub("<[^>]*>", "", value).split())) for name, value in facts] == [
