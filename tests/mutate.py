@@ -28,8 +28,11 @@ from tests.simulation.plan import ALO, AMO
 
 SIMULATION: Final = Path("tests/simulation")
 
-LAST: Final = ("test_state", "test_replay", "test_mutations")
+LAST: Final = ("test_state", "test_mutations")
 """Files whose tests see most mutations by a recorded run, or none of them."""
+
+NEVER: Final = ("test_ordering", "test_ordering_failures", "test_replay")
+"""Files that apply their own mutations, and one that compares a run with that of a process without the mutation."""
 
 ONLY_LONG: Final[Mapping[str, str]] = {}
 """Mutations that only the long tier can see, each with the reason why."""
@@ -127,7 +130,7 @@ def run(patch: Patch | None, files: Iterable[str]) -> Mutated:
 def try_one(name: str) -> Result:
     """Runs the tests of the simulation with a mutation, file by file, until one is red; recorded runs come last."""
     patch, first = patches()[name]
-    others = [file.stem for file in sorted(SIMULATION.glob("test_*.py")) if "ordering" not in file.stem]
+    others = [file.stem for file in sorted(SIMULATION.glob("test_*.py")) if file.stem not in NEVER]
     since = time.monotonic()
     seen = ""
     for file in dict.fromkeys((*first, *(each for each in others if each not in LAST), *LAST)):
