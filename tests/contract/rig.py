@@ -18,7 +18,7 @@ from kstreams_py.settings import ClientSettings, Settings
 from kstreams_py.testing import MemoryCluster
 from kstreams_py.testing.memory_broker import GroupMetadata
 from tests.clusters import open_cluster
-from tests.system.harness import first_offset
+from tests.system.harness import watermarks
 from tests.waiting import wait_until
 
 Row = tuple[int, int, bytes | None]
@@ -276,7 +276,7 @@ class KafkaRig(Rig):
     def high_watermarks(self, topic: str) -> Positions:
         reader, partitions = self._reader, self.partitions(topic)
         for tp in partitions:
-            first_offset(reader, ck.TopicPartition(*tp))  # returns once the leader knows the new partition
+            watermarks(reader, ck.TopicPartition(*tp))  # returns once the leader knows the new partition
         return {tp: reader.get_watermark_offsets(ck.TopicPartition(*tp), 5.0)[1] for tp in partitions}
 
     def no_member(self, group: str) -> object:

@@ -521,7 +521,7 @@ def cells() -> Iterator[tuple[Cell, Outcome, Tier]]:
 def classes(cell: Cell, outcome: Outcome) -> set[Hashable]:
     """The classes of a cell (see above): the quick tier has one cell of each."""
     request, error = (cell.api, cell.topic, cell.dead_letters, cell.taken), class_of(cell.code)
-    guarantee = cell.guarantee if cell.api in OF_GUARANTEE else ""
+    guarantee = guarantee_that_counts(cell)
     found: set[Hashable] = {(request, error, guarantee)}
     if cell.forever:
         return found | {("endless", cell.guarantee, error, outcome), ("endless", request, outcome)}
@@ -538,6 +538,11 @@ OF_GUARANTEE: Final = {
     Api.OffsetCommit,
 }
 """Requests that write or commit, which differ by guarantee."""
+
+
+def guarantee_that_counts(cell: Cell) -> str:
+    """The guarantee of a cell; "" if its request is made alike under each."""
+    return cell.guarantee if cell.api in OF_GUARANTEE else ""
 
 
 def class_of(code: int) -> str:
@@ -601,7 +606,7 @@ def test_quick_tier_has_each_request_and_each_guarantee_with_each_class_of_error
     found = [*cells()]
     assert len(found) == len({cell for cell, *_ in found})
     views: list[Callable[[Cell, Outcome], object]] = [
-        lambda cell, _: (cell.api, cell.topic, class_of(cell.code), cell.guarantee if cell.api in OF_GUARANTEE else ""),
+        lambda cell, _: (cell.api, cell.topic, class_of(cell.code), guarantee_that_counts(cell)),
         lambda cell, outcome: (cell.guarantee, class_of(cell.code), cell.forever, outcome),
         lambda cell, outcome: (cell.api, cell.topic, cell.dead_letters, cell.taken, cell.forever, outcome),
     ]

@@ -59,11 +59,6 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT
     waiting.wait_until(met, what, seconds, pause=pause)
 
 
-def first_offset(consumer: ck.Consumer, partition: ck.TopicPartition) -> int:
-    """The log start offset of a partition."""
-    return watermarks(consumer, partition)[0]
-
-
 def watermarks(consumer: ck.Consumer, partition: ck.TopicPartition) -> tuple[int, int]:
     """The first and the end offset of a partition; asks again while the brokers do not know a new partition yet."""
     deadline = time.monotonic() + WAIT

@@ -17,7 +17,7 @@ import confluent_kafka as ck
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import Anomaly, Expected, History, check, explain
-from tests.system.harness import Cluster, first_offset, metadata, wait_until
+from tests.system.harness import Cluster, metadata, wait_until, watermarks
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Reader:
         )
         starts = [ck.TopicPartition(topic, p, 0) for topic, p in self._reached]
         for start in starts:
-            first_offset(self._consumer, start)
+            watermarks(self._consumer, start)
         self._consumer.assign(starts)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -133,7 +133,7 @@ WRONG: Final = [
     (lambda right: f'{right}graph.topic("__a")\n', r"graph\.py, line 11: topic name '__a' is reserved"),
     (lambda right: right.replace('Graph("', 'Graph("a b'), r"graph\.py, line 5: .*'a b"),
 ]
-"""Changes of a graph, and what is said of them: an exception of Python, and two of this project, which are alike."""
+"""Changes that make a graph invalid, each with the message: a Python exception, and two errors of this project."""
 
 
 @pytest.mark.parametrize("wrong", [WRONG[:2], pytest.param(WRONG[2:], marks=pytest.mark.long)])
