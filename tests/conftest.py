@@ -130,11 +130,6 @@ def spark() -> Iterator[Any]:
         yield made
 
 
-MAY_LEAVE: Final = {"test_session_table.py": 4}
-"""Of hundreds of workers whose requests fail for ever, one or two producers are sometimes left, by the frame of a call
-of `produce` that failed; what holds the frame is not known."""
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Fails the last test of a file that leaves clients of Kafka open."""
@@ -146,7 +141,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         for name in funcargs.keys() - {"tmp_path"}:
             del funcargs[name]
         left = clients_left_open()
-        assert len(left) <= MAY_LEAVE.get(item.path.name, 0), f"{item.path.name} leaves clients open: {left}"
+        assert not left, f"{item.path.name} leaves clients open: {left}"
     return result
 
 

@@ -162,6 +162,30 @@ class KafkaProducer:
             raise failure
 
     def _queue(self, outputs: list[contracts.Output]) -> None:
+        done = 0
+        try:
+            while done < len(outputs):
+                taken, error = self._produce(outputs[done:] if done else outputs)
+                done += taken
+                if error is None:
+                    continue
+                if error.code() == E._QUEUE_FULL:
+                    self._await_space()
+                    continue
+                self._poll(0)  # serves the reports: an earlier delivery that failed may be the reason
+                if (failure := self._take_failure()) is not None:
+                    raise failure
+                refused = self._classify_refusal(error, outputs[done])
+                done += isinstance(refused, Refused)  # the error has the output
+                raise refused
+        finally:
+            del outputs[:done]
+
+    def _produce(self, outputs: list[contracts.Output]) -> tuple[int, ck.KafkaError | None]:
+        """Hands outputs to the client until it refuses one; returns how many it took, and the error, if any.
+
+        The error is not raised: whoever kept the exception would keep this frame, and with it a client that cannot end.
+        """
         produce: Callable[..., None] = self._producer.produce
         if self._keeps_failed:
             produce = self._produce_traced
@@ -169,22 +193,14 @@ class KafkaProducer:
             produce = self._produce_reported
         done = 0
         try:
-            while done < len(outputs):
-                try:
-                    for output in outputs[done:] if done else outputs:
-                        produce(*output)
-                        done += 1
-                except BufferError:
-                    self._await_space()
-                except ck.KafkaException as error:
-                    self._poll(0)  # serves the reports: an earlier delivery that failed may be the reason
-                    if (failure := self._take_failure()) is not None:
-                        raise failure from None
-                    refused = self._classify_refusal(error.args[0], outputs[done])
-                    done += isinstance(refused, Refused)  # the error has the output
-                    raise refused from None
-        finally:
-            del outputs[:done]
+            for output in outputs:
+                produce(*output)
+                done += 1
+        except BufferError:
+            return done, ck.KafkaError(E._QUEUE_FULL)
+        except ck.KafkaException as error:
+            return done, error.args[0]
+        return done, None
 
     def _produce_traced(self, *output: Any) -> None:
         produce: Callable[..., None] = self._producer.produce

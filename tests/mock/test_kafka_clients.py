@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from contextlib import suppress
 from typing import Any
@@ -10,11 +11,11 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py import Settings
-from kstreams_py.errors import BrokerUnavailable, OutcomeUnknown, Retriable
+from kstreams_py.errors import BrokerUnavailable, OutcomeUnknown, Refused, Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
-from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
@@ -225,3 +226,18 @@ def test_ends_while_all_brokers_are_down_are_refused_as_without_an_answer(mock: 
 
     wait_until(are_known, "the ends are known again")
     kafka.close()
+
+
+@pytest.mark.parametrize("mode", [producer_mode(g, Durability.COMMITTED) for g in Guarantee], ids=[*Guarantee])
+def test_exception_that_is_kept_keeps_no_client_that_was_dropped(mock: MockCluster, mode: ProducerMode) -> None:
+    mock.create("a")
+    producer = open_mock(mock, message_max_bytes=2_000).producer(mode, "p")
+    if mode.transactional:
+        producer.init_transactions()
+        producer.begin_transaction()
+    with pytest.raises(Refused) as kept:
+        producer.write([("a", b"x" * 3_000, None, 0, None, None, 0, None)])
+    producer.drop()
+    gc.collect()
+    assert kept.value.__traceback__ is not None
+    assert not [each for each in gc.get_objects() if type(each) is ck.Producer]
