@@ -61,7 +61,7 @@ SECONDS: Final = 60.0
 """The longest time of a request in a transaction, which otherwise may wait without end."""
 
 FOLLOWED_SECONDS: Final = 0.05
-FOLLOW_PATIENCE: Final = 180.0
+FOLLOW_PATIENCE: Final = 400.0
 """Seconds between two transactions that are followed, and until all of their rows are there."""
 
 WARM_RUNS: Final = 5
