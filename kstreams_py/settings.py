@@ -215,6 +215,8 @@ class Settings(BaseModel):
     - `auto_offset_reset`: where a processor begins that has no committed offsets.
     - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; at once when no record comes.
     - `commit_records`: the number of uncommitted steps at which a worker commits.
+    - `value_bytes_max`: bytes of a value beyond which a record becomes a dead letter unread. A worker needs the memory
+      of two values of this size, and of the largest batch in the topic, decompressed.
     - `transaction_timeout_ms`: after it the broker aborts a transaction; longer than the longest call of a function.
     - `session_timeout_ms`: after it the group gives the partitions of a silent worker to others.
     - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
@@ -244,6 +246,7 @@ class Settings(BaseModel):
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     commit_interval_ms: Milliseconds = 100
     commit_records: Annotated[int, Field(gt=0)] = 100_000
+    value_bytes_max: Annotated[int, Field(gt=0)] = 64 << 20
     transaction_timeout_ms: Milliseconds = 10_000
     session_timeout_ms: Milliseconds = 15_000
     request_timeout_ms: Milliseconds = 15_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Refused, Stop
 from kstreams_py.formats.registry import Registry
@@ -27,6 +27,13 @@ from kstreams_py.state.keyed import KeyedStore
 
 Read = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
+
+
+class Refusal(NamedTuple):
+    """Why a topic refuses an output of a step; `least` if the dead letter of the step was refused, too."""
+
+    mistake: RecordRefused
+    least: bool = False
 
 
 UNDECODED: Final = object()
@@ -64,7 +71,7 @@ class Runner:
         self._dead_letters = dead_letters
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
         self.retries = Retries(processor.retry) if processor.retry is not None else None
-        self._refused: dict[Read, RecordRefused] = {}
+        self._refused: dict[Read, Refusal] = {}
         self.events: EventCounts | None = None
         """What became of events, where the processor applies such."""
         self._journaled = processor.journal is not None
@@ -319,7 +326,8 @@ class Runner:
     def _columns(self, steps: Sequence[Any], plan: Plan) -> tuple[Sequence[Any], list[list[Any]]]:
         """The steps whose values could be decoded, and these values in a list for each input."""
         if not self._joins and not any(self._decode.values()):
-            return steps, [[m.value() for m in steps]]
+            with suppress(DecodeError):  # of an Unreadable, which is found below
+                return steps, [[m.value() for m in steps]]
         batch, rows = [], []
         for step in steps:
             inputs = step if self._joins else (step,)
@@ -395,11 +403,13 @@ class Runner:
     def _retries_on(self, error: Exception) -> bool:
         return self.retries is not None and self.retries.covers(error) and not isinstance(error, self._stops)
 
-    def _add_dead_letter(self, inputs: Inputs, error: Exception, plan: Plan, attempts: int = 1) -> None:
+    def _add_dead_letter(
+        self, inputs: Inputs, error: Exception, plan: Plan, attempts: int = 1, *, least: bool = False
+    ) -> None:
         """Writes the dead letter of a step."""
         failure = self._failure(inputs, error, attempts)
         if self._dead_letters is not None:
-            plan.outputs.append(self._dead_letters.of(failure))
+            plan.outputs.append(self._dead_letters.of(failure, least=least))
             plan.dead_letters += 1
         plan.failures.append(failure)
 
@@ -414,16 +424,19 @@ class Runner:
     # Outputs that a topic refuses.
 
     def refuse(self, intake: Intake, error: Refused) -> None:
-        """From now on the only step of an intake comes to a dead letter. Raises the mistake if it did so already."""
+        """From now on the only step of an intake comes to a dead letter, and if that is refused, to the least one.
+
+        Raises the mistake if it did so already.
+        """
         read = read_by(intake.steps[0])
-        if read in self._refused:
-            raise error.mistake
-        self._refused[read] = error.mistake
+        self._refused[read] = next_refusal(self._refused.get(read), error)
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Writes the dead letters of steps of which a topic has refused an output."""
         for step in steps:
-            self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)], plan)
+            refusal = self._refused[read_by(step)]
+            inputs = step if self._joins else (step,)
+            self._add_dead_letter(inputs, refusal.mistake, plan, least=refusal.least)
             plan.steps += 1
 
     def assigned(self) -> None:
@@ -436,26 +449,28 @@ class Runner:
         if self._refused:
             at = self._ledger.positions
             self._refused = {
-                read: mistake
-                for read, mistake in self._refused.items()
+                read: refusal
+                for read, refusal in self._refused.items()
                 if all(at.get(TopicPartition(topic, number), 0) <= offset for topic, number, offset in read)
             }
 
     def replacement(self, output: Output, plan: Plan, mistake: RecordRefused) -> Output | None:
-        """The dead letter to write in place of a refused output of a plan; None if it is no output of a step of it."""
-        if self._dead_letters is None or output[0] == self._dead_letters.topic:
+        """The dead letter to write in place of a refused output of a plan, and in place of a dead letter the least one.
+
+        None if it is no output of a step of the plan.
+        """
+        if self._dead_letters is None or (owner := self._owner(output, plan)) is None:
             return None
-        if (owner := self._owner(output, plan)) is None:
-            return None
-        failure = self._failure(owner, mistake)
+        failure, least = self._failure(owner, mistake), output[0] == self._dead_letters.topic
         if self._tracing is None:
-            return self._dead_letters.of(failure)
+            return self._dead_letters.of(failure, least=least)
         with self._tracing.resume(output[7] or ()):
-            return self._dead_letters.of(failure)
+            return self._dead_letters.of(failure, least=least)
 
     def _owner(self, output: Output, plan: Plan) -> Inputs | None:
         """The inputs of an output's step; of equal outputs that have no delivery hash, another one at each call."""
-        if self._owned:
+        assert self._dead_letters is not None
+        if self._owned and output[0] != self._dead_letters.topic:  # a dead letter always has the hash
             for at, (owner, each) in enumerate(zip(plan.owners, plan.outputs, strict=True)):
                 if owner is not None and is_same(each, output):
                     plan.owners[at] = None
@@ -465,3 +480,12 @@ class Runner:
         steps: Sequence[Any] = plan.intake.steps
         read: Iterable[Inputs] = steps if self._joins else ((m,) for m in steps)
         return next((inputs for inputs in read if self._tasks.delivery_hash(inputs) == digest), None)
+
+
+def next_refusal(before: Refusal | None, error: Refused) -> Refusal:
+    """The refusal that follows: of an output, then of its dead letter. Raises the mistake after both."""
+    if before is None:
+        return Refusal(error.mistake)
+    if before.least:
+        raise error.mistake
+    return Refusal(before.mistake, least=True)

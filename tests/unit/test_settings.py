@@ -63,6 +63,7 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "auto_offset_reset": "earliest",
         "commit_interval_ms": 100,
         "commit_records": 100_000,
+        "value_bytes_max": 64 << 20,
         "transaction_timeout_ms": 10_000,
         "session_timeout_ms": 15_000,
         "request_timeout_ms": 15_000,
