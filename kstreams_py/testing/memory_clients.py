@@ -302,11 +302,9 @@ class MemoryProducer:
     def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> bool:
         """Sends a batch; returns whether there was an answer, which may be an error."""
         sequence = self._sequences.get(tp, 0)
-        stamp = None
-        if self._producer_id is not None:
-            stamp = Stamp(self._own_ids.get(tp, self._producer_id), self._epoch, sequence)
-        now = self._network.clock()
-        produce = partial(self._network.broker.produce, tp, batch, stamp, self._id, now=now)
+        own = self._own_ids.get(tp, self._producer_id)
+        stamp = None if own is None else Stamp(own, self._epoch, sequence)
+        produce = partial(self._network.broker.produce, tp, batch, stamp, self._id, now=self._network.clock())
         for _ in range(SENDS_MAX):
             try:
                 self._enlist(tp)
