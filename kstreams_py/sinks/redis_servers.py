@@ -11,6 +11,9 @@ from kstreams_py.errors import SettingsError
 if TYPE_CHECKING:
     import redis
 
+_PASSING: Final = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN")
+"""Beginnings of the answers of a server that cannot now: it starts, runs a script, or is a replica for now."""
+
 _SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 
@@ -35,12 +38,17 @@ def open_client(url: str) -> redis.Redis:
 
 
 def lasts(error: redis.RedisError) -> bool:
-    """Whether another attempt fails as well, until somebody helps: a wrong password, a missing right, a full disk."""
+    """Whether another attempt fails as well, until somebody helps: a wrong password, a missing right, a full disk.
+
+    So does each answer that is not known to pass, such as that of a key with contents of another kind.
+    """
     import redis  # noqa: PLC0415 an extra
 
     kinds = redis.exceptions
-    lasting = (kinds.AuthenticationError, kinds.NoPermissionError, kinds.OutOfMemoryError)
-    return isinstance(error, lasting) or str(error).startswith("MISCONF")  # it cannot write to its disk
+    if isinstance(error, kinds.ResponseError):
+        return not isinstance(error, kinds.ReadOnlyError) and not str(error).startswith(_PASSING)
+    passing = isinstance(error, kinds.ConnectionError | kinds.TimeoutError)
+    return not passing or isinstance(error, kinds.AuthenticationError)
 
 
 def refuse_cluster(name: str, info: Mapping[str, Any]) -> None:
