@@ -229,7 +229,7 @@ def broker_of_all_ways(directory: Path) -> Iterator[Ways]:
         ):
             _create_user(kafka.bootstrap_servers)
             servers = {name: f"127.0.0.1:{port}" for name, port in listeners.items()}
-            yield Ways(kafka.bootstrap_servers, _clients(certificates, servers, oidc.url), certificates, oidc)
+            yield Ways(kafka.bootstrap_servers, clients_of(certificates, servers, oidc.url), certificates, oidc)
     finally:
         del sys.modules["aws_msk_iam_sasl_signer"]
         if before is not None:
@@ -275,7 +275,7 @@ def _create_user(bootstrap_servers: str) -> None:
         future.result(30)
 
 
-def _clients(
+def clients_of(
     certificates: Certificates, servers: dict[str, str], token_endpoint: str
 ) -> dict[str, tuple[str, dict[str, str]]]:
     user = {"sasl.username": USER, "sasl.password": PASSWORD}

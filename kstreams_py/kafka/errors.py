@@ -110,6 +110,27 @@ REFUSED: Final = TOO_LARGE | {
 """Errors of every attempt at the same batch; the last one is reported for the other records of a refused batch."""
 
 
+NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
+"""Begin of its text for tokens that do not come, with the code of refused credentials."""
+
+_REFUSED_CLIENT: Final = re.compile(
+    r"\b(invalid_client|invalid_grant|invalid_scope|unauthorized_client|unsupported_grant_type|access_denied)\b"
+)
+"""What a token endpoint answers to a client that it does not take (RFC 6749, 5.2); librdkafka reports no status."""
+
+
+def has_no_token(error: ck.KafkaError) -> bool:
+    """Whether the client waits for a token of OAUTHBEARER."""
+    return error.code() == E._AUTHENTICATION and error.str().startswith(NO_TOKEN)
+
+
+def refuses_credentials(error: ck.KafkaError) -> bool:
+    """Whether somebody refuses the credentials; tokens that do not come are an outage, which is waited for."""
+    if has_no_token(error):
+        return bool(_REFUSED_CLIENT.search(error.str()))
+    return error.code() in UNAUTHENTICATED
+
+
 def name_object(
     doing: str, error: ck.KafkaError, *, topics: Iterable[str] = (), group: str = "", transactional_id: str = ""
 ) -> str:
@@ -168,7 +189,7 @@ def classify(error: ck.KafkaError, doing: str) -> KStreamsError:
         return Fatal(text)
     if error.txn_requires_abort() or error.code() in _MUST_ABORT:
         return Abortable(text)
-    if error.retriable() or error.code() in UNREACHABLE | _TRANSIENT:
+    if error.retriable() or error.code() in UNREACHABLE | _TRANSIENT or has_no_token(error):
         return Retriable(text)
     return Fatal(text)
 
@@ -209,7 +230,8 @@ class ClientLog(logging.Handler):
     def on_error(self, error: ck.KafkaError) -> None:
         if error.code() in CONNECTION:
             self.connection = error.str()
-        if self.error is None or not (self.error.fatal() or self.error.code() in UNAUTHENTICATED | {E._FATAL}):
+        seen = self.error
+        if seen is None or not (seen.fatal() or seen.code() == E._FATAL or refuses_credentials(seen)):
             self.error = error
 
 
