@@ -190,7 +190,7 @@ class _TokenRequest(BaseHTTPRequestHandler):
 
 
 @dataclass(frozen=True)
-class Ways:
+class Listeners:
     """A running broker, by its listeners.
 
     - `open_servers`: the address that asks for nothing.
@@ -215,7 +215,7 @@ WAYS: Final = (
 
 
 @contextmanager
-def broker_of_all_ways(directory: Path) -> Iterator[Ways]:
+def broker_of_all_ways(directory: Path) -> Iterator[Listeners]:
     """A broker that takes each way; the signer of AWS is a fake in this process meanwhile."""
     certificates = make_certificates(directory)
     plain, controller, *others = free_ports([None] * 6)
@@ -229,7 +229,7 @@ def broker_of_all_ways(directory: Path) -> Iterator[Ways]:
         ):
             _create_user(kafka.bootstrap_servers)
             servers = {name: f"127.0.0.1:{port}" for name, port in listeners.items()}
-            yield Ways(kafka.bootstrap_servers, clients_of(certificates, servers, oidc.url), certificates, oidc)
+            yield Listeners(kafka.bootstrap_servers, clients_of(certificates, servers, oidc.url), certificates, oidc)
     finally:
         del sys.modules["aws_msk_iam_sasl_signer"]
         if before is not None:

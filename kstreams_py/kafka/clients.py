@@ -30,6 +30,7 @@ def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: Clien
     no token.
     """
     if (tokens := settings.get("oauth_cb")) is not None:
+        log.tokens = tokens
         try:
             tokens.get()  # the client would wait 10 s for its callback, and report no reason
         except BrokerUnavailable as error:

@@ -31,7 +31,6 @@ from kstreams_py.kafka.errors import (
     E,
     classify,
     name_object,
-    refuses_credentials,
 )
 from kstreams_py.kafka.membership import SESSIONS, Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.silence import Silence
@@ -247,7 +246,7 @@ class KafkaConsumer:
             self._raise_if_serious(error, f"reading topic {m.topic()!r}" if m.topic() else "reading")
 
     def _raise_if_serious(self, error: ck.KafkaError, doing: str) -> None:
-        if refuses_credentials(error):
+        if self._log.refuses(error):
             raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}", may_return=False)
         if error.code() == E.GROUP_AUTHORIZATION_FAILED:
             doing = f"joining the group {self.group!r}"

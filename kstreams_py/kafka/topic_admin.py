@@ -22,7 +22,6 @@ from kstreams_py.kafka.errors import (
     classify,
     has_no_token,
     name_object,
-    refuses_credentials,
 )
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.records import TopicPartition
@@ -175,7 +174,7 @@ class TopicAdmin:
             return classify(error, "asking a broker that no longer leads")
         self.client.poll(0)
         cause = self._log.error
-        if cause is not None and refuses_credentials(cause):
+        if cause is not None and self._log.refuses(cause):
             return BrokerUnavailable(
                 f"{self._cluster}the broker at {self._address} refuses the credentials ({cause.str()}): correct "
                 f"security.protocol, sasl.* or ssl.* under {self._options}",

@@ -508,6 +508,30 @@ def test_tokens_that_do_not_come_are_an_outage_and_a_refused_client_is_not() -> 
     assert (log.error.str(), log.connection) == (REFUSED, OUTAGE)
 
 
+@pytest.mark.parametrize("of_callback", [True, False])
+def test_token_that_expired_because_no_other_one_came_is_an_outage(
+    source: TokenSource, asked: Asked, of_callback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client signs in with it until it has another one, and the broker refuses it: a worker ended by that."""
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    log = ClientLog("a client")
+    if of_callback:
+        log.tokens, asked.failure = source, RuntimeError("the vault is sealed")
+        refusal(source)
+    else:
+        log.on_error(ck.KafkaError(E._AUTHENTICATION, OUTAGE))
+    expired = ck.KafkaError(E._AUTHENTICATION, 'SASL authentication error: {"status":"invalid_token"}')
+    log.on_error(expired)
+    assert (log.refuses(expired), log.error is None or log.error.str() == OUTAGE) == (False, True)
+    log.error = None
+    now += 31
+    log.on_error(expired)
+    assert (log.refuses(expired), log.error) == (True, expired)
+    too_soon = "SASL OAUTHBEARER mechanism handshake failed: Broker: Request not valid in current SASL state"
+    assert not log.refuses(ck.KafkaError(E._AUTHENTICATION, too_soon))
+
+
 def test_client_of_a_callback_without_tokens_is_not_made_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -64,6 +65,8 @@ class TokenSource:
     """Gives all clients of this process the same token.
 
     It is what confluent-kafka calls as `oauth_cb`, and what kafka-python calls as its token provider.
+
+    - `failed_at`: the monotonic time of its newest failure.
     """
 
     def __init__(self, name: str, ask: Callable[[], Token], clock: Callable[[], float] = time.time) -> None:
@@ -76,6 +79,7 @@ class TokenSource:
         self._kept_until = 0.0
         self._asking: Future[Token] | None = None
         self._asked_at = 0.0
+        self.failed_at = -math.inf
         self._has_failed = False
 
     def get(self, limit: float = ASK_SECONDS) -> Token:
@@ -102,7 +106,7 @@ class TokenSource:
     def _kept(self, token: Token | None, error: Exception) -> Token:
         """The token before, if it has not expired; otherwise raises BrokerUnavailable."""
         why = str(error) if isinstance(error, NoToken) else f"{type(error).__name__}: {error}"
-        self._has_failed = True
+        self._has_failed, self.failed_at = True, time.monotonic()
         left = 0.0 if token is None else token.expires - self._clock()
         if token is None or left <= 1:
             raise BrokerUnavailable(
