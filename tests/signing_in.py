@@ -6,6 +6,7 @@ import base64
 import datetime
 import ipaddress
 import json
+import os
 import ssl
 import sys
 import threading
@@ -15,6 +16,7 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +29,7 @@ from confluent_kafka.admin import (
 )
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import NameOID
 
 from kstreams_py.embedded import EmbeddedKafka
@@ -112,12 +114,31 @@ def make_certificates(directory: Path) -> Certificates:
 # Tokens.
 
 
+@cache
+def _signing_key() -> rsa.RSAPrivateKey:
+    """Of the tokens that this process issues."""
+    return rsa.generate_private_key(65_537, 2_048)
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _key_set() -> str:
+    """The public key of the tokens, as JSON Web Key Set."""
+    numbers = _signing_key().public_key().public_numbers()
+    key = {"kty": "RSA", "alg": "RS256", "use": "sig", "kid": "of-tests"}
+    return json.dumps({"keys": [key | {"n": _base64(numbers.n.to_bytes(256)), "e": _base64(b"\1\0\1")}]})
+
+
 def jwt(seconds: float = TOKEN_SECONDS) -> tuple[str, float]:
-    """An unsecured token, which Kafka's own validator takes, and when it expires."""
-    now = time.time()
-    parts = {"alg": "none"}, {"sub": USER, "scope": SCOPE, "iat": now, "exp": now + seconds}
-    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]
-    return ".".join([*encoded, ""]), now + seconds
+    """A token that the broker takes, and when it expires."""
+    now = int(time.time())
+    expires = now + int(seconds)
+    parts = {"alg": "RS256", "kid": "of-tests"}, {"sub": USER, "scope": SCOPE, "iat": now, "exp": expires}
+    signed = ".".join(_base64(json.dumps(part).encode()) for part in parts)
+    signature = _signing_key().sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256())
+    return f"{signed}.{_base64(signature)}", expires
 
 
 def token(_: str) -> tuple[str, float]:
@@ -224,6 +245,7 @@ def broker_of_all_ways(directory: Path) -> Iterator[Listeners]:
     sys.modules["aws_msk_iam_sasl_signer"] = fake_signer()
     try:
         with (
+            _allowing(certificates),
             closing(OidcServer(certificates)) as oidc,
             EmbeddedKafka(port=plain, settings=_settings(certificates, plain, controller, listeners)) as kafka,
         ):
@@ -234,6 +256,19 @@ def broker_of_all_ways(directory: Path) -> Iterator[Listeners]:
         del sys.modules["aws_msk_iam_sasl_signer"]
         if before is not None:
             sys.modules["aws_msk_iam_sasl_signer"] = before
+
+
+@contextmanager
+def _allowing(certificates: Certificates) -> Iterator[None]:
+    """Lets brokers that are started meanwhile read the keys of tokens."""
+    (certificates.directory / "keys.json").write_text(_key_set())
+    property_of_java = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=file://{certificates.path('keys.json')}"
+    before = os.environ.get("JAVA_TOOL_OPTIONS", "")
+    os.environ["JAVA_TOOL_OPTIONS"] = f"{before} {property_of_java}"
+    try:
+        yield
+    finally:
+        os.environ["JAVA_TOOL_OPTIONS"] = before
 
 
 def _settings(certificates: Certificates, plain: int, controller: int, listeners: dict[str, int]) -> dict[str, str]:
@@ -264,6 +299,10 @@ def _settings(certificates: Certificates, plain: int, controller: int, listeners
         "listener.name.oauth.oauthbearer.sasl.jaas.config": (
             f'{security}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="unused";'
         ),
+        "listener.name.oauth.oauthbearer.sasl.server.callback.handler.class": (
+            f"{security}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+        ),
+        "sasl.oauthbearer.jwks.endpoint.url": f"file://{certificates.path('keys.json')}",
     }
 
 

@@ -48,7 +48,7 @@ _ONLY_PKCS8: Final = re.compile(r"-----BEGIN (RSA|EC|DSA) PRIVATE KEY-----")
 def of_java(kafka: Mapping[str, str]) -> dict[str, str]:
     """The settings of Java's client. Raises SettingsError for what it has not, and for files that it needs."""
     sign_in = SignIn(kafka)
-    found = {_NAMES[name]: _value(name, value) for name, value in kafka.items() if name in _NAMES}
+    found = {_NAMES[name]: _value(name, value) for name, value in kafka.items() if name in _NAMES and value}
     if sign_in.get("security.protocol"):
         found["security.protocol"] = sign_in.protocol
     if sign_in.get("enable.ssl.certificate.verification", "true").lower() != "true":
