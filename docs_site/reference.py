@@ -130,7 +130,8 @@ at least 1,000 and `commit_interval_ms`.
 
 Any setting of [librdkafka](https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md) passes through to
 all clients: under `[kafka]` in the file, as `KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS=2000` in the environment, or as
-`ks.Settings(kafka={{"socket.timeout.ms": 2000}})`. These are refused, because the framework sets them itself:
+`ks.Settings(kafka={{"socket.timeout.ms": 2000}})`. [Signing in](../signing-in.md) has those for passwords, certificates
+and tokens. These are refused, because the framework sets them itself:
 
 {table(("librdkafka's setting", "why, or what to use"), [(code(name), why) for name, why in OWNED.items()])}
 ## Other clusters

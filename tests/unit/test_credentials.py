@@ -18,6 +18,7 @@ import confluent_kafka as ck
 import pytest
 
 from kstreams_py.errors import BrokerUnavailable, MissingSoftware, Retriable, SettingsError
+from kstreams_py.formats.registries import open_registry
 from kstreams_py.kafka.administration import GroupAdmin, connection
 from kstreams_py.kafka.credentials import sources
 from kstreams_py.kafka.credentials.java import AWS_HANDLER, OIDC_HANDLER, of_java
@@ -568,3 +569,44 @@ def test_token_is_renewed_by_the_client_before_it_expires(tmp_path: Path, monkey
     member = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", kafka=ClientSettings(kafka))).consumer("g", "g.0")
     wait_until(lambda: len(sys.modules["vault_of_short_tokens"].calls) >= 2, "another token", pause=0.05)
     member.close()
+
+
+# What the document says.
+
+
+def test_examples_of_the_document_are_accepted_as_printed(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the files and the secrets that it names elsewhere."""
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", fake_signer())
+    text = (
+        (ROOT / "docs" / "signing-in.md")
+        .read_text(encoding="utf-8")
+        .replace("/etc/kafka/", f"{certificates.directory}/")
+    )
+    (tmp_path / "vault.py").write_text(re.findall(r"<!-- vault.py -->\n```python\n(.*?)```", text, re.DOTALL)[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("KSTREAMS_KAFKA__SASL_OAUTHBEARER_CLIENT_SECRET", SECRET)
+    found = []
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block)
+        if "SCRAM" in block:
+            monkeypatch.setenv("KSTREAMS_KAFKA__SASL_PASSWORD", PASSWORD)
+        kafka = dict(Settings.load(file).kafka)
+        if "SASL" not in block:  # the secrets are of other examples
+            kafka = {name: value for name, value in kafka.items() if not name.startswith("sasl.")}
+        sign_in = SignIn(kafka)
+        found.append((sign_in.protocol, sign_in.mechanism))
+        if sign_in.tokens is not None and "oauth.cb" in kafka:
+            assert sign_in.tokens.token() == "a-token-for-shop"
+    assert found == [
+        ("SASL_SSL", "SCRAM-SHA-512"),
+        ("SSL", ""),
+        ("SASL_SSL", "OAUTHBEARER"),
+        ("SASL_SSL", "OAUTHBEARER"),
+        ("SASL_SSL", "AWS_MSK_IAM"),
+        ("PLAINTEXT", ""),
+    ]
+    found_registry = Settings.load(tmp_path / "5.toml")
+    open_registry(str(found_registry.schema_registry_url), tmp_path, found_registry.schema_registry)
