@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -13,11 +14,18 @@ from kstreams_py.formats.registry import REMEDY
 _UNKNOWN: Final = (40401, 40402, 40403)  # subject, version, schema
 
 
+_WAYS: Final = ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.client.secret")
+"""The ways to sign in; a certificate may come to each."""
+
+_FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+_NUMBERS: Final = re.compile(r"timeout|cache\.(capacity|latest\.ttl\.sec)|max\.retries|retries\.(max\.)?wait\.ms")
+
+
 class SchemaRegistry:
     """A schema registry over HTTP. The address may hold user and password; no message shows them."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        """`settings` are confluent-kafka's own, such as `basic.auth.user.info` or `ssl.ca.location`.
+        """`settings` are confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be texts.
 
         Raises MissingSoftware without the extra, SettingsError for an address or a setting that is wrong.
         """
@@ -30,9 +38,22 @@ class SchemaRegistry:
         self._url, user = _without_user(url)
         credentials = {"basic.auth.user.info": user} if user else {}
         limits = {"timeout": 3, "max.retries": 1, "retries.wait.ms": 200}
+        ways = [*credentials, *(name for name in _WAYS if name in settings)]
+        if len(ways) > 1:
+            raise SettingsError(
+                f"schema registry at {self._url}: it takes one way to sign in: a user in its address, "
+                f"{' or '.join(_WAYS)}: remove the others"
+            )
         try:
-            self._client = SchemaRegistryClient({"url": self._url, **limits, **credentials, **settings})
-        except (ValueError, TypeError, OSError) as error:
+            signing_in = credentials | _completed(settings)
+            self._client = SchemaRegistryClient({"url": self._url, **limits, **signing_in})
+        except OSError:
+            files = ", ".join(f"{name} = {settings[name]!r}" for name in _FILES if name in settings)
+            raise SettingsError(
+                f"schema registry at {self._url}: {files}: one cannot be read as PEM, or its key needs another "
+                "ssl.key.password: correct them"
+            ) from None
+        except (ValueError, TypeError) as error:
             raise SettingsError(f"schema registry at {self._url}: {error}") from None
         self._schema, self._refusal = Schema, SchemaRegistryError
 
@@ -77,6 +98,21 @@ class SchemaRegistry:
         if status in (401, 403):
             raise Unavailable(f"the {where} refuses the credentials ({status}): correct them")
         raise Unavailable(f"the {where} answers with status {status}: {message}")
+
+
+def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the client, with what follows from others, and numbers as numbers. Raises ValueError."""
+    found = {n: float(v) if _NUMBERS.fullmatch(n) and isinstance(v, str) else v for n, v in settings.items()}
+    if "bearer.auth.token" in found:
+        found.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
+    elif "bearer.auth.client.secret" in found:
+        found.setdefault("bearer.auth.credentials.source", "OAUTHBEARER")
+        found.setdefault("bearer.auth.scope", "")
+    if "bearer.auth.credentials.source" in found:
+        found.setdefault("bearer.auth.logical.cluster", "")  # of Confluent's cloud; others take no notice of it
+    if "ssl.key.location" in found:
+        found.setdefault("ssl.key.password", "")  # or OpenSSL asks for the one of an encrypted key at the terminal
+    return found
 
 
 def _without_user(urls: str) -> tuple[str, str]:

@@ -26,7 +26,6 @@ from kstreams_py.kafka.errors import (
     FENCED,
     JOIN_REFUSED,
     MEMBERSHIP_LOST,
-    UNAUTHENTICATED,
     UNREACHABLE,
     ClientLog,
     E,
@@ -114,13 +113,14 @@ class KafkaConsumer:
         return self._membership.member
 
     def _connect(self) -> None:
-        self._log = ClientLog("consumer")
+        log = ClientLog("consumer")
+        made = new_client(ck.Consumer, {**self._settings, "error_cb": log.on_error}, log)
+        self._log, self._consumer = log, made
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
         self._rebalances = 0
         self._looked_at = 0.0
         self._silence = Silence(self.instance_id, self.group, self._limit)
-        self._consumer = new_client(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
         self,
@@ -150,9 +150,10 @@ class KafkaConsumer:
         )
 
     def rejoin(self) -> None:
+        left = [self._consumer]
+        self._connect()  # first: where it gets no token, the client before stays
+        end(left)
         self.tainted = self._membership.lost = False
-        self.close()
-        self._connect()
         if self._topics:
             self._join()
 
@@ -279,7 +280,7 @@ class KafkaConsumer:
             self._raise_if_serious(error, f"reading topic {m.topic()!r}" if m.topic() else "reading")
 
     def _raise_if_serious(self, error: ck.KafkaError, doing: str) -> None:
-        if error.code() in UNAUTHENTICATED:
+        if self._log.refuses(error):
             raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}", may_return=False)
         if error.code() == E.GROUP_AUTHORIZATION_FAILED:
             doing = f"joining the group {self.group!r}"

@@ -78,7 +78,7 @@ class SlotRun:
         background: bool = False,
     ) -> None:
         tracing = None if open_tracing(settings) is None else self._open_tracing
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         self._cluster = KafkaCluster(settings)
         self._slot = Slot(graph, number, Environment(self._cluster, registry, settings, tracing=tracing))
         self._number = number

@@ -506,5 +506,5 @@ def test_http_without_the_extra_names_the_package_to_install(monkeypatch: pytest
 
 
 def test_open_registry_uses_the_address_if_given_else_the_directory(tmp_path: Path) -> None:
-    found = [open_registry(None, tmp_path), open_registry("http://127.0.0.1:9", tmp_path)]
+    found = [open_registry(None, tmp_path, {}), open_registry("http://127.0.0.1:9", tmp_path, {"timeout": "2.5"})]
     assert [type(each) for each in found] == [FileRegistry, SchemaRegistry]
