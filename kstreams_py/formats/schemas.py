@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from fastavro import parse_schema
-from fastavro.schema import SchemaParseException, UnknownType
+from fastavro.schema import SchemaParseException, UnknownType, to_parsing_canonical_form
 
 from kstreams_py.errors import SchemaError
 
@@ -18,6 +18,28 @@ JsonSchema = str | dict[str, Any] | list[Any]
 
 Names = dict[str, dict[Any, Any]]
 """The named types of a schema, as fastavro parses them."""
+
+
+_NESTED_MAX: Final = 300
+"""Objects and lists inside one another in a schema: its parsing recurses, and has no limit of its own."""
+
+_FLAT: Final = (str, bytes, bytearray, int, float, type(None))
+
+
+def is_deeper(value: Any, limit: int) -> bool:
+    """Whether a value has more than `limit` mappings and sequences inside one another, or contains itself."""
+    level = _containers([value])
+    for _ in range(limit):
+        if not level:
+            return False
+        level = _containers(child for each in level for child in (each.values() if isinstance(each, Mapping) else each))
+    return bool(level)
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    """Those of the values that have others inside, each once."""
+    found = {id(each): each for each in values if not isinstance(each, _FLAT)}
+    return [each for each in found.values() if isinstance(each, Mapping | Sequence)]
 
 
 def canonical(schema: JsonSchema) -> str:
@@ -42,6 +64,8 @@ def unparsed(schema: JsonSchema) -> JsonSchema:
 def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
     """fastavro's form of a schema, and its named types. Raises SchemaError, which names `source` and the error."""
     names: Names = {}
+    if is_deeper(raw, _NESTED_MAX):
+        raise SchemaError(f"{source} has more than {_NESTED_MAX} objects and lists inside one another: make it flatter")
     try:
         parsed = parse_schema(raw, names)
         for field in fields_of(names):
@@ -52,13 +76,18 @@ def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
         reason = f"unknown type {name_of(error.name)!r}: correct it, or define it in the same schema"
     except KeyError as error:
         reason = f"{error} is missing"
-    except (SchemaParseException, ValueError, IndexError) as error:
+    except (SchemaParseException, ValueError, IndexError, ArithmeticError) as error:
         reason = str(error)
     except (TypeError, AttributeError):
         reason = "a type in it is neither a name, an object nor a list"
     else:
         return parsed, names
     raise SchemaError(f"{source} is not an Avro schema: {reason}")
+
+
+def parsing_form(parsed: Any) -> str:
+    """The text that is equal for schemas with the same encoding and names ("Parsing Canonical Form")."""
+    return str(to_parsing_canonical_form(parsed))
 
 
 def fields_of(names: Names) -> Iterator[dict[str, Any]]:
