@@ -23,6 +23,10 @@ Names = dict[str, dict[Any, Any]]
 _NESTED_MAX: Final = 300
 """Objects and lists inside one another in a schema: its parsing recurses, and has no limit of its own."""
 
+_PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_TYPES: Final = frozenset((*_PRIMITIVES, "record", "error", "enum", "fixed", "array", "map"))
+"""The types that are no names."""
+
 _FLAT: Final = (str, bytes, bytearray, int, float, type(None))
 
 
@@ -99,6 +103,53 @@ def kind_of(schema: Any, names: Names) -> str:
     """The kind of a schema, or of a named one: `int`, `record`, `union` and so on."""
     schema = names.get(schema, schema) if isinstance(schema, str) else schema
     return "union" if isinstance(schema, list) else str(schema["type"]) if isinstance(schema, dict) else str(schema)
+
+
+def inline(schema: JsonSchema, referenced: Iterable[JsonSchema]) -> JsonSchema:
+    """A schema that has the definitions of named types that are in other ones, each where it is used first."""
+    found: dict[str, Any] = {}
+    for each in referenced:
+        _qualify(each, "", found)
+    whole: JsonSchema = _define(_qualify(schema, "", {}), found, set())
+    return whole
+
+
+def _qualify(schema: Any, namespace: str, found: dict[str, Any]) -> Any:
+    """A schema with the full names of types; adds its named types to those that are found."""
+    if isinstance(schema, list):
+        return [_qualify(each, namespace, found) for each in schema]
+    if isinstance(schema, str):
+        return schema if schema in _TYPES or "." in schema or not namespace else f"{namespace}.{schema}"
+    if not isinstance(schema["type"], str) or schema["type"] not in _TYPES:
+        return _qualify(schema["type"], namespace, found)
+    full = {**schema}
+    if "name" in schema:
+        space, _, name = schema["name"].rpartition(".")
+        namespace = space or schema.get("namespace", namespace)
+        full |= {"name": name, "namespace": namespace}
+        found[f"{namespace}.{name}".lstrip(".")] = full
+    full |= {key: _qualify(schema[key], namespace, found) for key in ("items", "values") if key in schema}
+    if "fields" in schema:
+        full["fields"] = [{**each, "type": _qualify(each["type"], namespace, found)} for each in schema["fields"]]
+    return full
+
+
+def _define(schema: Any, found: dict[str, Any], defined: set[str]) -> Any:
+    """A qualified schema with a definition where a type is used first, and its name after that."""
+    if isinstance(schema, list):
+        return [_define(each, found, defined) for each in schema]
+    if isinstance(schema, str):
+        return _define(found[schema], found, defined) if schema in found and schema not in defined else schema
+    full = {**schema}
+    if "name" in schema:
+        name = f"{schema['namespace']}.{schema['name']}".lstrip(".")
+        if name in defined:
+            return name
+        defined.add(name)
+    full |= {key: _define(schema[key], found, defined) for key in ("items", "values") if key in schema}
+    if "fields" in schema:
+        full["fields"] = [{**each, "type": _define(each["type"], found, defined)} for each in schema["fields"]]
+    return full
 
 
 def name_of(schema: Any) -> str:
