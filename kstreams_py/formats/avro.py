@@ -28,6 +28,7 @@ from kstreams_py.formats.schemas import (
     canonical,
     fields_of,
     is_deeper,
+    kind_of,
     name_of,
     parse,
     parsing_form,
@@ -89,7 +90,9 @@ class Avro(Serde[Any]):
     def _bound(self, registry: Registry, subject: str, followed: str | None) -> Serde:
         """`followed`: the subject whose schemas are followed, None for any."""
         writers = Writers(registry, followed, (self.name, self.schema))
-        return _Bound(self._writer(registry, subject), self._reader(writers))
+        schema, names = self._reads
+        kinds = [kind_of(each, names) for each in (schema if isinstance(schema, list) else [schema])]
+        return _Bound(self._writer(registry, subject), self._reader(writers), "null" in kinds)
 
     def serialize(self, value: Any, /) -> bytes | None:
         """Serializes as the worker does, under the schema's full name. Raises SchemaError without a registry."""
@@ -244,6 +247,8 @@ class _Bound:
 
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
+    has_null: bool
+    """Some bytes decode to None."""
 
 
 def _read_changed(data: bytes, writer: Any, reader: Any) -> tuple[Any, bytes]:
