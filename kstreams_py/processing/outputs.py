@@ -151,7 +151,7 @@ def decoder(serde: Serde) -> Callable[[bytes], Any] | None:
     def decode(data: bytes) -> Any:
         value = deserialize(data)
         if value is None:
-            raise DecodeError(f"the bytes {data[:60]!r} decode to None, as if there were none: read the topic as Bytes()")
+            raise DecodeError(f"the bytes {data[:60]!r} decode to None, as if there were none: read them as Bytes()")
         return value
 
     return decode

@@ -159,7 +159,7 @@ def test_bytes_that_decode_to_none_become_dead_letters_and_tombstones_pass(kind:
     graph.topic("u", key=ks.String(), value=ks.Avro(["null", "int"]))
     functions: dict[str, Callable[..., Any]] = {
         "step": lambda value, step: seen.append(value),
-        "batch": lambda values: seen.extend(values),
+        "batch": seen.extend,
         "state": lambda value, state: seen.append(value),
     }
     function = functions.get(kind, seen.append)
@@ -173,15 +173,14 @@ def test_bytes_that_decode_to_none_become_dead_letters_and_tombstones_pass(kind:
             graph.map(topic, to="x", id=topic, **options)(function)
     driver = TestDriver(graph)
     driver.send("u", 7)
-    for topic, null in (("a", b" null "), ("u", b"\0" + driver.cluster.records("u")[0].value()[1:5] + b"\0")):
+    head = (driver.cluster.records("u")[0].value() or b"")[:5]
+    for topic, null in (("a", b" null "), ("u", head + b"\0")):
         driver.cluster.append(topic, null)
         driver.cluster.append(topic, None)
     driver.run()
     assert sorted(seen, key=str) == [7, None, None]
-    assert len(driver.dead_letters()) == 2
-    assert {dead.value["exception_message"][-55:] for dead in driver.dead_letters()} == {
-        " decode to None, as if there were none: read the topic as Bytes()"[-55:]
-    }
+    messages = [dead.value["exception_message"] for dead in driver.dead_letters()]
+    assert [each[-45:] for each in messages] == [", as if there were none: read them as Bytes()"] * 2
 
 
 def test_dead_letters_of_a_graph_without_such_a_topic_are_empty() -> None:
