@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
-from kstreams_py.errors import GraphError
+from kstreams_py.errors import DecodeError, GraphError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
@@ -139,8 +139,23 @@ def encoder(serde: Serde, registry: Registry, subject: str) -> Callable[[Any], b
 
 
 def decoder(serde: Serde) -> Callable[[bytes], Any] | None:
-    """How bytes become a value; None where decoding changes nothing, so that the loops need not call."""
-    return None if getattr(serde, "identity", False) else serde.deserialize
+    """How bytes become a value; None where decoding changes nothing, so that the loops need not call.
+
+    Bytes that decode to None are refused, if the serde says that it has such: passed on, they would be a tombstone.
+    """
+    deserialize = serde.deserialize
+    if getattr(serde, "identity", False):
+        return None
+    if not getattr(serde, "has_null", False):
+        return deserialize
+
+    def decode(data: bytes) -> Any:
+        value = deserialize(data)
+        if value is None:
+            raise DecodeError(f"the bytes {data[:60]!r} decode to None, as if there were none: read them as Bytes()")
+        return value
+
+    return decode
 
 
 def are_many(outputs: Sequence[Output], size: int) -> bool:

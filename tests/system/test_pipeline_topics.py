@@ -215,7 +215,7 @@ def test_avro_and_text_are_written_as_processors_write_them(shop: Shop) -> None:
 
     shop.declare(totals, value=AVRO, mode="upsert", key=["item"])
     shop.run("other")
-    serde = ks.Avro(AVRO._parsed, registry=FileRegistry(shop.directory / "schemas"))
+    serde = ks.Avro(json.loads(AVRO.schema), registry=FileRegistry(shop.directory / "schemas"))
     found = sorted((m.key(), serde.deserialize(m.value())["records"]) for m in shop.cluster.read(f"{shop.name}.other"))
     assert found == [(b"ink", None), (b"pen", 2)]
 

@@ -154,6 +154,36 @@ def test_undecodable_bytes_become_dead_letters_and_read_names_their_offset() -> 
         driver.read("a")
 
 
+@pytest.mark.parametrize("kind", ["map", "step", "batch", "state", "alts", "sink"])
+def test_bytes_that_decode_to_none_become_dead_letters_and_tombstones_pass(kind: str) -> None:
+    graph, seen = new_graph(), list[Any]()
+    graph.topic("u", key=ks.String(), value=ks.Avro(["null", "int"]))
+    functions: dict[str, Callable[..., Any]] = {
+        "step": lambda value, step: seen.append(value),
+        "batch": seen.extend,
+        "state": lambda value, state: seen.append(value),
+    }
+    function = functions.get(kind, seen.append)
+    for topic in ("a", "u"):
+        options = {"batch": True} if kind == "batch" else {"state": ks.State(f"s{topic}")} if kind == "state" else {}
+        if kind == "alts" and topic == "a":
+            graph.alts("a", "u", to="x", id="p")(function)
+        elif kind == "sink":
+            graph.sink(topic, id=topic)(function)
+        elif kind != "alts":
+            graph.map(topic, to="x", id=topic, **options)(function)
+    driver = TestDriver(graph)
+    driver.send("u", 7)
+    head = (driver.cluster.records("u")[0].value() or b"")[:5]
+    for topic, null in (("a", b" null "), ("u", head + b"\0")):
+        driver.cluster.append(topic, null)
+        driver.cluster.append(topic, None)
+    driver.run()
+    assert sorted(seen, key=str) == [7, None, None]
+    messages = [dead.value["exception_message"] for dead in driver.dead_letters()]
+    assert [each[-45:] for each in messages] == [", as if there were none: read them as Bytes()"] * 2
+
+
 def test_dead_letters_of_a_graph_without_such_a_topic_are_empty() -> None:
     graph = ks.Graph("g")
     for name in "ax":
