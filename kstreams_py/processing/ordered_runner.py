@@ -239,13 +239,13 @@ class OrderedRunner(Runner):
                 outputs = [(*each[:7], [*(each[7] or ()), place]) for each in outputs]
             plan.outputs += outputs
             self._counts.applied += 1
-        except Exception as error:
+        except BaseException as error:
             self._abandon(result)
             store.undo(mark)
             return self._handle(inputs, error, plan, tried=tried)
         return True
 
-    def _failure(self, inputs: Inputs, error: Exception, attempts: int = 1) -> Failure:
+    def _failure(self, inputs: Inputs, error: BaseException, attempts: int = 1) -> Failure:
         failure = super()._failure(inputs, error, attempts)
         return failure if inputs[0] is self._running else replace(failure, place=self._place_of_step())
 
