@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
 from pydantic import (
@@ -84,10 +85,23 @@ _OF_A_SERVICE: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT$|_PO
 """What Kubernetes sets in each pod for a Service whose name begins with kstreams."""
 
 _SECRET: Final = re.compile(
-    r"password|secret|token|\.key(?!store\.(location|type))|\.pem|sasl\.(jaas|username)|certificate|credential"
-    r"|passphrase|user\.info|oauthbearer\.config",
+    r"passw|passphrase|secret|token|api\.?key|\.key(?!store\.(location|type))|\.pem|sasl\.(jaas|username)|certificate|"
+    r"credential|user\.info|oauthbearer\.config",
     re.IGNORECASE,
 )
+
+_PASSWORD: Final = re.compile(
+    r"""([\w.-]*(?:passw|passphrase|secret|token|api[_.-]?key)[\w.-]*["']?\s*[=:]\s*)("""
+    r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s&,;]+)""",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A password by its name: in a URL's query, in a keyword string of libpq, in JSON."""
+
+_USER: Final = re.compile(r"(\s*[a-z][a-z0-9+.-]*://|^).*@", re.IGNORECASE | re.DOTALL)
+"""What may be user and password: up to the last @, as a password may have each of / ? # @."""
+
+_NEXT: Final = re.compile(r"(?<=,)(?=\s*[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
+"""Between two URLs of a list."""
 
 
 def mask(settings: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +109,7 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
 
     User and password of a URL are hidden in any of them.
     """
-    return {name: "***" if _SECRET.search(name) else redact_url(value) for name, value in settings.items()}
+    return {name: "***" if _SECRET.search(name) else redact(value) for name, value in settings.items()}
 
 
 def _client_variable(table: str, name: str) -> str:
@@ -181,9 +195,42 @@ def _http_address(value: str) -> str:
     return value
 
 
-def redact_url(url: str) -> str:
-    """The URL without user and password."""
-    return re.sub(r"//[^/]*@", "//***@", url)
+def redact(text: str) -> str:
+    """A text with *** in place of user and password of URLs, and of passwords that have their name beside them.
+
+    What could be a password counts as one: all before the last @ of a URL.
+    """
+    return "".join(_USER.sub(r"\1***@", _PASSWORD.sub(r"\1***", each)) for each in _NEXT.split(text))
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether an environment variable is one that must not be shown, by its name or by what is in it."""
+    return bool(_SECRET.search(name.replace("_", "."))) or redact(value) != value
+
+
+def split_user(url: str, what: str, form: str, schemes: Collection[str]) -> tuple[str, str]:
+    """User and password of a URL as they are written in it, or "", and the URL without them.
+
+    - `what`, `form`: what needs the URL, and an example of one, for the message.
+    - `schemes`: those that are possible.
+
+    Raises SettingsError, without the URL, for another one, and where two readers could find two ends of a password.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    end = next((at for at, char in enumerate(rest) if char in "/?#"), len(rest))
+    user, _, host = rest[:end].rpartition("@")
+    bare = f"{scheme}://{host}{rest[end:]}"
+    is_possible = separator and scheme in schemes and "@" not in user + rest[end:] and (host or scheme[:4] != "http")
+    try:
+        urlsplit(bare)
+    except ValueError:  # its text has the host
+        is_possible = False
+    if not is_possible:
+        raise SettingsError(
+            f"{what} needs a URL such as {form}: in user and password write / ? # , @ as %2F %3F %23 %2C %40, and "
+            "elsewhere @ as %40"
+        )
+    return user, bare
 
 
 class SecretUrl(str):
@@ -192,7 +239,7 @@ class SecretUrl(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return repr(redact_url(self))
+        return repr(redact(self))
 
 
 Milliseconds = Annotated[int, Field(gt=0)]
@@ -268,7 +315,7 @@ class Settings(BaseModel):
 
     bootstrap_servers: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9092"
     schema_registry_url: (
-        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact_url, return_type=str)] | None
+        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact, return_type=str)] | None
     ) = None
     schema_registry: RegistryClient = ClientSettings({})
     schema_directory: Path = user_data_path("kstreams_py") / "schemas"
@@ -359,7 +406,7 @@ class Settings(BaseModel):
             if value != client[name]
         }
         url = self.schema_registry_url
-        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact_url(url) != url else set())
+        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact(url) != url else set())
 
     def _clients(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         """The settings of clients, each with the table that they are in."""
@@ -519,7 +566,7 @@ def _refusal(error: ErrorDetails, sources: Sequence[_Source], fields: Sequence[s
         return f"{full} ({_origin(full, sources)}): {text}"
     remedy = _REMEDIES.get(kind) or _REMEDIES.get(kind.partition("_")[0]) or text
     value = next(source.values[name] for source in reversed(sources) if source.has(name))
-    shown = f"'{redact_url(value)}'" if isinstance(value, str) else repr(value)
+    shown = f"'{redact(value)}'" if isinstance(value, str) else repr(value)
     return f"{name} = {shown} ({_origin(name, sources)}): {remedy.format(**error.get('ctx', {}))}"
 
 

@@ -18,7 +18,7 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
 from kstreams_py.running.systemd import unit
-from kstreams_py.settings import Settings
+from kstreams_py.settings import Settings, is_secret, redact
 
 GRACE_SECONDS: Final = 10
 """Seconds after drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
@@ -129,7 +129,8 @@ def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden:
 
     - `hidden`: where secrets are instead; None if nowhere.
 
-    Raises SettingsError for a setting that is secret and has no such place, and for an `--env` without a name.
+    Raises SettingsError for a setting that is secret and has no such place, and for an `--env` that is secret or has no
+    name.
     """
     usual = {
         f"KSTREAMS_{name.upper()}"
@@ -144,6 +145,8 @@ def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SettingsError(f"--env {each!r} is no variable: write NAME=VALUE")
+            raise SettingsError(f"--env {redact(each)!r} is no variable: write NAME=VALUE")
+        if is_secret(name, value):
+            raise SettingsError(f"--env {name} is a secret, and is not printed: {remedy}")
         found[name] = value
     return found

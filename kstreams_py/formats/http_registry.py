@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError, Unavailable
 from kstreams_py.formats.registry import REMEDY
 from kstreams_py.formats.schemas import canonical, inline
+from kstreams_py.settings import split_user
 
 # The REST API's own codes: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 _UNKNOWN: Final = (40401, 40402, 40403)  # subject, version, schema
@@ -143,17 +144,7 @@ def _without_user(urls: str) -> tuple[str, str]:
     """The addresses (separated by commas) without user and password, and the first of those as `user:password`."""
     bare, users = list[str](), list[str]()
     for url in urls.split(","):
-        try:
-            parts = urlsplit(url.strip())
-            info, _, host = parts.netloc.rpartition("@")
-            clear = parts.scheme in ("http", "https") and host and "@" not in parts.path + parts.query + parts.fragment
-        except ValueError:
-            clear = False
-        if not clear:
-            raise SettingsError(
-                "schema_registry_url is not of the form http://user:password@host:port: correct it; "
-                "in user and password write / , @ as %2F %2C %40"
-            ) from None
-        bare.append(parts._replace(netloc=host).geturl())
+        info, address = split_user(url, "schema_registry_url", "http://user:password@host:port", ("http", "https"))
+        bare.append(address)
         users += [unquote(info if ":" in info else f"{info}:")] if info else []
     return ",".join(bare), users[0] if users else ""

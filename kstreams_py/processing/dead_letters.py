@@ -54,7 +54,7 @@ class Failure:
 
     inputs: Inputs
     delivery_hash: bytes
-    error: Exception
+    error: BaseException
     attempts: int = 1
     place: bytes | None = None
 

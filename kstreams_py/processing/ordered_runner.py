@@ -238,7 +238,7 @@ class OrderedRunner(Runner):
                 outputs = [(*each[:7], [*(each[7] or ()), place]) for each in outputs]
             plan.outputs += outputs
             self._counts.applied += 1
-        except Exception as error:
+        except BaseException as error:
             self._abandon(result)
             store.undo(mark)
             return self._handle(inputs, error, plan, tried=tried)
@@ -249,12 +249,12 @@ class OrderedRunner(Runner):
         return self._refusals.get(digest) or self._refusals.get(_ALL)
 
     def _add_dead_letter(
-        self, inputs: Inputs, error: Exception, plan: Plan, attempts: int = 1, *, least: bool = False
+        self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1, *, least: bool = False
     ) -> None:
         refusal = self._refusal(self._tasks.delivery_hash(inputs))
         super()._add_dead_letter(inputs, error, plan, attempts, least=least or (refusal is not None and refusal.least))
 
-    def _failure(self, inputs: Inputs, error: Exception, attempts: int = 1) -> Failure:
+    def _failure(self, inputs: Inputs, error: BaseException, attempts: int = 1) -> Failure:
         failure = super()._failure(inputs, error, attempts)
         return failure if inputs[0] is self._running else replace(failure, place=self._place_of_step())
 

@@ -178,7 +178,7 @@ class OverlappingRunner(Runner):
             return ()
         try:
             arguments = [self._value(m) for m in opened.inputs]
-        except Exception as error:
+        except BaseException as error:
             opened.error, opened.tried, opened.has_ended = error, False, True
             self._failed[opened.chain] += 1
             return ()
@@ -329,8 +329,6 @@ class OverlappingRunner(Runner):
             self._add_dead_letter(opened.inputs, opened.refusal.mistake, plan, least=opened.refusal.least)
         elif opened.error is None:
             plan.outputs += opened.outputs
-        elif not isinstance(opened.error, Exception):
-            raise opened.error
         elif not self._handle(opened.inputs, opened.error, plan, tried=opened.tried):
             return False
         if self._owned:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Refused, Stop
+from kstreams_py.errors import DecodeError, FunctionExited, GraphError, KStreamsError, RecordRefused, Refused, Stop
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
@@ -69,7 +69,7 @@ class Runner:
         self._decode = {t.name: decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
         self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
         self._dead_letters = dead_letters
-        self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
+        self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, FunctionExited, *processor.stop_on)
         self.retries = Retries(processor.retry) if processor.retry is not None else None
         self._refused: dict[Read, Refusal] = {}
         self.events: EventCounts | None = None
@@ -197,7 +197,7 @@ class Runner:
                     append(emit(m, result, digest))
                 else:
                     plan.outputs += self._outputs.of(result, (m,), digest)
-            except Exception as error:
+            except BaseException as error:
                 if not self._handle((m,), error, plan, tried=value is not UNDECODED):
                     plan.steps = next(i for i, seen in enumerate(messages) if seen is m)
                     return
@@ -231,7 +231,7 @@ class Runner:
                     append(emit(m, result, digest))
                 else:
                     plan.outputs += self._outputs.of(result, (m,), digest)
-            except Exception as error:
+            except BaseException as error:
                 store.undo()
                 if not self._handle((m,), error, plan, tried=value is not UNDECODED):
                     return
@@ -263,7 +263,7 @@ class Runner:
                     size += value_bytes(outputs)
                 if store is not None:
                     store.keep()
-            except Exception as error:
+            except BaseException as error:
                 if store is not None:
                     self._abandon(result)
                     store.undo()
@@ -278,7 +278,7 @@ class Runner:
     def _abandon(self, result: Any) -> None:
         """Ends a generator whose output cannot be written: collected later, it could change the state then."""
         if self._processor.generator and result is not None:
-            with suppress(Exception):
+            with suppress(BaseException):
                 result.close()
 
     def _arguments(self, inputs: Inputs, digest: bytes, store: KeyedStore | None) -> list[Any]:
@@ -304,7 +304,7 @@ class Runner:
         topic, current, prefix, digest = self._processor.inputs[0].name, -1, b"", b""
         for step, result in zip(batch, self._call_batch(batch, columns), strict=True):
             try:
-                if isinstance(result, Exception):
+                if isinstance(result, BaseException):
                     raise result
                 if result is None or self._sink:
                     continue
@@ -318,7 +318,7 @@ class Runner:
                 else:
                     inputs = (step,) if one else step
                     plan.outputs += self._outputs.of(result, inputs, self._tasks.delivery_hash(inputs))
-            except Exception as error:
+            except BaseException as error:
                 if not self._handle((step,) if one else step, error, plan):
                     return
         plan.steps = len(steps)
@@ -334,7 +334,7 @@ class Runner:
             try:
                 rows.append([self._value(m) for m in inputs])
                 batch.append(step)
-            except Exception as error:
+            except BaseException as error:
                 if not self._handle(inputs, error, plan, tried=False):
                     break
         return batch, [list(column) for column in zip(*rows, strict=True)]
@@ -358,7 +358,7 @@ class Runner:
                     f"processor {self._processor.id!r} returned {len(results)} results for a batch of {len(batch)}: "
                     "return one result per record, None for none"
                 )
-        except Exception as error:
+        except BaseException as error:
             if store is not None:
                 store.undo()
             return [error] * len(batch)
@@ -370,11 +370,13 @@ class Runner:
 
     # Steps that fail.
 
-    def _handle(self, inputs: Inputs, error: Exception, plan: Plan, *, tried: bool = True) -> bool:
+    def _handle(self, inputs: Inputs, error: BaseException, plan: Plan, *, tried: bool = True) -> bool:
         """Makes a dead letter; False if the exception is one that stops the worker instead, or the step is run again.
 
         `tried`: the function was called. A step whose schema could not be read, for example, was not tried.
         """
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            error = self._exited(inputs, error)
         attempts = 1
         if self._retries_on(error):
             assert self.retries is not None
@@ -400,11 +402,25 @@ class Runner:
             return False
         return True
 
-    def _retries_on(self, error: Exception) -> bool:
+    def _exited(self, inputs: Inputs, error: BaseException) -> FunctionExited:
+        """What stops the worker in place of an exception that would end the process, maybe as if all were well."""
+        name = getattr(self._processor.function, "__name__", "its function")
+        text = (
+            f"{self._processor.id}: {name} ended by {self._failure(inputs, error)}: raise kstreams_py.Stop to stop the "
+            "worker, or an exception of another class for a dead letter"
+        )
+        if isinstance(error, KeyboardInterrupt):  # may be a Ctrl-C, where a test runs the worker: the slot knows
+            error.add_note(text)
+            raise error
+        exited = FunctionExited(text)
+        exited.__cause__ = error
+        return exited
+
+    def _retries_on(self, error: BaseException) -> bool:
         return self.retries is not None and self.retries.covers(error) and not isinstance(error, self._stops)
 
     def _add_dead_letter(
-        self, inputs: Inputs, error: Exception, plan: Plan, attempts: int = 1, *, least: bool = False
+        self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1, *, least: bool = False
     ) -> None:
         """Writes the dead letter of a step."""
         failure = self._failure(inputs, error, attempts)
@@ -417,7 +433,7 @@ class Runner:
         """The place of a step: the delivery hash that its first input alone would have."""
         return self._tasks.delivery_hash(inputs[:1])
 
-    def _failure(self, inputs: Inputs, error: Exception, attempts: int = 1) -> Failure:
+    def _failure(self, inputs: Inputs, error: BaseException, attempts: int = 1) -> Failure:
         place = self._place(inputs) if self._names_place else None
         return Failure(inputs, self._tasks.delivery_hash(inputs), error, attempts, place)
 

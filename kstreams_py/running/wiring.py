@@ -23,7 +23,7 @@ from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.running import logs
-from kstreams_py.running.pipe import report_writer
+from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.progress import Progress
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
@@ -162,6 +162,7 @@ class SlotRun:
                 self._slot.stop()
 
         self._slot.run(report, create=self._create, partitions=self._partitions)
+        report_drained()
 
 
 class SupervisedRun:

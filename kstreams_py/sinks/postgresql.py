@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 import socket
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NoReturn
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from kstreams_py.errors import KStreamsError, MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.settings import split_user
 from kstreams_py.sinks.columns import (
     FLOATS,
     HASH_COLUMN,
@@ -146,10 +147,9 @@ class PostgreSQL:
     def __init__(
         self, url: str, *, table: str, columns: Columns | None = None, evidence: Evidence | str = Evidence.HASH
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("postgresql", "postgres"):
-            raise SettingsError("a PostgreSQL sink needs a URL: postgresql://user:password@host:port/database")
-        name = f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        form = "postgresql://user:password@host:port/database"
+        _, bare = split_user(url, "PostgreSQL", form, ("postgresql", "postgres"))
+        name = re.sub(r"[?#].*", "", bare.replace("postgres:", "postgresql:", 1), flags=re.DOTALL)
         names, types = ((), ()) if columns is None else split_columns(columns, _TYPES)
         kept = read_evidence(evidence, tuple(Evidence))
         check_names("the name of a table or schema", table.split(".", 1))

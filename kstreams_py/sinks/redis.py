@@ -8,7 +8,6 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
 from kstreams_py.graph.sink import Evidence, Row
@@ -58,8 +57,6 @@ class Redis:
     types: Types
 
     def __init__(self, url: str, *, key: str, columns: Columns) -> None:
-        if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-            raise SettingsError("a Redis sink needs a URL: redis://user:password@host:port/0")
         names, types = split_columns(columns, _TYPES)
         vars(self).update(url=url, name=name_server(url), key=key, columns=names, types=types)
 

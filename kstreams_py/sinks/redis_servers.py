@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from kstreams_py.errors import SettingsError
+from kstreams_py.settings import split_user
 
 if TYPE_CHECKING:
     import redis
@@ -18,9 +19,9 @@ _SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 
 def name_server(url: str) -> str:
-    """The URL without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """The URL without user, password and query. Raises SettingsError, without them, for what is no URL of Redis."""
+    bare = split_user(url, "Redis", "redis://user:password@host:port/0", ("redis", "rediss", "unix"))[1]
+    return re.sub(r"[?#].*", "", bare, flags=re.DOTALL)
 
 
 def open_client(url: str) -> redis.Redis:

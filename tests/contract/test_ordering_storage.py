@@ -413,7 +413,7 @@ def test_redis_that_is_away_is_named_without_its_password() -> None:
         RedisStorage("redis://user:secret@127.0.0.1:1/0")
     assert "the store redis://127.0.0.1:1/0" in str(raised.value)
     assert "secret" not in str(raised.value)
-    with pytest.raises(SettingsError, match=r"host/0 is no URL of Redis"):
+    with pytest.raises(SettingsError, match=r"^Redis needs a URL such as redis://"):
         RedisStorage("postgres://user:secret@host/0")
 
 

@@ -574,8 +574,8 @@ def test_http_id_that_the_registry_fails_at_is_a_decode_error_of_its_record(serv
 )
 def test_http_malformed_address_is_refused_and_not_shown(address: str) -> None:
     assert raised_message(SettingsError, SchemaRegistry, address) == (
-        "schema_registry_url is not of the form http://user:password@host:port: correct it; "
-        "in user and password write / , @ as %2F %2C %40"
+        "schema_registry_url needs a URL such as http://user:password@host:port: in user and password write / ? # , @ "
+        "as %2F %3F %23 %2C %40, and elsewhere @ as %40"
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, SecretUrl, Settings, explain, redact_url
+from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, SecretUrl, Settings, explain, redact
 from tests.tables import each_case
 from tests.unit.fakes import raise_error
 
@@ -606,12 +606,18 @@ def test_secrets_do_not_show_in_the_refusal_of_constructed_settings() -> None:
         ("https://user:pass@host:8081/path", "https://***@host:8081/path"),
         ("https://token@host", "https://***@host"),
         ("https://user:p@ss@host/path", "https://***@host/path"),
-        ("https://host/path@here", "https://host/path@here"),
+        ("https://user:p/a?s#s@host/path", "https://***@host/path"),
+        ("https://host/path@here", "https://***@here"),
+        ("http://a:b/c@one:1, http://d:e#f@two:2", "http://***@one:1, http://***@two:2"),
+        ("postgresql://host/shop?user=me&password=hunter2", "postgresql://host/shop?user=me&password=***"),
+        ("host=db user=me password='hunter 2' dbname=shop", "host=db user=me password=*** dbname=shop"),
+        ('{"sasl.password": "hunter2", "acks": "all"}', '{"sasl.password": ***, "acks": "all"}'),
+        ("user:hunter2@host", "***@host"),
         ("https://host:8081", "https://host:8081"),
     ],
 )
 def test_urls_are_shown_without_user_and_password(url: str, shown: str) -> None:
-    assert (redact_url(url), repr(SecretUrl(url)), str(SecretUrl(url))) == (shown, repr(shown), url)
+    assert (redact(url), repr(SecretUrl(url)), str(SecretUrl(url))) == (shown, repr(shown), url)
 
 
 def test_client_settings_are_a_mapping_that_compares_by_content() -> None:

@@ -18,6 +18,9 @@ from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged, decode
 URL = "postgresql://loader:s3cret@db.example:5433,other:5432/flights?password=s3cret"
 
 
+ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and elsewhere @ as %40"
+
+
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
@@ -67,11 +70,11 @@ URL = "postgresql://loader:s3cret@db.example:5433,other:5432/flights?password=s3
         ),
         (
             lambda: PostgreSQL("db.example/flights", table="t", columns=("a",)),
-            "a PostgreSQL sink needs a URL: postgresql://user:password@host:port/database",
+            f"PostgreSQL needs a URL such as postgresql://user:password@host:port/database: {ESCAPED}",
         ),
         (
             lambda: Redis("cache", key="k", columns=("a",)),
-            "a Redis sink needs a URL: redis://user:password@host:port/0",
+            f"Redis needs a URL such as redis://user:password@host:port/0: {ESCAPED}",
         ),
         (
             lambda: Parquet("d", columns=("a",)),  # type: ignore[arg-type]
