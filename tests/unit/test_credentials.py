@@ -33,6 +33,7 @@ from tests.signing_in import (
     PASSWORD,
     SCOPE,
     SECRET,
+    SIGNER,
     USER,
     Certificates,
     OidcServer,
@@ -60,7 +61,7 @@ def oidc() -> Iterator[OidcServer]:
 @pytest.fixture
 def ways(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """librdkafka's settings of each way to sign in."""
-    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", fake_signer())
+    monkeypatch.setitem(sys.modules, SIGNER, fake_signer())
     servers = dict.fromkeys(("PLAIN", "SCRAM", "MTLS", "OAUTH"), "a:1")
     return {
         way: dict(ClientSettings(kafka))
@@ -471,11 +472,11 @@ def test_signer_of_aws_is_asked_with_the_region(monkeypatch: pytest.MonkeyPatch)
     signer: Any = fake_signer()
     regions: list[str] = []
     monkeypatch.setattr(
-        signer.MSKAuthTokenProvider,
+        signer,
         "generate_auth_token",
         lambda region: (f"{regions.append(region)}", int((time.time() + 900) * 1000)),
     )
-    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", signer)
+    monkeypatch.setitem(sys.modules, SIGNER, signer)
     sources.of_aws.cache_clear()
     assert "needs the region of the cluster: set AWS_REGION, or" in raised_message(SettingsError, SignIn, kafka)
     for region in ("", "region=eu-west-1"):
@@ -485,6 +486,7 @@ def test_signer_of_aws_is_asked_with_the_region(monkeypatch: pytest.MonkeyPatch)
         assert tokens.get().value == "None"
     assert regions == ["us-east-2", "eu-west-1"]
     sources.of_aws.cache_clear()
+    monkeypatch.delitem(sys.modules, SIGNER)
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
     assert raised_message(MissingSoftware, SignIn, kafka) == (
         "sasl.mechanism=AWS_MSK_IAM needs the package 'aws_msk_iam_sasl_signer': pip install 'kstreams_py[msk]'"
@@ -578,7 +580,7 @@ def test_examples_of_the_document_are_accepted_as_printed(
     certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the files and the secrets that it names elsewhere."""
-    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", fake_signer())
+    monkeypatch.setitem(sys.modules, SIGNER, fake_signer())
     text = (
         (ROOT / "docs" / "signing-in.md")
         .read_text(encoding="utf-8")
