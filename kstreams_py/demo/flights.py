@@ -75,7 +75,7 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     expected = data.expect(rows)
     screen.say("starting a Kafka broker on this machine")
     with open_cluster(output) as (settings, cluster):
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         create_topics(graph, cluster)
         topics = check_topics(graph, cluster)
         loader = Loader(cluster, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))

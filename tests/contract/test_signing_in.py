@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -67,7 +67,7 @@ def test_each_client_signs_in_each_way(listeners: Listeners, way: str) -> None:
 def refusal(cluster: Cluster, groups: GroupAdmin) -> dict[str, tuple[bool | None, str]]:
     """Whether each client takes it for an outage, and why it signs in to nothing; "kafka-python" says no reason."""
     found: dict[str, tuple[bool | None, str]] = {}
-    asked = {
+    asked: dict[str, Callable[[], object]] = {
         "confluent-kafka": lambda: cluster.topics(["in"]),
         "kafka-python": lambda: groups.describe(["g"]),
     }

@@ -102,8 +102,9 @@ def of_aws(region: str) -> TokenSource:
     try:
         signer = importlib.import_module("aws_msk_iam_sasl_signer.MSKAuthTokenProvider")
     except ImportError as error:
+        package = str(error.name).partition(".")[0]
         raise MissingSoftware(
-            f"sasl.mechanism=AWS_MSK_IAM needs the package {str(error.name).partition('.')[0]!r}: pip install 'kstreams_py[msk]'"
+            f"sasl.mechanism=AWS_MSK_IAM needs the package {package!r}: pip install 'kstreams_py[msk]'"
         ) from None
 
     def ask() -> Token:
