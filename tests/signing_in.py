@@ -146,10 +146,14 @@ def token(_: str) -> tuple[str, float]:
     return jwt()
 
 
+SIGNER: Final = "aws_msk_iam_sasl_signer.MSKAuthTokenProvider"
+"""The module of AWS's signer."""
+
+
 def fake_signer() -> types.ModuleType:
     """The signer of AWS, which takes any region."""
-    module: Any = types.ModuleType("aws_msk_iam_sasl_signer")
-    module.MSKAuthTokenProvider = types.SimpleNamespace(generate_auth_token=lambda region: _in_ms(*jwt()))
+    module: Any = types.ModuleType(SIGNER)
+    module.generate_auth_token = lambda region: _in_ms(*jwt())
     return module  # type: ignore[no-any-return]
 
 
@@ -241,8 +245,8 @@ def broker_of_all_ways(directory: Path) -> Iterator[Listeners]:
     certificates = make_certificates(directory)
     plain, controller, *others = free_ports([None] * 6)
     listeners = dict(zip(("PLAIN", "SCRAM", "MTLS", "OAUTH"), others, strict=True))
-    before = sys.modules.get("aws_msk_iam_sasl_signer")
-    sys.modules["aws_msk_iam_sasl_signer"] = fake_signer()
+    before = sys.modules.get(SIGNER)
+    sys.modules[SIGNER] = fake_signer()
     try:
         with (
             _allowing(certificates),
@@ -253,9 +257,9 @@ def broker_of_all_ways(directory: Path) -> Iterator[Listeners]:
             servers = {name: f"127.0.0.1:{port}" for name, port in listeners.items()}
             yield Listeners(kafka.bootstrap_servers, clients_of(certificates, servers, oidc.url), certificates, oidc)
     finally:
-        del sys.modules["aws_msk_iam_sasl_signer"]
+        del sys.modules[SIGNER]
         if before is not None:
-            sys.modules["aws_msk_iam_sasl_signer"] = before
+            sys.modules[SIGNER] = before
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from tests.signing_in import (
     PASSWORD,
     SCOPE,
     SECRET,
+    SIGNER,
     USER,
     Certificates,
     OidcServer,
@@ -60,7 +61,7 @@ def oidc() -> Iterator[OidcServer]:
 @pytest.fixture
 def ways(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """librdkafka's settings of each way to sign in."""
-    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", fake_signer())
+    monkeypatch.setitem(sys.modules, SIGNER, fake_signer())
     servers = dict.fromkeys(("PLAIN", "SCRAM", "MTLS", "OAUTH"), "a:1")
     return {
         way: dict(ClientSettings(kafka))
@@ -471,21 +472,22 @@ def test_signer_of_aws_is_asked_with_the_region(monkeypatch: pytest.MonkeyPatch)
     signer: Any = fake_signer()
     regions: list[str] = []
 
-    def generate(region: str) -> tuple[str, int]:
+    def sign(region: str) -> tuple[str, int]:
         regions.append(region)
-        return "token", int((time.time() + 900) * 1000)
+        return f"of-{region}", int((time.time() + 900) * 1000)
 
-    monkeypatch.setattr(signer.MSKAuthTokenProvider, "generate_auth_token", generate)
-    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", signer)
+    signer.generate_auth_token = sign
+    monkeypatch.setitem(sys.modules, SIGNER, signer)
     sources.of_aws.cache_clear()
     assert "needs the region of the cluster: set AWS_REGION, or" in raised_message(SettingsError, SignIn, kafka)
     for region in ("", "region=eu-west-1"):
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-2")
         tokens = SignIn({**kafka, "sasl.oauthbearer.config": region}).tokens
         assert tokens is not None
-        assert tokens.get().value == "None"
+        assert tokens.get().value == f"of-{regions[-1]}"
     assert regions == ["us-east-2", "eu-west-1"]
     sources.of_aws.cache_clear()
+    monkeypatch.delitem(sys.modules, SIGNER)
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
     assert raised_message(MissingSoftware, SignIn, kafka) == (
         "sasl.mechanism=AWS_MSK_IAM needs the package 'aws_msk_iam_sasl_signer': pip install 'kstreams_py[msk]'"
@@ -526,11 +528,11 @@ def test_token_that_expired_because_no_other_one_came_is_an_outage(
     expired = ck.KafkaError(E._AUTHENTICATION, 'SASL authentication error: {"status":"invalid_token"}')
     log.on_error(expired)
     assert (log.refuses(expired), log.error is None or log.error.str() == OUTAGE) == (False, True)
-    log.error = None
+    vars(log)["error"] = None
     now += 31
     log.on_error(expired)
     assert log.refuses(expired)
-    assert vars(log)["error"] is expired
+    assert log.error is expired
     too_soon = "SASL OAUTHBEARER mechanism handshake failed: Broker: Request not valid in current SASL state"
     assert not log.refuses(ck.KafkaError(E._AUTHENTICATION, too_soon))
 
@@ -580,7 +582,7 @@ def test_examples_of_the_document_are_accepted_as_printed(
     certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the files and the secrets that it names elsewhere."""
-    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", fake_signer())
+    monkeypatch.setitem(sys.modules, SIGNER, fake_signer())
     text = (
         (ROOT / "docs" / "signing-in.md")
         .read_text(encoding="utf-8")

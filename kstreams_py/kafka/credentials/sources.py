@@ -100,10 +100,11 @@ def of_aws(region: str) -> TokenSource:
             'sasl.oauthbearer.config = "region=eu-west-1"'
         )
     try:
-        signer = importlib.import_module("aws_msk_iam_sasl_signer").MSKAuthTokenProvider
+        signer = importlib.import_module("aws_msk_iam_sasl_signer.MSKAuthTokenProvider")
     except ImportError as error:
+        package = str(error.name).partition(".")[0]
         raise MissingSoftware(
-            f"sasl.mechanism=AWS_MSK_IAM needs the package {error.name!r}: pip install 'kstreams_py[msk]'"
+            f"sasl.mechanism=AWS_MSK_IAM needs the package {package!r}: pip install 'kstreams_py[msk]'"
         ) from None
 
     def ask() -> Token:
