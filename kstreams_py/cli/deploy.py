@@ -107,7 +107,7 @@ def systemd(
         parse_slots(slots)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     remedy = "put it into a file that only its user reads, and name that with --environment-file"
-    command = [sys.executable, "-m", "kstreams_py", "run", target, *which]
+    command = [sys.executable, "-P", "-m", "kstreams_py", "run", target, *which]
     text = unit(
         graph.name,
         [*command, "--create-topics"] if create_topics else command,

@@ -315,13 +315,16 @@ def _signals_restored() -> Iterator[None]:
 
 
 def worker_command(target: str) -> Callable[[int], list[str]]:
-    """The command line of one slot's worker. Settings, with their secrets, travel in the environment, not in `ps`."""
-    return lambda slot: [sys.executable, "-m", "kstreams_py", "run", target, "--slot", str(slot)]
+    """The command line of one slot's worker. Settings, with their secrets, travel in the environment, not in `ps`.
+
+    Without -P, a file in the current directory would be imported in place of a module of Python or of a library.
+    """
+    return lambda slot: [sys.executable, "-P", "-m", "kstreams_py", "run", target, "--slot", str(slot)]
 
 
 def standby_command(target: str) -> list[str]:
     """The command line of a standby process, which becomes a worker when it reads its slot."""
-    return [sys.executable, "-m", "kstreams_py", "standby", target]
+    return [sys.executable, "-P", "-m", "kstreams_py", "standby", target]
 
 
 def awaited_slot() -> int | None:

@@ -408,7 +408,15 @@ def test_session_ends_when_its_terminal_is_closed_unless_nohup_has_started_it(is
 
 
 def test_command_line_of_a_version_has_the_partitions_that_were_asked_for() -> None:
-    assert version_command("shop.py", 2, None)[1:] == ["-m", "kstreams_py", "dev-version", "shop.py", "--workers", "2"]
+    assert version_command("shop.py", 2, None)[1:] == [
+        "-P",
+        "-m",
+        "kstreams_py",
+        "dev-version",
+        "shop.py",
+        "--workers",
+        "2",
+    ]
     assert version_command("shop.py", 2, 8)[-2:] == ["--partitions", "8"]
 
 
