@@ -32,7 +32,7 @@ LAYERS = (
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
     {"settings", "metrics", "log_fields"},
-    {"records"},
+    {"records", "secrets"},
     {"errors"},
 )
 """From top to bottom: a module imports its own package and the layers below. `__init__.py` exports from any.
@@ -40,7 +40,7 @@ LAYERS = (
 Packages that are designed and do not exist yet are listed too.
 """
 
-BELOW_EMBEDDED = {"errors", "settings"}
+BELOW_EMBEDDED = {"errors", "secrets", "settings"}
 """The only modules that `embedded` may use, so that it works without the other packages."""
 
 USED_BY_RULES = {"formats/schema_files.py", "formats/logical.py", "formats/writers.py"}

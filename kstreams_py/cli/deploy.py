@@ -18,7 +18,8 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
 from kstreams_py.running.systemd import unit
-from kstreams_py.settings import Settings, is_secret, redact
+from kstreams_py.secrets import is_secret, redact
+from kstreams_py.settings import Settings
 
 GRACE_SECONDS: Final = 10
 """Seconds after drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""

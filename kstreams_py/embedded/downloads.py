@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.settings import redact
+from kstreams_py.secrets import redact
 
 if TYPE_CHECKING:
     import requests

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError, Unavailable
 from kstreams_py.formats.registry import REMEDY
 from kstreams_py.formats.schemas import canonical, inline
-from kstreams_py.settings import split_user
+from kstreams_py.secrets import split_user
 
 # The REST API's own codes: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 _UNKNOWN: Final = (40401, 40402, 40403)  # subject, version, schema

@@ -18,7 +18,7 @@ from kstreams_py.errors import KStreamsError, MissingSoftware, RowRefused, Setti
 from kstreams_py.graph.pipelines import Mode
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.settings import split_user
+from kstreams_py.secrets import split_user
 from kstreams_py.sinks.columns import (
     FLOATS,
     HASH_COLUMN,

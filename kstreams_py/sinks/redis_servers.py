@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.settings import split_user
+from kstreams_py.secrets import split_user
 
 if TYPE_CHECKING:
     import redis

@@ -14,7 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, SecretUrl, Settings, explain, redact
+from kstreams_py.secrets import SecretUrl, redact
+from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, Settings, explain
 from tests.tables import each_case
 from tests.unit.fakes import raise_error
 

@@ -53,7 +53,7 @@ class Token:
                 raise ValueError(f"{name!r} is no SASL extension: its name has letters only, and is not auth")
 
 
-class NoToken(Exception):
+class NoToken(LookupError):
     """A source gives no token; `may_return` as in BrokerUnavailable."""
 
     def __init__(self, message: str, *, may_return: bool = True) -> None:
