@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from confluent_kafka import cimpl
+from tests.librdkafka import Declared, load_librdkafka
 
 _PRODUCER: Final = 0
 _COPIES: Final = 2
@@ -83,10 +83,8 @@ def write_raw(bootstrap_servers: str, topic: str, records: Sequence[Raw], partit
 
 @cache
 def _library() -> ctypes.CDLL:
-    """librdkafka as this process has loaded it."""
-    library = ctypes.CDLL(cimpl.__file__)
     pointer, text = c_void_p, c_char_p
-    declared: dict[str, tuple[Any, list[Any]]] = {
+    declared: Declared = {
         "rd_kafka_conf_new": (pointer, []),
         "rd_kafka_conf_set": (c_int, [pointer, text, text, text, c_size_t]),
         "rd_kafka_new": (pointer, [c_int, pointer, text, c_size_t]),
@@ -97,7 +95,4 @@ def _library() -> ctypes.CDLL:
         "rd_kafka_flush": (c_int, [pointer, c_int]),
         "rd_kafka_destroy": (None, [pointer]),
     }
-    for name, (result, arguments) in declared.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return load_librdkafka(declared)

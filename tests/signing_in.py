@@ -161,29 +161,48 @@ def _in_ms(value: str, expires: float) -> tuple[str, int]:
     return value, int(expires * 1000)
 
 
-class OidcServer(ThreadingHTTPServer):
-    """Gives tokens to the one client that it knows, by the grant client_credentials; counts them."""
+class LocalServer(ThreadingHTTPServer):
+    """A server on the loopback in a thread, over TLS with certificates."""
 
-    def __init__(self, certificates: Certificates | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _TokenRequest)
-        self.given = 0
-        self.status = 0
-        """Each request is answered with it, if it is not 0."""
-        self.scheme = "http"
+    def __init__(
+        self,
+        handler: type[BaseHTTPRequestHandler],
+        certificates: Certificates | None,
+        *,
+        wants_certificate: bool = False,
+    ) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.address = f"{'http' if certificates is None else 'https'}://127.0.0.1:{self.server_port}"
         if certificates is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificates.path("server.pem"))
-            self.socket = context.wrap_socket(self.socket, server_side=True)
-            self.scheme = "https"
+            if wants_certificate:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(certificates.path("ca.pem"))
+            # the thread of the request makes the handshake: one that fails must not end the server
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self.serve_forever, args=[0.02], daemon=True).start()
 
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_port}/token"
+    def handle_error(self, *_: object) -> None:
+        """Says nothing of a handshake that fails."""
 
     def close(self) -> None:
         self.shutdown()
         self.server_close()
+
+
+class OidcServer(LocalServer):
+    """Gives tokens to the one client that it knows, by the grant client_credentials; counts them."""
+
+    def __init__(self, certificates: Certificates | None = None) -> None:
+        self.given = 0
+        self.status = 0
+        """Each request is answered with it, if it is not 0."""
+        super().__init__(_TokenRequest, certificates)
+
+    @property
+    def url(self) -> str:
+        return f"{self.address}/token"
 
 
 class _TokenRequest(BaseHTTPRequestHandler):

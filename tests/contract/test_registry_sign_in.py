@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,37 +14,19 @@ import pytest
 
 from kstreams_py.errors import SettingsError, Unavailable
 from kstreams_py.formats.registries import open_registry
-from tests.signing_in import CLIENT, SCOPE, SECRET, USER, Certificates, OidcServer, make_certificates
+from tests.signing_in import CLIENT, SCOPE, SECRET, USER, Certificates, LocalServer, OidcServer, make_certificates
 
 SCHEMA: Final = '"string"'
 BASIC: Final = "Basic YWxpY2U6aHVudGVyMg=="  # alice:hunter2
 
 
-class Registry(ThreadingHTTPServer):
+class Registry(LocalServer):
     """Takes each schema, over TLS; notes how its clients sign in."""
 
     def __init__(self, certificates: Certificates, *, wants_certificate: bool = False) -> None:
-        super().__init__(("127.0.0.1", 0), _Request)
         self.seen = set[str]()
         """The headers Authorization."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificates.path("server.pem"))
-        if wants_certificate:
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(certificates.path("ca.pem"))
-        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-        threading.Thread(target=self.serve_forever, args=[0.02], daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"https://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, *_: object) -> None:
-        """Says nothing of a handshake that fails."""
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
+        super().__init__(_Request, certificates, wants_certificate=wants_certificate)
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -105,11 +85,11 @@ def test_registry_over_tls_takes_users_and_tokens(server: Registry, certificates
             "bearer__auth__issuer__endpoint__url": oidc.url,
         }
         ways: dict[str, tuple[str, dict[str, str]]] = {
-            "nobody": (server.url, {}),
-            "user": (server.url, {"basic__auth__user__info": f"{USER}:hunter2"}),
-            "user in the address": (server.url.replace("//", f"//{USER}:hunter2@"), {}),
-            "token": (server.url, {"bearer__auth__token": "ey.token"}),
-            "OIDC": (server.url, of_oidc),
+            "nobody": (server.address, {}),
+            "user": (server.address, {"basic__auth__user__info": f"{USER}:hunter2"}),
+            "user in the address": (server.address.replace("//", f"//{USER}:hunter2@"), {}),
+            "token": (server.address, {"bearer__auth__token": "ey.token"}),
+            "OIDC": (server.address, of_oidc),
         }
         found = {}
         for name, (url, settings) in ways.items():
@@ -131,19 +111,19 @@ def test_registry_that_asks_for_a_certificate_gets_it(of_certificates: Registry,
     (certificates.directory / "secret.key").write_text(certificates.client.encrypted_key("opensesame"))
     encrypted = of_client | {"ssl__key__location": certificates.path("secret.key")}
     plain = of_client | {"ssl__key__location": certificates.path("client.key")}
-    assert register(of_certificates.url, **ca, **plain) == 7
-    assert register(of_certificates.url, **ca, **encrypted, ssl__key__password="opensesame") == 7
-    assert refusal(Unavailable, of_certificates.url, **ca).startswith(
-        f"no answer from the schema registry at {of_certificates.url}"
+    assert register(of_certificates.address, **ca, **plain) == 7
+    assert register(of_certificates.address, **ca, **encrypted, ssl__key__password="opensesame") == 7
+    assert refusal(Unavailable, of_certificates.address, **ca).startswith(
+        f"no answer from the schema registry at {of_certificates.address}"
     )
-    shown = refusal(SettingsError, of_certificates.url, **ca, **encrypted, ssl__key__password="wrong")
-    assert shown == refusal(SettingsError, of_certificates.url, **ca, **encrypted)  # does not ask at the terminal
+    shown = refusal(SettingsError, of_certificates.address, **ca, **encrypted, ssl__key__password="wrong")
+    assert shown == refusal(SettingsError, of_certificates.address, **ca, **encrypted)  # does not ask at the terminal
     assert shown.endswith("one cannot be read as PEM, or its key needs another ssl.key.password: correct them")
     assert "wrong" not in shown
 
 
 def test_registry_of_an_unknown_authority_is_not_trusted(server: Registry) -> None:
-    assert "certificate verify failed" in refusal(Unavailable, server.url)
+    assert "certificate verify failed" in refusal(Unavailable, server.address)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, Final, Literal, Self
 
-from confluent_kafka import cimpl
+from tests.librdkafka import Declared, load_librdkafka
 
 
 class Api(IntEnum):
@@ -90,10 +90,8 @@ class Request:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """librdkafka as this process has loaded it: symbols are looked up in the extension module and its libraries."""
-    library = ctypes.CDLL(cimpl.__file__)
     pointer, text = c_void_p, c_char_p
-    declared: dict[str, tuple[Any, list[Any]]] = {
+    declared: Declared = {
         "rd_kafka_conf_new": (pointer, []),
         "rd_kafka_conf_set": (c_int, [pointer, text, text, text, c_size_t]),
         "rd_kafka_new": (pointer, [c_int, pointer, text, c_size_t]),
@@ -124,10 +122,7 @@ def _library() -> ctypes.CDLL:
         "rd_kafka_mock_request_timestamp": (c_int64, [pointer]),
         "rd_kafka_mock_request_destroy_array": (None, [POINTER(c_void_p), c_size_t]),
     }
-    for name, (result, arguments) in declared.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return load_librdkafka(declared)
 
 
 class MockCluster:
