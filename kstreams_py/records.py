@@ -51,69 +51,90 @@ class Message(Protocol):
     def timestamp(self) -> tuple[int, int]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """A record of which the client's Message is not kept: a Message.
+
+    - `place`: topic, partition and offset.
+    - `stamp`: the type and the value of its timestamp.
+    - `content`: key and value.
+    """
+
+    place: tuple[str, int, int]
+    stamp: tuple[int, int]
+    content: tuple[bytes | None, bytes | None]
+    header_list: Headers
+
+    def topic(self) -> str:
+        return self.place[0]
+
+    def partition(self) -> int:
+        return self.place[1]
+
+    def offset(self) -> int:
+        return self.place[2]
+
+    def timestamp(self) -> tuple[int, int]:
+        return self.stamp
+
+    def key(self) -> bytes | None:
+        return self.content[0]
+
+    def value(self) -> bytes | None:
+        return self.content[1]
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return list(self.header_list)
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """A record of which a part cannot be read, as a Message: to ask for that part raises DecodeError.
 
+    - `kept`: what a dead letter can have of it.
     - `cut`: what is missing of it, as a dead letter names it: `headers of orders[0]@5: ...`.
+    - `headers_fault`, `value_fault`: why this part cannot be read; "" if it can.
     """
 
-    __slots__ = ("_headers", "_headers_fault", "_key", "_place", "_timestamp", "_value", "_value_fault", "cut")
-
-    def __init__(
-        self,
-        place: tuple[str, int, int],
-        timestamp: tuple[int, int],
-        kept: tuple[bytes | None, bytes | None, Headers],
-        *,
-        headers_fault: str,
-        value_fault: str = "",
-        cut: str,
-    ) -> None:
-        """Keeps what a dead letter can have of the record.
-
-        - `place`: topic, partition and offset.
-        - `kept`: key, value and headers.
-        - `headers_fault`, `value_fault`: why this part cannot be read; "" if it can.
-        """
-        self._place, self._timestamp = place, timestamp
-        self._key, self._value, self._headers = kept
-        self._headers_fault, self._value_fault, self.cut = headers_fault, value_fault, cut
+    kept: KeptRecord
+    cut: str
+    headers_fault: str
+    value_fault: str = ""
 
     def __len__(self) -> int:
-        return len(self._value or b"")
+        return len(self.kept.value() or b"")
 
     def topic(self) -> str:
-        return self._place[0]
+        return self.kept.topic()
 
     def partition(self) -> int:
-        return self._place[1]
+        return self.kept.partition()
 
     def offset(self) -> int:
-        return self._place[2]
+        return self.kept.offset()
 
     def timestamp(self) -> tuple[int, int]:
-        return self._timestamp
+        return self.kept.timestamp()
 
     def key(self) -> bytes | None:
         """What is kept of the key."""
-        return self._key
+        return self.kept.key()
 
     def value(self) -> bytes | None:
         """Raises DecodeError if it cannot be read."""
-        if self._value_fault:
-            raise DecodeError(self._value_fault)
-        return self._value
+        if self.value_fault:
+            raise DecodeError(self.value_fault)
+        return self.kept.value()
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """Raises DecodeError if they cannot be read."""
-        if self._headers_fault:
-            raise DecodeError(self._headers_fault)
-        return [*self._headers]
+        if self.headers_fault:
+            raise DecodeError(self.headers_fault)
+        return self.kept.headers()
 
-    @property
-    def kept(self) -> tuple[bytes | None, bytes | None, Headers]:
-        """What there is of key, value and headers."""
-        return self._key, self._value, self._headers
+
+KEPT_BYTES: Final = 1_000
+"""Bytes of key and value that are kept of a record that is too large."""
 
 
 def with_bad_headers(m: Message, reason: object) -> Unreadable:
@@ -121,7 +142,7 @@ def with_bad_headers(m: Message, reason: object) -> Unreadable:
     place = m.topic(), m.partition(), m.offset()
     fault = f"its headers cannot be read, as a name is not UTF-8: {reason}"
     cut = f"headers of {place[0]}[{place[1]}]@{place[2]}: a name is not UTF-8, none is kept"
-    return Unreadable(place, m.timestamp(), (m.key(), m.value(), ()), headers_fault=fault, cut=cut)
+    return Unreadable(KeptRecord(place, m.timestamp(), (m.key(), m.value()), ()), cut, fault)
 
 
 def too_large(m: Message, limit: int) -> Unreadable:
@@ -131,7 +152,7 @@ def too_large(m: Message, limit: int) -> Unreadable:
     name = f"{place[0]}[{place[1]}]@{place[2]}"
     key, value = (each and each[:KEPT_BYTES] for each in (m.key(), m.value()))
     cut = f"value of {name}: {KEPT_BYTES:,} of {size:,} bytes kept; headers of {name}: none is kept"
-    return Unreadable(place, m.timestamp(), (key, value, ()), headers_fault=fault, value_fault=fault, cut=cut)
+    return Unreadable(KeptRecord(place, m.timestamp(), (key, value), ()), cut, fault, fault)
 
 
 def undecompressed(partition: TopicPartition, first: int, last: int, reason: object) -> Unreadable:
@@ -139,7 +160,7 @@ def undecompressed(partition: TopicPartition, first: int, last: int, reason: obj
     place, name = (*partition, last), f"{partition}@{last}"
     fault = f"the batch of the offsets {first} to {last} cannot be decompressed: {reason}"
     cut = f"key of {name}: none is kept; value of {name}: none is kept; headers of {name}: none is kept"
-    return Unreadable(place, (NO_TIMESTAMP, -1), (None, None, ()), headers_fault=fault, value_fault=fault, cut=cut)
+    return Unreadable(KeptRecord(place, (NO_TIMESTAMP, -1), (None, None), ()), cut, fault, fault)
 
 
 def readable_headers(m: Message) -> Headers:
@@ -149,9 +170,6 @@ def readable_headers(m: Message) -> Headers:
     except DecodeError:
         return ()
 
-
-KEPT_BYTES: Final = 1_000
-"""Bytes of key and value that are kept of a record that is too large."""
 
 Inputs = tuple[Message, ...]
 """The records of one step: one, or of a join one of each input."""

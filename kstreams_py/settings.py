@@ -133,10 +133,14 @@ def _client_text(name: str, value: object) -> str:
     raise SettingsError(f"{name} is a {type(value).__name__}: write a text, a number, true or false")
 
 
-def _client_settings(value: object) -> ClientSettings:
+def _table(value: object, what: str) -> ClientSettings:
     if not isinstance(value, Mapping):
-        raise ValueError("expected a table of librdkafka settings")
-    settings = value if isinstance(value, ClientSettings) else ClientSettings(value)
+        raise ValueError(f"expected a table of {what}")
+    return value if isinstance(value, ClientSettings) else ClientSettings(value)
+
+
+def _client_settings(value: object) -> ClientSettings:
+    settings = _table(value, "librdkafka settings")
     for name in settings:
         if name in OWNED:
             raise ValueError(f"{name} belongs to the framework: {OWNED[name]}")
@@ -144,9 +148,7 @@ def _client_settings(value: object) -> ClientSettings:
 
 
 def _registry_settings(value: object) -> ClientSettings:
-    if not isinstance(value, Mapping):
-        raise ValueError("expected a table of settings of the schema registry's client")
-    settings = value if isinstance(value, ClientSettings) else ClientSettings(value)
+    settings = _table(value, "settings of the schema registry's client")
     if "url" in settings:
         raise ValueError("url belongs to the framework: use schema_registry_url")
     return settings

@@ -160,14 +160,14 @@ class Reader:
             while time.monotonic() < deadline:
                 for m in self.client.consume(min(1000, wanted - len(found)), 0.05):
                     if (error := m.error()) is None:
-                        found += replace_unreadable([m])
+                        found.append(m)
                     elif error.code() == E._PARTITION_EOF:
                         if (m.offset() or 0) >= stable:  # a new leader's high watermark may be behind for a moment
-                            return found
+                            return replace_unreadable(found)
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
                         raise failure  # not Retriable: the caller would ask again for ever
                 if len(found) == wanted or (found and found[-1].offset() + 1 >= stable):
-                    return found
+                    return replace_unreadable(found)
         finally:
             self.client.unassign()
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")

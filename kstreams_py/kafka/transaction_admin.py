@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -152,7 +152,6 @@ class TransactionAdmin(Requests):
 
         def ask(client: Any) -> Log:
             from kafka import TopicPartition as Place  # noqa: PLC0415
-            from kafka.record.memory_records import MemoryRecords  # noqa: PLC0415
 
             place, batches = Place(*partition), list[Batch]()
             leader = _leader(client, place)
@@ -161,7 +160,7 @@ class TransactionAdmin(Requests):
             while offset < end:
                 answer = _fetch(client, leader, partition, offset)
                 end, before = min(end, answer.high_watermark), offset
-                for batch in MemoryRecords(bytes(answer.records or b"")):
+                for batch in _batches(answer):
                     batches.append(_batch(batch, bool(is_wanted(batch))))
                     offset = batch.last_offset + 1
                 if offset == before or time.monotonic() > deadline:
@@ -175,10 +174,9 @@ class TransactionAdmin(Requests):
 
         def ask(client: Any) -> int:
             from kafka import TopicPartition as Place  # noqa: PLC0415
-            from kafka.record.memory_records import MemoryRecords  # noqa: PLC0415
 
             answer = _fetch(client, _leader(client, Place(*partition)), partition, offset)
-            batch = next(iter(MemoryRecords(bytes(answer.records or b""))), None)
+            batch = next(_batches(answer), None)
             return offset if batch is None else max(offset, int(batch.last_offset))
 
         return self.ask(f"reading {partition}", f"READ on topic {partition.topic}", ask)
@@ -239,6 +237,13 @@ def _fetch(client: Any, leader: int, partition: TopicPartition, offset: int) -> 
     if found.error_code:
         raise errors.for_code(found.error_code)(str(partition))
     return found
+
+
+def _batches(answer: Any) -> Iterator[Any]:
+    """The batches of a page, without decompressing them."""
+    from kafka.record.memory_records import MemoryRecords  # noqa: PLC0415
+
+    return iter(MemoryRecords(bytes(answer.records or b"")))
 
 
 def _batch(batch: Any, is_wanted: bool) -> Batch:

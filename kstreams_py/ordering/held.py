@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError
 from kstreams_py.ordering.chain import Held, State, decode_state, encode_state
-from kstreams_py.records import Message
+from kstreams_py.records import KeptRecord, Message
 from kstreams_py.state.keyed import RESERVED, KeyedStore
 
 _STATE: Final = RESERVED + b"object."
@@ -63,37 +62,6 @@ class States:
 
     def __setitem__(self, name: bytes, state: State) -> None:
         self._store.write(_STATE + name, encode_state(state))
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRecord:
-    """The record of an event that was held: a Message."""
-
-    place: tuple[str, int, int]
-    stamp: tuple[int, int]
-    content: tuple[bytes | None, bytes | None]
-    header_list: tuple[tuple[str, bytes | None], ...]
-
-    def topic(self) -> str:
-        return self.place[0]
-
-    def partition(self) -> int:
-        return self.place[1]
-
-    def offset(self) -> int:
-        return self.place[2]
-
-    def timestamp(self) -> tuple[int, int]:
-        return self.stamp
-
-    def key(self) -> bytes | None:
-        return self.content[0]
-
-    def value(self) -> bytes | None:
-        return self.content[1]
-
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        return list(self.header_list)
 
 
 def hold(store: KeyedStore, event: Held) -> None:
@@ -163,7 +131,7 @@ def _load(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[Held]:
         try:
             fields, _, content = value.partition(_VALUE)
             kept = json.loads(fields)
-            record = HeldRecord(
+            record = KeptRecord(
                 tuple(kept["place"]),
                 tuple(kept["stamp"]),
                 (place[8:], content if kept["has_value"] else None),

@@ -72,17 +72,17 @@ class DeadLetters:
     - `processor`: its name with that of its graph.
     - `topic`: the topic of the dead letters.
     - `encode`: serializes their values.
+    - `clock`: returns the seconds since 1970, to which timestamps are compared.
     - `limits`: what the topic takes as one record; None if it takes any.
     - `trace`: returns the headers of the current trace context; None without tracing.
-    - `clock`: returns the seconds since 1970, to which timestamps are compared.
     """
 
     processor: str
     topic: str
     encode: Callable[[Any], bytes | None]
+    clock: Callable[[], float]
     limits: RecordLimits | None = None
     trace: Callable[[], Headers] | None = None
-    clock: Callable[[], float] = lambda: 0.0
 
     def of(self, failure: Failure, *, least: bool = False) -> Output:
         """The dead letter of a failure, by schemas/dead_letter.avsc.
@@ -94,7 +94,9 @@ class DeadLetters:
 
         With `least`, the topic has refused it before: all that can be cut is, whatever the limits.
         """
-        error, lead = failure.error, failure.inputs[0]
+        error = failure.error
+        key, timestamp, changed = self._fitted(failure.inputs[0], failure.delivery_hash, least=least)
+        missing = [m.cut for m in failure.inputs if isinstance(m, Unreadable)]
         content: Content = {
             "processor": self.processor,
             "delivery_hash": failure.delivery_hash,
@@ -102,7 +104,7 @@ class DeadLetters:
             "exception_message": format_error(error),
             "traceback": format_traceback(error),
             "inputs": [_content_of(m) for m in failure.inputs],
-            "cut": "; ".join(m.cut for m in failure.inputs if isinstance(m, Unreadable)) or None,
+            "cut": "; ".join([*missing, *changed]) or None,
         }
         headers: list[tuple[str, bytes | None]] = [
             (HASH_HEADER, failure.delivery_hash),
@@ -116,8 +118,6 @@ class DeadLetters:
             headers.append((ATTEMPTS_HEADER, str(failure.attempts).encode()))
         if self.trace is not None:
             headers += self.trace()
-        key, timestamp, changed = self._fitted(lead, failure.delivery_hash, least=least)
-        content["cut"] = "; ".join(filter(None, [content["cut"], *changed])) or None
 
         def record(content: Content, key: bytes | None) -> Output:
             return (self.topic, self.encode(content), key, -1, None, None, timestamp, headers)
@@ -143,15 +143,15 @@ class DeadLetters:
 
 
 def _content_of(m: Message) -> dict[str, Any]:
-    key, value, headers = m.kept if isinstance(m, Unreadable) else (m.key(), m.value(), m.headers() or ())
+    read: Message = m.kept if isinstance(m, Unreadable) else m
     return {
-        "topic": m.topic(),
-        "partition": m.partition(),
-        "offset": m.offset(),
-        "timestamp": m.timestamp()[1],
-        "key": key,
-        "value": value,
-        "headers": [{"name": name, "value": value} for name, value in headers],
+        "topic": read.topic(),
+        "partition": read.partition(),
+        "offset": read.offset(),
+        "timestamp": read.timestamp()[1],
+        "key": read.key(),
+        "value": read.value(),
+        "headers": [{"name": name, "value": value} for name, value in read.headers() or ()],
     }
 
 

@@ -28,7 +28,7 @@ from kstreams_py.processing.plan import Intake, Plan, read_by
 from kstreams_py.processing.runner import Read, Refusal, Runner, next_refusal
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing
-from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, Message
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, KeptRecord, Message
 from kstreams_py.state.keyed import KeyedStore
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class OrderedRunner(Runner):
         tried, result = False, None
         try:
             digest = self._tasks.delivery_hash(inputs)
-            if self._refusals and (refusal := self._refusal(digest)) is not None:
+            if (refusal := self._refusal(inputs)) is not None:
                 self._add_dead_letter(inputs, refusal.mistake, plan)
                 return True
             values = self._arguments(inputs, digest, store if self._ordered.takes_state else None)
@@ -244,15 +244,11 @@ class OrderedRunner(Runner):
             return self._handle(inputs, error, plan, tried=tried)
         return True
 
-    def _refusal(self, digest: bytes) -> Refusal | None:
+    def _refusal(self, inputs: Inputs) -> Refusal | None:
         """That of an event of the step that runs."""
-        return self._refusals.get(digest) or self._refusals.get(_ALL)
-
-    def _add_dead_letter(
-        self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1, *, least: bool = False
-    ) -> None:
-        refusal = self._refusal(self._tasks.delivery_hash(inputs))
-        super()._add_dead_letter(inputs, error, plan, attempts, least=least or (refusal is not None and refusal.least))
+        if not self._refusals:
+            return None
+        return self._refusals.get(self._tasks.delivery_hash(inputs)) or self._refusals.get(_ALL)
 
     def _failure(self, inputs: Inputs, error: BaseException, attempts: int = 1) -> Failure:
         failure = super()._failure(inputs, error, attempts)
@@ -322,5 +318,5 @@ class OrderedRunner(Runner):
 def _brought(m: Message, name: bytes, decision: Decision, prev: int) -> Held:
     """The event that a decision brings along."""
     place, headers = (m.topic(), m.partition(), m.offset()), event_headers(m.headers() or (), decision)
-    record = held.HeldRecord(place, m.timestamp(), (name, m.value()), headers)
+    record = KeptRecord(place, m.timestamp(), (name, m.value()), headers)
     return Held(name, decision.event, prev, m.value(), record, m.offset(), time.time())

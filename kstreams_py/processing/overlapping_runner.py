@@ -171,8 +171,7 @@ class OverlappingRunner(Runner):
         """The call of a step; none if the step has failed already."""
         self._steps[id(opened.step)] = opened
         self._bytes[partition_of(opened.step)] += opened.size
-        if self._refused:
-            opened.refusal = self._refused.get(read_by(opened.step))
+        opened.refusal = self._refusal(opened.inputs)
         if opened.refusal is not None:
             opened.has_ended = True
             return ()
@@ -326,7 +325,7 @@ class OverlappingRunner(Runner):
         """Adds what a step has come to; False if it stops the worker, or is run again."""
         before = len(plan.outputs)
         if opened.refusal is not None:
-            self._add_dead_letter(opened.inputs, opened.refusal.mistake, plan, least=opened.refusal.least)
+            self._add_dead_letter(opened.inputs, opened.refusal.mistake, plan)
         elif opened.error is None:
             plan.outputs += opened.outputs
         elif not self._handle(opened.inputs, opened.error, plan, tried=opened.tried):

@@ -419,12 +419,12 @@ class Runner:
     def _retries_on(self, error: BaseException) -> bool:
         return self.retries is not None and self.retries.covers(error) and not isinstance(error, self._stops)
 
-    def _add_dead_letter(
-        self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1, *, least: bool = False
-    ) -> None:
+    def _add_dead_letter(self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1) -> None:
         """Writes the dead letter of a step."""
         failure = self._failure(inputs, error, attempts)
         if self._dead_letters is not None:
+            refusal = self._refusal(inputs)
+            least = refusal is not None and refusal.least
             plan.outputs.append(self._dead_letters.of(failure, least=least))
             plan.dead_letters += 1
         plan.failures.append(failure)
@@ -439,10 +439,14 @@ class Runner:
 
     # Outputs that a topic refuses.
 
-    def refuse(self, intake: Intake, error: Refused) -> None:
-        """From now on the only step of an intake comes to a dead letter, and if that is refused, to the least one.
+    def _refusal(self, inputs: Inputs) -> Refusal | None:
+        """Why an output of the step that reads these records is refused; None if none is."""
+        return self._refused.get(read_by(inputs)) if self._refused else None
 
-        Raises the mistake if it did so already.
+    def refuse(self, intake: Intake, error: Refused) -> None:
+        """Makes a dead letter of the only step of an intake from now on, or the least one if that was refused.
+
+        Raises the mistake if the least one was refused.
         """
         read = read_by(intake.steps[0])
         self._refused[read] = next_refusal(self._refused.get(read), error)
@@ -450,9 +454,7 @@ class Runner:
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Writes the dead letters of steps of which a topic has refused an output."""
         for step in steps:
-            refusal = self._refused[read_by(step)]
-            inputs = step if self._joins else (step,)
-            self._add_dead_letter(inputs, refusal.mistake, plan, least=refusal.least)
+            self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)].mistake, plan)
             plan.steps += 1
 
     def assigned(self) -> None:

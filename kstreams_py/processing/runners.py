@@ -110,4 +110,4 @@ def open_dead_letters(
     encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
     limits = record_limits(topics.get(topic.name), environment.settings.kafka)
     trace = tracing.headers if tracing else None
-    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, limits, trace, time.time)
+    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, time.time, limits, trace)

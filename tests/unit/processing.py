@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.sizes import RecordLimits
 from kstreams_py.processing.dead_letters import DeadLetters
@@ -39,7 +41,7 @@ class Processing:
         if dead is not None:
             limits = None if limit is None else RecordLimits(limit)
             encode = encoder(dead.value, registry, f"{dead.name}-value")
-            dead_letters = DeadLetters("g.p", dead.name, encode, limits)
+            dead_letters = DeadLetters("g.p", dead.name, encode, time.time, limits)
         self.ledger = Ledger()
         self.tasks = Tasks(processor, self.ledger, name="g.p", topic_ids=topic_ids)
         self.runner = Runner(

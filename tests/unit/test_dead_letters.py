@@ -29,11 +29,14 @@ DIGEST = b"0123456789abcdef"
 NOW = 1_700_000_000_000
 
 
+def now() -> float:
+    return NOW / 1000
+
+
 def write(*inputs: Read, error: Exception | None = None, limit: int | None = LIMIT, encode: Any = None) -> Output:
     failure = Failure(inputs, DIGEST, error or LookupError("no"))
-    return DeadLetters("g.p", "errors", encode or SERDE.serialize, None if limit is None else RecordLimits(limit)).of(
-        failure
-    )
+    limits = None if limit is None else RecordLimits(limit)
+    return DeadLetters("g.p", "errors", encode or SERDE.serialize, now, limits).of(failure)
 
 
 def read(output: Output) -> dict[str, Any]:
@@ -278,12 +281,12 @@ def test_key_and_timestamp_are_those_of_the_input_unless_the_topic_refuses_them(
     limits: RecordLimits, timestamp: int, key: bytes | None, expected: tuple[bytes | None, int], cut: str | None
 ) -> None:
     failure = Failure((Read("in", 17, b"v", key=key, timestamp=timestamp),), DIGEST, LookupError("no"))
-    output = DeadLetters("g.p", "errors", SERDE.serialize, limits, clock=lambda: NOW / 1000).of(failure)
+    output = DeadLetters("g.p", "errors", SERDE.serialize, now, limits).of(failure)
     assert ((output[2], output[6]), read(output)["cut"]) == (expected, cut)
 
 
 def test_least_dead_letter_has_nothing_that_can_be_cut() -> None:
     failure = Failure((Read("in", 17, b"v", key=b"k", timestamp=NOW),), DIGEST, LookupError("no"))
-    output = DeadLetters("g.p", "errors", SERDE.serialize, RecordLimits(LIMIT)).of(failure, least=True)
+    output = DeadLetters("g.p", "errors", SERDE.serialize, now, RecordLimits(LIMIT)).of(failure, least=True)
     assert (output[2], output[6]) == (b"k", 0)
     assert [(each["key"], each["value"]) for each in read(output)["inputs"]] == [(b"", b"")]

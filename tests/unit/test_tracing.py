@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -562,7 +563,7 @@ def test_dead_letter_of_an_output_that_its_topic_refuses_has_the_trace(guarantee
 def test_dead_letter_with_a_trace_is_cut_to_what_its_topic_takes() -> None:
     context: Headers = [traceparent(), ("baggage", b"b" * 700)]
     encode = encoder(dead_letters(), MemoryRegistry(), "dead-value")
-    letters = DeadLetters("g.p", "dead", encode, RecordLimits(5_000), lambda: context)
+    letters = DeadLetters("g.p", "dead", encode, time.time, RecordLimits(5_000), lambda: context)
     output = letters.of(Failure((Read("a", 0, b"v" * 10_000),), b"h" * 16, LookupError("why")))
     assert list(output[7] or ())[-2:] == context
     assert 4_900 < record_size(output) <= 5_000
