@@ -55,7 +55,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
     cluster = MemoryCluster()
     monkeypatch.setattr(cluster, "close", lambda: None, raising=False)
     monkeypatch.setattr(wiring, "KafkaCluster", lambda settings: cluster)
-    monkeypatch.setattr(wiring, "open_registry", lambda url, directory: None)
+    monkeypatch.setattr(wiring, "open_registry", lambda *_: None)
     monkeypatch.setattr(wiring, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None))
     return cluster
 
