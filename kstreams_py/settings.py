@@ -31,6 +31,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from kstreams_py.errors import SettingsError, did_you_mean
+from kstreams_py.secrets import SecretUrl, mask, redact
 
 OWNED: Final[Mapping[str, str]] = {
     "bootstrap.servers": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
@@ -82,20 +83,6 @@ OTHER_VARIABLES: Final[Mapping[str, str]] = {
 
 _OF_A_SERVICE: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)")
 """What Kubernetes sets in each pod for a Service whose name begins with kstreams."""
-
-_SECRET: Final = re.compile(
-    r"password|secret|token|\.key(?!store\.(location|type))|\.pem|sasl\.(jaas|username)|certificate|credential"
-    r"|passphrase|user\.info|oauthbearer\.config",
-    re.IGNORECASE,
-)
-
-
-def mask(settings: Mapping[str, str]) -> dict[str, str]:
-    """A client's settings, librdkafka's or Java's, with *** in place of the values whose names mean a secret.
-
-    User and password of a URL are hidden in any of them.
-    """
-    return {name: "***" if _SECRET.search(name) else redact_url(value) for name, value in settings.items()}
 
 
 def _client_variable(table: str, name: str) -> str:
@@ -181,20 +168,6 @@ def _http_address(value: str) -> str:
     return value
 
 
-def redact_url(url: str) -> str:
-    """The URL without user and password."""
-    return re.sub(r"//[^/]*@", "//***@", url)
-
-
-class SecretUrl(str):
-    """A URL whose user and password do not show in `repr`."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return repr(redact_url(self))
-
-
 Milliseconds = Annotated[int, Field(gt=0)]
 
 STUCK_TIMEOUT_MIN_MS: Final = 1_000
@@ -244,6 +217,8 @@ class Settings(BaseModel):
     - `auto_offset_reset`: where a processor begins that has no committed offsets.
     - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; at once when no record comes.
     - `commit_records`: the number of uncommitted steps at which a worker commits.
+    - `value_bytes_max`: bytes of a value beyond which a record becomes a dead letter unread. A worker needs the memory
+      of two values of this size, and of the largest batch in the topic, decompressed.
     - `transaction_timeout_ms`: after it the broker aborts a transaction; longer than the longest call of a function.
     - `session_timeout_ms`: after it the group gives the partitions of a silent worker to others.
     - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
@@ -266,7 +241,7 @@ class Settings(BaseModel):
 
     bootstrap_servers: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9092"
     schema_registry_url: (
-        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact_url, return_type=str)] | None
+        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact, return_type=str)] | None
     ) = None
     schema_registry: RegistryClient = ClientSettings({})
     schema_directory: Path = user_data_path("kstreams_py") / "schemas"
@@ -274,6 +249,7 @@ class Settings(BaseModel):
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     commit_interval_ms: Milliseconds = 100
     commit_records: Annotated[int, Field(gt=0)] = 100_000
+    value_bytes_max: Annotated[int, Field(gt=0)] = 64 << 20
     transaction_timeout_ms: Milliseconds = 10_000
     session_timeout_ms: Milliseconds = 15_000
     request_timeout_ms: Milliseconds = 15_000
@@ -356,7 +332,7 @@ class Settings(BaseModel):
             if value != client[name]
         }
         url = self.schema_registry_url
-        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact_url(url) != url else set())
+        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact(url) != url else set())
 
     def _clients(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         """The settings of clients, each with the table that they are in."""
@@ -516,7 +492,7 @@ def _refusal(error: ErrorDetails, sources: Sequence[_Source], fields: Sequence[s
         return f"{full} ({_origin(full, sources)}): {text}"
     remedy = _REMEDIES.get(kind) or _REMEDIES.get(kind.partition("_")[0]) or text
     value = next(source.values[name] for source in reversed(sources) if source.has(name))
-    shown = f"'{redact_url(value)}'" if isinstance(value, str) else repr(value)
+    shown = f"'{redact(value)}'" if isinstance(value, str) else repr(value)
     return f"{name} = {shown} ({_origin(name, sources)}): {remedy.format(**error.get('ctx', {}))}"
 
 

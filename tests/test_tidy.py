@@ -32,7 +32,7 @@ LAYERS = (
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
     {"settings", "metrics", "log_fields"},
-    {"records"},
+    {"records", "secrets"},
     {"errors"},
 )
 """From top to bottom: a module imports its own package and the layers below. `__init__.py` exports from any.
@@ -40,11 +40,12 @@ LAYERS = (
 Packages that are designed and do not exist yet are listed too.
 """
 
-BELOW_EMBEDDED = {"errors", "settings"}
+BELOW_EMBEDDED = {"errors", "secrets", "settings"}
 """The only modules that `embedded` may use, so that it works without the other packages."""
 
-READ_BY_RULES = "formats/schema_files.py"
-"""The only adapter that rules use: schemas are read where they are declared, before any record."""
+USED_BY_RULES = {"formats/schema_files.py", "formats/logical.py", "formats/writers.py"}
+"""The only modules that rules use and that are none: schemas are read where they are declared, before any record;
+dates and times are values; and a serde asks its registry."""
 
 CLIENTS = {
     "confluent_kafka",
@@ -102,7 +103,7 @@ FUNCTION_LINES = 60
 PARAMETERS = 7
 PUBLIC_METHODS = 15
 TEST_NAME = 80  # characters
-TEST_LINES = 82_000  # of all tests together
+TEST_LINES = 84_000  # of all tests together
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def test_rules_use_only_rules() -> None:
 
     def impure(path: Path) -> set[str]:
         used_paths = {path_of(module) for module in used(path)}
-        return {name for name in used_paths if found.get(name) in ("acts", "adapter")} - {READ_BY_RULES}
+        return {name for name in used_paths if found.get(name) in ("acts", "adapter")} - USED_BY_RULES
 
     assert offenders(rules, impure) == {}
 

@@ -237,7 +237,7 @@ def _stored(output: Path) -> list[tuple[object, ...]]:
 
 def _run_pipeline(settings: Settings, output: Path) -> Delays:
     """Runs the graph's pipeline in a driver of its own, and reads its table. Raises PipelineFailed."""
-    command = [sys.executable, "-m", "kstreams_py", "pipeline", "run", TARGET, "--once"]
+    command = [sys.executable, "-P", "-m", "kstreams_py", "pipeline", "run", TARGET, "--once"]
     with (output / LOG).open("ab") as log:
         done = subprocess.run(
             command, env=os.environ | _environment(settings, output), stderr=log, stdout=log, check=False

@@ -6,25 +6,35 @@ https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-d
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastavro import schemaless_reader, schemaless_writer
 from fastavro.read import SchemaResolutionError
-from fastavro.schema import to_parsing_canonical_form
 from fastavro.validation import ValidationError, validate
 
 from kstreams_py.errors import DecodeError, SchemaError
+from kstreams_py.formats.bounds import DEPTH_MAX, Scan, bounds_of
+from kstreams_py.formats.evolution import unreadable
 from kstreams_py.formats.fitting import quick_check
+from kstreams_py.formats.logical import Misfit, adopt, expected_by, to_read, to_validate, to_write
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schema_files import SchemaSource, load_schema
-from kstreams_py.formats.schemas import canonical, content_id, fields_of, name_of, parse
+from kstreams_py.formats.schemas import (
+    canonical,
+    fields_of,
+    is_deeper,
+    kind_of,
+    name_of,
+    parse,
+    parsing_form,
+)
 from kstreams_py.formats.serdes import Serde, show
+from kstreams_py.formats.writers import Writers
 
 _HEAD: Final = struct.Struct(">xI")
 _MISFIT: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
@@ -44,28 +54,45 @@ class Avro(Serde[Any]):
     registers nothing. Raises SchemaError for a schema that is wrong.
     """
 
-    __slots__ = ("_copies", "_fits", "_own", "_parsed", "_registry", "name", "schema")
+    __slots__ = (
+        *("_bounds", "_copies", "_fits", "_own", "_raw", "_reads", "_registry", "_validates", "_writes"),
+        *("name", "schema"),
+    )
 
     def __init__(self, schema: SchemaSource, *, registry: Registry | None = None) -> None:
         raw, source = load_schema(schema)
-        self._parsed, names = parse(raw, source)
-        self._fits = quick_check(self._parsed, names, {})
+        parsed, _ = parse(raw, source)
+        self._raw = raw
+        self._reads = parse(to_read(raw), source)
+        self._bounds = bounds_of(*self._reads, source)
+        self._writes, names = parse(to_write(raw), source)
+        self._fits = quick_check(self._writes, names, {})
+        self._validates = parse(to_validate(raw), source)[0]
         # fastavro returns the default itself: a function that changes a list would change it for all records
         self._copies = any(isinstance(field.get("default"), list | dict) for field in fields_of(names))
-        self.name: str = name_of(self._parsed)
+        self.name: str = name_of(parsed)
         """The schema's full name."""
         self.schema: str = canonical(raw)
         """The schema's canonical JSON text, which is registered."""
         self._registry = registry
-        self._own = None if registry is None else self.bind(registry, self.name)
+        self._own = None if registry is None else self._bound(registry, self.name, None)
 
     def __repr__(self) -> str:
         return f"Avro({self.name})"
 
     def bind(self, registry: Registry, subject: str) -> Serde:
-        """A serde that looks writers' schemas up in the registry, and registers this schema under the subject."""
-        registry = self._registry or registry
-        return _Bound(self._writer(registry, subject), self._reader(registry))
+        """A serde that looks writers' schemas up in the registry, and registers this schema under the subject.
+
+        Of other schemas than this one, it follows those that are registered for the topic of the subject.
+        """
+        return self._bound(self._registry or registry, subject, subject)
+
+    def _bound(self, registry: Registry, subject: str, followed: str | None) -> Serde:
+        """`followed`: the subject whose schemas are followed, None for any."""
+        writers = Writers(registry, followed, (self.name, self.schema))
+        schema, names = self._reads
+        kinds = [kind_of(each, names) for each in (schema if isinstance(schema, list) else [schema])]
+        return _Bound(self._writer(registry, subject), self._reader(writers), "null" in kinds)
 
     def serialize(self, value: Any, /) -> bytes | None:
         """Serializes as the worker does, under the schema's full name. Raises SchemaError without a registry."""
@@ -82,80 +109,136 @@ class Avro(Serde[Any]):
 
     def _writer(self, registry: Registry, subject: str) -> Callable[[Any], bytes]:
         """`serialize` as a closure: nothing is looked up per record."""
-        parsed, fits, head = self._parsed, self._fits, b""
+        parsed, fits, head = self._writes, self._fits, b""
+        scan, may_be_deep, empty_items = self._bounds
+        parts = list[bytes]()
+        file: Any = _Parts(parts)
 
         def serialize(value: Any) -> bytes:
             nonlocal head
+            if may_be_deep and is_deeper(value, DEPTH_MAX):
+                raise ValueError(f"value does not fit schema {self.name}: it is nested more than {DEPTH_MAX} deep")
             if fits is not None and not fits(value):
                 self._look_closer(value)
-            body = BytesIO()
+            parts.append(head)
             try:
-                schemaless_writer(body, parsed, value, strict_allow_default=True)
+                schemaless_writer(file, parsed, value, strict_allow_default=True)
+                data = b"".join(parts)
+                if empty_items and scan is not None:
+                    scan(data, len(head))
             except _MISFIT as error:
                 self._look_closer(value)
                 raise ValueError(f"value does not fit schema {self.name}: {str(error)[:500]}") from None
+            finally:
+                parts.clear()
             if not head:
                 head = _HEAD.pack(registry.register(subject, self.schema))
-            return head + body.getvalue()
+                return head + data
+            return data
 
         return serialize
 
     def _look_closer(self, value: Any) -> None:
         """Raises ValueError, which names the field, if fastavro's validation (as slow as six writes) finds an error."""
         try:
-            validate(value, self._parsed)
+            validate(value, self._validates)
         except ValidationError as error:
             found = error.errors[0]
+            here = [each for each in error.errors if each.field == found.field]
             kinds = " or ".join(
-                dict.fromkeys(name_of(each.schema) for each in error.errors if each.field == found.field)
+                dict.fromkeys(
+                    expected_by(each.schema) if isinstance(each.datum, Misfit) else name_of(each.schema)
+                    for each in here
+                )
             )
             what = f"field {found.field}" if found.field else "it"
-            actual = "None or missing" if found.datum is None else show(found.datum)
+            datum = found.datum.value if isinstance(found.datum, Misfit) else found.datum
+            actual = "None or missing" if datum is None else show(datum)
             raise ValueError(f"value does not fit schema {self.name}: {what} is {actual}, not {kinds}") from None
         except _MISFIT:
             return  # the conversion of a logical type failed: the caller raises that error
 
-    def _reader(self, registry: Registry) -> Callable[[bytes], Any]:
+    def _reader(self, writers: Writers) -> Callable[[bytes], Any]:
         """`deserialize` as a closure, which caches the resolution of each writer's schema by the first five bytes."""
-        known: dict[bytes, tuple[Any, Any, bool]] = {}
+        known: dict[bytes, _Resolved] = {}
+        refused: dict[bytes, str] = {}
+
+        def resolve(head: bytes) -> _Resolved:
+            if head not in refused:
+                found = self._resolve(head, writers)
+                if not isinstance(found, str):
+                    return known.setdefault(head, found)
+                refused[head] = found
+            raise DecodeError(refused[head])
 
         def deserialize(data: bytes) -> Any:
             source = BytesIO(data)
             head = source.read(5)
-            if head not in known:
-                known[head] = self._resolve(head, registry)
-            writer, reader, copies = known[head]
             try:
-                value = schemaless_reader(source, writer, reader)
+                writer, reader, copies, scan = known[head]
+            except KeyError:
+                writer, reader, copies, scan = resolve(head)
+            try:
+                if scan is not None:
+                    scan(data, 5)
+                if reader is None:
+                    value, left = schemaless_reader(source, writer), source.read()
+                else:
+                    value, left = _read_changed(data, writer, reader)
             except _UNREADABLE as error:
                 what = f"these bytes (schema id {_HEAD.unpack(head)[0]}) are not a value of schema {self.name}"
                 raise DecodeError(f"{what}: {type(error).__name__}: {str(error)[:500]}") from None
-            if source.read(1):
-                raise DecodeError(f"{len(data) - source.tell() + 1} bytes too many after a value of schema {self.name}")
+            if left:
+                raise DecodeError(f"{len(left)} bytes too many after a value of schema {self.name}")
             return deepcopy(value) if copies else value
 
         return deserialize
 
-    def _resolve(self, head: bytes, registry: Registry) -> tuple[Any, Any, bool]:
-        """The writer's schema, the reader's if it differs, and whether defaults in the value must be copied."""
+    def _resolve(self, head: bytes, writers: Writers) -> _Resolved | str:
+        """How data of the writer whose schema id is in the head is read, or why it is not."""
         if len(head) < 5 or head[0] != 0:
             raise DecodeError(
                 f"not Avro in the wire format: starts with {head!r}, not with a zero byte and a schema id"
             )
         schema_id = int.from_bytes(head[1:])
+        raw, source, reader = writers.find(schema_id), f"the schema with id {schema_id}", self._reads[0]
         try:
-            text = registry.schema(schema_id)
-        except LookupError as error:
-            # This program's own schema can be read even if the writer's schema directory is on another machine.
-            if schema_id != content_id(self.schema):
-                raise DecodeError(f"written with an unknown schema: {error.args[0]}") from None
-            text = self.schema
-        # A writer's defaults are not used; fastavro refuses some that are valid: 0 for {"type": "double"}.
-        raw = json.loads(text, object_hook=lambda each: {k: v for k, v in each.items() if k != "default"})
-        writer, _ = parse(raw, f"the schema with id {schema_id}")
-        if to_parsing_canonical_form(writer) == to_parsing_canonical_form(self._parsed):
-            return self._parsed, None, False  # resolving would change nothing, and takes twice the time
-        return writer, self._parsed, self._copies
+            parse(raw, source)  # before its logical types are replaced: fastavro checks its own
+            if problem := unreadable(self._raw, raw, any_value=True):
+                return f"written with schema {schema_id}, which {self!r} cannot read: {problem}"
+            written = parse(to_read(raw), source)
+            if parsing_form(written[0]) == parsing_form(reader):
+                # resolving would change nothing, and takes twice the time
+                return _Resolved(reader, None, False, self._bounds.scan)
+            writer = adopt(written, self._reads)
+            scan = bounds_of(writer, written[1], source, skips=True).scan
+        except SchemaError as error:
+            return f"written with a schema that cannot be used: {error}"
+        return _Resolved(writer, reader, self._copies, scan)
+
+
+class _Parts:
+    """A file that is written, as the list of what was (measured: a BytesIO takes a twentieth of the time to encode)."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self.write = parts.append
+
+
+class _Resolved(NamedTuple):
+    """How data of one writer is read.
+
+    - `writer`: its schema, parsed.
+    - `reader`: that of the reader if it differs.
+    - `copies`: defaults in the value must be copied.
+    - `scan`: see bounds.
+    """
+
+    writer: Any
+    reader: Any
+    copies: bool
+    scan: Scan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +247,16 @@ class _Bound:
 
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
+    has_null: bool
+    """Some bytes decode to None."""
+
+
+def _read_changed(data: bytes, writer: Any, reader: Any) -> tuple[Any, bytes]:
+    """A value whose writer had another schema than its reader, and the bytes after it."""
+    # fastavro skips fields without a look at whether they are there: if it reads the byte that is added, they are not
+    source = BytesIO(data + b"\0")
+    source.seek(5)
+    value, end = schemaless_reader(source, writer, reader), source.tell()
+    if end > len(data):
+        raise EOFError("it ends too early")
+    return value, data[end:]

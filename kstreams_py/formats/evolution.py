@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,8 +17,18 @@ _PROMOTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def unreadable(reader: JsonSchema, writer: JsonSchema) -> str | None:
+_LOGICAL: Final = frozenset(
+    {"decimal", "big-decimal", "uuid", "duration", "date"}
+    | {"time-millis", "time-micros", "timestamp-millis", "timestamp-micros", "timestamp-nanos"}
+    | {"local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"}
+)
+"""The logical types of the Avro 1.12 specification: two of them give one number two meanings."""
+
+
+def unreadable(reader: JsonSchema, writer: JsonSchema, *, any_value: bool = False) -> str | None:
     """The reason, with the field, why the reader's schema cannot read data of the writer's; None if it can read all.
+
+    - `any_value`: None if it can read some: a branch of a union, a symbol.
 
     The rules are those of "Schema Resolution" in the Avro 1.11 specification, applied to the schemas alone, as far as
     fastavro follows them (names are compared without their namespace).
@@ -26,8 +36,15 @@ def unreadable(reader: JsonSchema, writer: JsonSchema) -> str | None:
     parsed_reader, readers = parse(reader, "the reader's schema")
     parsed_writer, writers = parse(writer, "the writer's schema")
     return next(
-        _Resolution(readers, writers, set()).problems(parsed_reader, parsed_writer, name_of(parsed_reader)), None
+        _Resolution(readers, writers, set(), any_value).problems(parsed_reader, parsed_writer, name_of(parsed_reader)),
+        None,
     )
+
+
+class _Clash(str):
+    """A reason that holds for values of other branches, too: a reader would not notice those that it reads wrongly."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +54,52 @@ class _Resolution:
     readers: Names
     writers: Names
     compared: set[tuple[str, str]]
+    any_value: bool
 
     def problems(self, r: Any, w: Any, where: str) -> Iterator[str]:
         """The reasons why `r` cannot read `w`; `where` is the path of the field."""
         r = self.readers.get(r, r) if isinstance(r, str) else r
         w = self.writers.get(w, w) if isinstance(w, str) else w
         if isinstance(w, list):
-            for branch in w:
-                yield from self.problems(r, branch, where)
+            found = [next(self.problems(r, branch, where), None) for branch in w]
+            is_problem = not self.any_value or all(found)
+            yield from (each for each in found if each and (is_problem or isinstance(each, _Clash)))
             return
         if isinstance(r, list):
-            found = [(next(self.problems(branch, w, where), None), branch) for branch in r]
-            if all(problem for problem, _ in found):
-                alike = [problem for problem, branch in found if kind_of(branch, self.readers) == kind_of(w, {})]
+            tried = [(next(self.problems(branch, w, where), None), branch) for branch in r]
+            if all(problem for problem, _ in tried):
+                alike = [problem for problem, branch in tried if kind_of(branch, self.readers) == kind_of(w, {})]
                 yield alike[0] if len(alike) == 1 and alike[0] else f"{where} was {name_of(w)} and is {name_of(r)}"
             return
         was, now = kind_of(w, {}), kind_of(r, {})
-        if was != now:
-            if now not in _PROMOTIONS.get(was, ()):
-                yield f"{where} was {name_of(w)} and is {name_of(r)}"
-        elif was in ("array", "map"):
-            inner = {"array": "items", "map": "values"}[was]
+        if was != now and now not in _PROMOTIONS.get(was, ()):
+            yield f"{where} was {name_of(w)} and is {name_of(r)}"
+        elif meanings := self._clash(r, w):
+            yield _Clash(f"{where} was {meanings[0]} and is {meanings[1]}")
+        elif was == now:
+            yield from self._inside(was, r, w, where)
+
+    def _inside(self, kind: str, r: Any, w: Any, where: str) -> Iterator[str]:
+        """The same for what types of one kind are made of."""
+        if kind in ("array", "map"):
+            inner = {"array": "items", "map": "values"}[kind]
             yield from self.problems(r[inner], w[inner], f"{where}.{inner}")
-        elif was in ("record", "error", "enum", "fixed"):
-            yield from self._named(was, r, w, where)
+        elif kind in ("record", "error", "enum", "fixed"):
+            yield from self._named(kind, r, w, where)
+
+    def _clash(self, r: Any, w: Any) -> tuple[str, str] | None:
+        """What a value means to the writer and to the reader, if both have logical types that differ."""
+        was, now = (str(each.get("logicalType")) if isinstance(each, dict) else "" for each in (w, r))
+        if not _LOGICAL.issuperset((was, now)):
+            return None
+        if was != now:
+            return was, now
+        if was != "decimal":
+            return None
+        (precision, scale), (wanted, wanted_scale) = ((each.get("precision"), each.get("scale", 0)) for each in (w, r))
+        if scale == wanted_scale and (self.any_value or not precision or not wanted or precision <= wanted):
+            return None
+        return f"decimal({precision}, {scale})", f"decimal({wanted}, {wanted_scale})"
 
     def _named(self, kind: str, r: Any, w: Any, where: str) -> Iterator[str]:
         """The same for types with names, which must agree or be aliases."""
@@ -69,7 +108,7 @@ class _Resolution:
             yield f"{where} was {w['name']} and is {r['name']}"
         elif kind == "fixed" and r["size"] != w["size"]:
             yield f"{where} had {w['size']} bytes and has {r['size']}"
-        elif kind == "enum" and "default" not in r and (lost := set(w["symbols"]) - set(r["symbols"])):
+        elif kind == "enum" and "default" not in r and (lost := self._lost(r["symbols"], w["symbols"])):
             yield f"{where} has lost the symbol {min(lost)} and has no default"
         elif kind in ("record", "error") and (r["name"], w["name"]) not in self.compared:
             self.compared.add((r["name"], w["name"]))
@@ -81,3 +120,8 @@ class _Resolution:
                     yield from self.problems(field["type"], old["type"], path)
                 elif "default" not in field:
                     yield f"{path} is new and has no default"
+
+    def _lost(self, now: Iterable[str], was: Iterable[str]) -> set[str]:
+        """The symbols that the reader does not have, if it matters."""
+        lost = set(was) - set(now)
+        return set() if self.any_value and lost != set(was) else lost

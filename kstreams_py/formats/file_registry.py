@@ -59,8 +59,10 @@ class FileRegistry:
                 f"id {schema_id} is not in {self._directory}: share that directory with the writer, "
                 "or set schema_registry_url"
             ) from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise Unavailable(f"schema file {self._file(schema_id)} cannot be read: {error}") from None
+        except ValueError:  # not UTF-8
+            text = ""
         if content_id(text) != schema_id:
             raise SchemaError(
                 f"schema file {self._file(schema_id)} was changed: restore it, its id is the hash of its text"

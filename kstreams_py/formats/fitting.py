@@ -6,16 +6,20 @@ strings. Its own validation finds these errors but takes six times as long as th
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable
-from operator import itemgetter
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from kstreams_py.formats.logical import is_own
 from kstreams_py.formats.schemas import Names, kind_of
 
 Check = Callable[[Any], bool]
 
-_CODES: Final = {"int": "i", "long": "q", "float": "d", "double": "d"}
+_CODES: Final = {"int": "i", "long": "q", "float": "f", "double": "d"}
+_TYPES: Final = {"i": int, "q": int, "f": float, "d": float}
+_EXACT: Final = {"f": 1 << 24, "d": 1 << 53}
+"""Up to here, every whole number has a float."""
 _NOT_PACKED: Final = (struct.error, LookupError, TypeError, AttributeError, OverflowError)
 
 
@@ -26,15 +30,17 @@ def quick_check(schema: Any, names: Names, known: dict[str, Check | None]) -> Ch
     - `known`: the checks of records by name, with None while they are being made; pass an empty dict.
     """
     named: Any = names.get(schema, schema) if isinstance(schema, str) else schema
-    if isinstance(named, dict) and "logicalType" in named:
-        return None
+    if is_own(named):
+        return None  # it is checked as it is written
     match kind := kind_of(schema, names):
         case "int" | "long" | "float" | "double":
-            return _number_check(struct.Struct("=" + _CODES[kind]))
+            return _number_check(_CODES[kind])
         case "boolean":
             return lambda value: isinstance(value, bool)
         case "null":
             return lambda value: value is None
+        case "fixed":
+            return lambda value: isinstance(value, (bytes, bytearray))
         case "array":
             fits = quick_check(named["items"], names, known)
             return lambda value: isinstance(value, (list, tuple)) and (fits is None or all(map(fits, value)))
@@ -51,35 +57,42 @@ def quick_check(schema: Any, names: Names, known: dict[str, Check | None]) -> Ch
     return None
 
 
-def _number_check(number: struct.Struct) -> Check:
-    pack = number.pack
+def _number_check(code: str) -> Check:
+    pack, usual = struct.Struct("=" + code).pack, _TYPES[code]
 
     def fits(value: Any) -> bool:
         try:
             pack(value)
         except _NOT_PACKED:
             return False
-        return True
+        return type(value) is usual or _is_whole(value, code)
 
     return fits
 
 
+def _is_whole(value: Any, code: str) -> bool:
+    """Whether a number that is packed, and not of the usual type, is so without a change: True is packed as 1."""
+    return not isinstance(value, bool) and (not isinstance(value, int) or abs(value) <= _EXACT.get(code, math.inf))
+
+
 def _record_check(record: dict[Any, Any], names: Names, known: dict[str, Check | None]) -> Check | None:
-    """Checks all required numbers by one call of struct.pack (measured: 0.2 microseconds for twelve of them)."""
+    """Checks all required numbers at once: by their types, and if one has another than usual, by packing them."""
     fields = record["fields"]
     checks = {f["name"]: fits for f in fields if (fits := quick_check(f["type"], names, known)) is not None}
     if not checks:
         return None
     numbers = {f["name"]: _CODES[f["type"]] for f in fields if f["type"] in tuple(_CODES) and "default" not in f}
-    if len(numbers) < 2:  # itemgetter returns a tuple for two or more
-        numbers = {}
-    pack = struct.Struct("=" + "".join(numbers.values())).pack
-    pick: Any = itemgetter(*numbers) if numbers else (lambda _: ())
+    are_usual, codes = _usual_numbers(numbers), [*numbers.values()]
+    pack = struct.Struct("=" + "".join(codes)).pack
     others = tuple((name, fits) for name, fits in checks.items() if name not in numbers)
 
     def fits_record(value: Any) -> bool:
         try:
-            pack(*pick(value))
+            if not are_usual(value):
+                picked = [value[name] for name in numbers]
+                pack(*picked)
+                if not all(map(_is_whole, picked, codes)):
+                    return False
             for name, fits in others:
                 if name in value and not fits(value[name]):
                     return False
@@ -88,3 +101,20 @@ def _record_check(record: dict[Any, Any], names: Names, known: dict[str, Check |
         return True
 
     return fits_record
+
+
+def _usual_numbers(numbers: Mapping[str, str]) -> Check:
+    """Whether the numbers of a record have the usual types, and the ranges that fastavro does not check.
+
+    `numbers`: the codes by the names of fields. The check is compiled, as those of dataclasses are (measured: a third
+    of the time of one that takes the types of a tuple, and no more than packing it).
+    """
+    tests = {
+        "i": "type(x := value[{}]) is int and -0x80000000 <= x <= 0x7fffffff",
+        "q": "type(value[{}]) is int",
+        "f": "type(x := value[{}]) is float and -3.4e38 <= x <= 3.4e38",
+        "d": "type(value[{}]) is float",
+    }
+    found = " and ".join(tests[code].format(repr(name)) for name, code in numbers.items())
+    check: Check = eval(f"lambda value: {found or True}")  # of these texts and quoted names alone
+    return check

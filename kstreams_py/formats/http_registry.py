@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError, Unavailable
 from kstreams_py.formats.registry import REMEDY
+from kstreams_py.formats.schemas import canonical, inline
+from kstreams_py.secrets import split_user
 
 # The REST API's own codes: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 _UNKNOWN: Final = (40401, 40402, 40403)  # subject, version, schema
@@ -63,19 +67,40 @@ class SchemaRegistry:
         return schema_id
 
     def schema(self, schema_id: int, /) -> str:
-        """See Registry."""
+        """See Registry. Named types that are in other schemas of the registry are put into this one."""
         found = self._ask(self._client.get_schema, schema_id)
         if found.schema_type not in (None, "AVRO"):
             raise LookupError(f"id {schema_id} in the schema registry at {self._url} is {found.schema_type}, not Avro")
-        return str(found.schema_str)
+        text = str(found.schema_str)
+        if not found.references:
+            return text
+        try:
+            referenced = [json.loads(str(each)) for each in self._referenced(found.references)]
+            return canonical(inline(json.loads(text), referenced))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SchemaError(
+                f"id {schema_id} in the schema registry at {self._url} is no Avro schema: {error!r}"
+            ) from None
+
+    def _referenced(self, references: Iterable[Any]) -> list[str]:
+        """The texts of the schemas that are referenced, and of those that these reference."""
+        found, left = dict[tuple[str, int], str](), [*references]
+        while left:
+            each = left.pop()
+            if (each.subject, each.version) not in found:
+                schema = self._ask(self._client.get_version, each.subject, each.version, True).schema
+                found[each.subject, each.version] = schema.schema_str
+                left += schema.references or ()
+        return [*found.values()]
 
     def ids(self, subject: str, /) -> list[int]:
         """See Registry. Includes deleted schemas: their records may still exist."""
-        try:
-            versions = self._ask(self._client.get_versions, subject, True)
-            return sorted({self._ask(self._client.get_version, subject, each, True).schema_id for each in versions})
-        except LookupError:
-            return []
+        found = set[int]()
+        with suppress(LookupError):
+            for each in self._ask(self._client.get_versions, subject, True):
+                with suppress(LookupError):  # deleted for ever meanwhile
+                    found.add(self._ask(self._client.get_version, subject, each, True).schema_id)
+        return sorted(found)
 
     def _ask(self, call: Callable[..., Any], what: str | int, *arguments: object) -> Any:
         """Makes a request about `what` (a subject or an id), and maps its failure to an exception with a remedy."""
@@ -119,17 +144,7 @@ def _without_user(urls: str) -> tuple[str, str]:
     """The addresses (separated by commas) without user and password, and the first of those as `user:password`."""
     bare, users = list[str](), list[str]()
     for url in urls.split(","):
-        try:
-            parts = urlsplit(url.strip())
-            info, _, host = parts.netloc.rpartition("@")
-            clear = parts.scheme in ("http", "https") and host and "@" not in parts.path + parts.query + parts.fragment
-        except ValueError:
-            clear = False
-        if not clear:
-            raise SettingsError(
-                "schema_registry_url is not of the form http://user:password@host:port: correct it; "
-                "in user and password write / , @ as %2F %2C %40"
-            ) from None
-        bare.append(parts._replace(netloc=host).geturl())
+        info, address = split_user(url, "schema_registry_url", "http://user:password@host:port", ("http", "https"))
+        bare.append(address)
         users += [unquote(info if ":" in info else f"{info}:")] if info else []
     return ",".join(bare), users[0] if users else ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from fastavro import parse_schema
-from fastavro.schema import SchemaParseException, UnknownType
+from fastavro.schema import SchemaParseException, UnknownType, to_parsing_canonical_form
 
 from kstreams_py.errors import SchemaError
 
@@ -18,6 +18,32 @@ JsonSchema = str | dict[str, Any] | list[Any]
 
 Names = dict[str, dict[Any, Any]]
 """The named types of a schema, as fastavro parses them."""
+
+
+_NESTED_MAX: Final = 300
+"""Objects and lists inside one another in a schema: its parsing recurses, and has no limit of its own."""
+
+_PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_TYPES: Final = frozenset((*_PRIMITIVES, "record", "error", "enum", "fixed", "array", "map"))
+"""The types that are no names."""
+
+_FLAT: Final = (str, bytes, bytearray, int, float, type(None))
+
+
+def is_deeper(value: Any, limit: int) -> bool:
+    """Whether a value has more than `limit` mappings and sequences inside one another, or contains itself."""
+    level = _containers([value])
+    for _ in range(limit):
+        if not level:
+            return False
+        level = _containers(child for each in level for child in (each.values() if isinstance(each, Mapping) else each))
+    return bool(level)
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    """Those of the values that have others inside, each once."""
+    found = {id(each): each for each in values if not isinstance(each, _FLAT)}
+    return [each for each in found.values() if isinstance(each, Mapping | Sequence)]
 
 
 def canonical(schema: JsonSchema) -> str:
@@ -42,6 +68,8 @@ def unparsed(schema: JsonSchema) -> JsonSchema:
 def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
     """fastavro's form of a schema, and its named types. Raises SchemaError, which names `source` and the error."""
     names: Names = {}
+    if is_deeper(raw, _NESTED_MAX):
+        raise SchemaError(f"{source} has more than {_NESTED_MAX} objects and lists inside one another: make it flatter")
     try:
         parsed = parse_schema(raw, names)
         for field in fields_of(names):
@@ -52,13 +80,18 @@ def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
         reason = f"unknown type {name_of(error.name)!r}: correct it, or define it in the same schema"
     except KeyError as error:
         reason = f"{error} is missing"
-    except (SchemaParseException, ValueError, IndexError) as error:
+    except (SchemaParseException, ValueError, IndexError, ArithmeticError) as error:
         reason = str(error)
     except (TypeError, AttributeError):
         reason = "a type in it is neither a name, an object nor a list"
     else:
         return parsed, names
     raise SchemaError(f"{source} is not an Avro schema: {reason}")
+
+
+def parsing_form(parsed: Any) -> str:
+    """The text that is equal for schemas with the same encoding and names ("Parsing Canonical Form")."""
+    return str(to_parsing_canonical_form(parsed))
 
 
 def fields_of(names: Names) -> Iterator[dict[str, Any]]:
@@ -70,6 +103,53 @@ def kind_of(schema: Any, names: Names) -> str:
     """The kind of a schema, or of a named one: `int`, `record`, `union` and so on."""
     schema = names.get(schema, schema) if isinstance(schema, str) else schema
     return "union" if isinstance(schema, list) else str(schema["type"]) if isinstance(schema, dict) else str(schema)
+
+
+def inline(schema: JsonSchema, referenced: Iterable[JsonSchema]) -> JsonSchema:
+    """A schema that has the definitions of named types that are in other ones, each where it is used first."""
+    found: dict[str, Any] = {}
+    for each in referenced:
+        _qualify(each, "", found)
+    whole: JsonSchema = _define(_qualify(schema, "", {}), found, set())
+    return whole
+
+
+def _qualify(schema: Any, namespace: str, found: dict[str, Any]) -> Any:
+    """A schema with the full names of types; adds its named types to those that are found."""
+    if isinstance(schema, list):
+        return [_qualify(each, namespace, found) for each in schema]
+    if isinstance(schema, str):
+        return schema if schema in _TYPES or "." in schema or not namespace else f"{namespace}.{schema}"
+    if not isinstance(schema["type"], str) or schema["type"] not in _TYPES:
+        return _qualify(schema["type"], namespace, found)
+    full = {**schema}
+    if "name" in schema:
+        space, _, name = schema["name"].rpartition(".")
+        namespace = space or schema.get("namespace", namespace)
+        full |= {"name": name, "namespace": namespace}
+        found[f"{namespace}.{name}".lstrip(".")] = full
+    full |= {key: _qualify(schema[key], namespace, found) for key in ("items", "values") if key in schema}
+    if "fields" in schema:
+        full["fields"] = [{**each, "type": _qualify(each["type"], namespace, found)} for each in schema["fields"]]
+    return full
+
+
+def _define(schema: Any, found: dict[str, Any], defined: set[str]) -> Any:
+    """A qualified schema with a definition where a type is used first, and its name after that."""
+    if isinstance(schema, list):
+        return [_define(each, found, defined) for each in schema]
+    if isinstance(schema, str):
+        return _define(found[schema], found, defined) if schema in found and schema not in defined else schema
+    full = {**schema}
+    if "name" in schema:
+        name = f"{schema['namespace']}.{schema['name']}".lstrip(".")
+        if name in defined:
+            return name
+        defined.add(name)
+    full |= {key: _define(schema[key], found, defined) for key in ("items", "values") if key in schema}
+    if "fields" in schema:
+        full["fields"] = [{**each, "type": _define(each["type"], found, defined)} for each in schema["fields"]]
+    return full
 
 
 def name_of(schema: Any) -> str:

@@ -86,13 +86,29 @@ def _no_such_number(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _finite(text: str) -> float:
+    """The float of a number; it is called for numbers with a fraction or an exponent alone."""
+    number = float(text)
+    if number - number != 0 or (number == 0 and text.lower().partition("e")[0].strip("-0.")):
+        raise ValueError(f"no float is near to {text[:60]}")
+    return number
+
+
 _to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_from_json: Final = json.JSONDecoder(parse_constant=_no_such_number).decode
+_from_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Json(Serde[Any]):
-    """JSON (RFC 8259) in UTF-8, without spaces; NaN and infinities are refused, as they are not JSON."""
+    """JSON (RFC 8259) in UTF-8, without spaces.
+
+    NaN and infinities are refused, as they are not JSON; so are numbers that no float is near to, such as 1e400. Of
+    names that an object has twice, the last one counts, as for most parsers. A record whose value is `null` becomes a
+    dead letter: for a function it would be one without a value, a tombstone.
+    """
+
+    has_null: ClassVar[bool] = True
+    """Some bytes decode to None, which as a value stands for a tombstone."""
 
     def serialize(self, value: Any, /) -> bytes:
         """Raises TypeError or ValueError, as json.dumps does, for values that JSON cannot represent."""

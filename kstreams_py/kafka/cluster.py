@@ -172,6 +172,8 @@ class KafkaCluster(_Reading):
             self._limit,
             self._holder,
             self._forget_old_assignment,
+            self._settings.value_bytes_max,
+            lambda partition, first: TransactionAdmin(self._settings, self._limit).last_of_batch(partition, first),
         )
 
     def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:

@@ -28,7 +28,8 @@ from datetime import datetime
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.credentials.java import of_java
-from kstreams_py.settings import Settings, mask
+from kstreams_py.secrets import mask
+from kstreams_py.settings import Settings
 
 Bound = str | Mapping[int, int] | datetime
 """Where a view starts or ends.

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Protocol
 
 from typing_extensions import TypeVar
 
-from kstreams_py.formats.serdes import Serde, show
+from kstreams_py.formats.serdes import Bytes, Serde, String, show
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -69,7 +69,10 @@ class KeyedStore(Generic[K, V]):
     Values are kept as bytes: to change one that `get` returned, `put` it again.
     """
 
-    __slots__ = ("_before", "_changes", "_deserialize", "_key", "_to_bytes", "_value", "base", "rollbacks", "size")
+    __slots__ = (
+        *("_before", "_changes", "_deserialize", "_key", "_to_bytes", "_value", "_varies"),
+        *("base", "rollbacks", "size"),
+    )
 
     def __init__(self, base: Base, key: Serde[K], value: Serde[V]) -> None:
         self.base = base
@@ -77,6 +80,7 @@ class KeyedStore(Generic[K, V]):
         self._key = key
         self._value = value
         self._to_bytes, self._deserialize = key.serialize, value.deserialize
+        self._varies = not isinstance(key, Bytes | String)
         self._changes: dict[bytes, bytes | None] = {}
         """What is not committed."""
         self._before: list[tuple[bytes, Any]] = []
@@ -91,10 +95,12 @@ class KeyedStore(Generic[K, V]):
     def get(self, key: K, default: Any = None) -> V | Any:
         """The value of a key; `default` if it has none. Raises as the serdes do."""
         found = self.read(self._serialize(key))
+        if found is None and self._varies:
+            found = self._read_earlier(key)
         return default if found is None else self._deserialize(found)
 
     def __contains__(self, key: K) -> bool:
-        return self.read(self._serialize(key)) is not None
+        return self.read(self._serialize(key)) is not None or (self._varies and self._read_earlier(key) is not None)
 
     def put(self, key: K, value: V) -> None:
         """Sets the value of a key. Raises as the serdes do, and ValueError for a value or key that is None in bytes."""
@@ -103,11 +109,11 @@ class KeyedStore(Generic[K, V]):
             raise ValueError(
                 f"the value {show(value)} is None in bytes: delete the key, or give the state another serde"
             )
-        self.write(self._serialize(key), data)
+        self._write(key, data)
 
     def delete(self, key: K) -> None:
         """Deletes a key, if it is there."""
-        self.write(self._serialize(key), None)
+        self._write(key, None)
 
     def range(self, first: K | None = None, last: K | None = None) -> Iterator[tuple[K, V]]:
         """The keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
@@ -123,8 +129,18 @@ class KeyedStore(Generic[K, V]):
             if not key.startswith(RESERVED):
                 yield self._key.deserialize(key), self._value.deserialize(value)
 
-    def _serialize(self, key: K) -> bytes:
-        data = self._to_bytes(key)
+    def _write(self, key: K, value: bytes | None) -> None:
+        self.write(self._serialize(key), value)
+        if self._varies and self._read_earlier(key) is not None:
+            self.write(self._serialize(key, as_it_is=True), None)
+
+    def _read_earlier(self, key: K) -> bytes | None:
+        """The value of a key under the bytes that earlier versions wrote: with its names in their own order."""
+        earlier = self._serialize(key, as_it_is=True)
+        return None if earlier == self._serialize(key) else self.read(earlier)
+
+    def _serialize(self, key: K, *, as_it_is: bool = False) -> bytes:
+        data = self._to_bytes(key if as_it_is or not self._varies else _normal(key))
         if data is None or data.startswith(RESERVED):
             raise ValueError(f"{show(key)} cannot be a key: its bytes are {data!r}")
         return data
@@ -191,3 +207,20 @@ class KeyedStore(Generic[K, V]):
         self._changes = {}
         self._before.clear()
         self.size = 0
+
+
+def _normal(key: Any) -> Any:
+    """The same value for all keys that are equal, though serdes write them as other bytes: in order, and 0.0 for -0.0.
+
+    1, 1.0 and True are equal in Python, and none of them in JSON: they stay as they are.
+    """
+    kind = type(key)
+    if kind is dict:
+        return {name: _normal(value) for name, value in sorted(key.items(), key=_name)}
+    if kind is list or kind is tuple:
+        return kind(map(_normal, key))
+    return key + 0.0 if kind is float else key
+
+
+def _name(item: tuple[Any, Any]) -> str:
+    return str(item[0])

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from kstreams_py.errors import KStreamsError, MissingSoftware, SchemaError, SettingsError, Unavailable
+from kstreams_py.errors import DecodeError, KStreamsError, MissingSoftware, SchemaError, SettingsError, Unavailable
 from kstreams_py.formats import file_registry
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.evolution import unreadable
@@ -24,6 +24,7 @@ from kstreams_py.formats.http_registry import SchemaRegistry
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schemas import canonical, content_id
+from kstreams_py.formats.writers import UNKNOWN_MAX, UNKNOWN_SECONDS, Writers
 
 USER = "alice:p@ss,w/rd"
 AT_ONCE = {"max.retries": 0, "timeout": 60}
@@ -62,6 +63,8 @@ class RestServer(ThreadingHTTPServer):
                 case "POST", ["subjects", subject, "versions"]:
                     return self._register(subject, body)
                 case "GET", ["schemas", "ids", schema_id]:
+                    if int(schema_id) >= 2**31:  # as a server of Confluent, whose ids are ints of Java
+                        return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
                     if not 1 <= int(schema_id) <= len(self.schemas):
                         return 404, {"error_code": 40403, "message": "Schema not found"}
                     return 200, self.schemas[int(schema_id) - 1]
@@ -69,10 +72,12 @@ class RestServer(ThreadingHTTPServer):
                     if subject not in self.versions:
                         return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
                     return 200, list(range(1, len(self.versions[subject]) + 1))
-                case "GET", ["subjects", subject, "versions", version]:
+                case "GET", ["subjects", subject, "versions", version] if subject in self.versions:
                     number = self.versions[subject][int(version) - 1]
                     found = {"subject": subject, "version": int(version), "id": number}
                     return 200, found | self.schemas[number - 1]
+                case "GET", ["subjects", _, "versions", _]:
+                    return 404, {"error_code": 40401, "message": "Subject not found."}
                 case _:
                     return 404, "<html>no such page</html>"
 
@@ -472,6 +477,88 @@ def test_http_schema_of_another_kind_is_a_lookup_error(server: RestServer) -> No
     assert found == f"id 1 in the schema registry at {url(server)} is PROTOBUF, not Avro"
 
 
+def test_http_references_of_a_schema_are_resolved(server: RestServer) -> None:
+    gate = {"type": "enum", "name": "Gate", "symbols": ["A1", "B2"]}
+    plane = {"type": "record", "name": "Plane", "namespace": "air", "fields": [{"name": "number", "type": "int"}]}
+    fleet = {
+        "type": "record",
+        "name": "air.Fleet",
+        "fields": [{"name": "planes", "type": {"type": "map", "values": "Plane"}}],
+    }
+    fields = [("fleet", "Fleet"), ("spare", ["null", "Plane"]), ("gate", {"type": "Gate"}), ("at", "air.Plane")]
+    flight = {
+        "type": "record",
+        "name": "Flight",
+        "namespace": "air",
+        "fields": [{"name": name, "type": kind} for name, kind in fields],
+    }
+    gate["namespace"] = "air"
+    of_plane = {"name": "air.Plane", "subject": "plane", "version": 1}
+    server.schemas = [
+        {"schema": json.dumps(gate)},
+        {"schema": json.dumps(plane)},
+        {"schema": json.dumps(fleet), "references": [of_plane]},
+        {
+            "schema": json.dumps(flight),
+            "references": [
+                {"name": "air.Gate", "subject": "gate", "version": 1},
+                {"name": "air.Fleet", "subject": "fleet", "version": 1},
+                of_plane,
+            ],
+        },
+        {"schema": json.dumps(flight), "references": [{"name": "air.Gate", "subject": "lost", "version": 1}]},
+        {"schema": "[[", "references": [of_plane]},
+    ]
+    server.versions = {"gate": [1], "plane": [2], "fleet": [3], "flight-value": [4, 5, 6]}
+    registry = SchemaRegistry(url(server), **AT_ONCE)
+    whole = {
+        **flight,
+        "fields": [
+            {
+                "name": "fleet",
+                "type": {**fleet, "fields": [{"name": "planes", "type": {"type": "map", "values": plane}}]},
+            },
+            {"name": "spare", "type": ["null", "air.Plane"]},
+            {"name": "gate", "type": gate},
+            {"name": "at", "type": "air.Plane"},
+        ],
+    }
+    value = {"fleet": {"planes": {"a": {"number": 1}}}, "spare": None, "gate": "B2", "at": {"number": 2}}
+    reader = Avro(whole).bind(registry, "flight-value")
+    body = b"\x02\x02a\x02\x00\x00\x02\x04"
+    assert reader.deserialize(b"\0\0\0\0\4" + body) == value
+    assert raised_message(DecodeError, reader.deserialize, b"\0\0\0\0\5" + body) == (
+        f"written with an unknown schema: subject lost is not in the schema registry at {url(server)}"
+    )
+    assert "is no Avro schema" in raised_message(DecodeError, reader.deserialize, b"\0\0\0\0\6" + body)
+
+
+def test_http_id_that_is_unknown_or_of_another_topic_is_asked_for_once_a_second(server: RestServer) -> None:
+    server.schemas = [{"schema": V1}]
+    now = [0.0]
+    writers = Writers(SchemaRegistry(url(server), **AT_ONCE), "flights-value", ("Flight", V2), lambda: now[0])
+    for _ in range(300):
+        assert "id 7 is not in" in raised_message(DecodeError, writers.find, 7)
+        assert "not under subject flights-value" in raised_message(DecodeError, writers.find, 1)
+    asked = ["GET schemas/ids/7", "GET schemas/ids/1"]
+    asked += [f"GET subjects/{each}/versions" for each in ("flights-value", "flights-Flight", "Flight")]
+    assert server.requests == asked
+    server.versions["flights-value"] = [1]
+    now[0] = UNKNOWN_SECONDS
+    assert writers.find(1) == json.loads(V1)
+    for number in range(UNKNOWN_MAX + 1):
+        raised_message(DecodeError, writers.find, 1000 + number)
+    assert len(writers._refused) <= UNKNOWN_MAX
+
+
+def test_http_id_that_the_registry_fails_at_is_a_decode_error_of_its_record(server: RestServer) -> None:
+    reader = Avro(json.loads(V1)).bind(SchemaRegistry(url(server), **AT_ONCE), "flights-value")
+    found = raised_message(DecodeError, reader.deserialize, b"\0\xff\xff\xff\xff\2")
+    assert found.startswith("written with schema 4294967295, which is not under subject flights-value")
+    server.broken = (500, "{}")
+    raised_message(Unavailable, reader.deserialize, b"\0\0\0\0\1\2")
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -487,8 +574,8 @@ def test_http_schema_of_another_kind_is_a_lookup_error(server: RestServer) -> No
 )
 def test_http_malformed_address_is_refused_and_not_shown(address: str) -> None:
     assert raised_message(SettingsError, SchemaRegistry, address) == (
-        "schema_registry_url is not of the form http://user:password@host:port: correct it; "
-        "in user and password write / , @ as %2F %2C %40"
+        "schema_registry_url needs a URL such as http://user:password@host:port: in user and password write / ? # , @ "
+        "as %2F %3F %23 %2C %40, and elsewhere @ as %40"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,6 +152,36 @@ def test_undecodable_bytes_become_dead_letters_and_read_names_their_offset() -> 
     assert [dead.value["inputs"][0]["value"] for dead in driver.dead_letters()] == [b"no json"]
     with pytest.raises(DecodeError, match=r"value of a\[0\]@0: these bytes are not JSON"):
         driver.read("a")
+
+
+@pytest.mark.parametrize("kind", ["map", "step", "batch", "state", "alts", "sink"])
+def test_bytes_that_decode_to_none_become_dead_letters_and_tombstones_pass(kind: str) -> None:
+    graph, seen = new_graph(), list[Any]()
+    graph.topic("u", key=ks.String(), value=ks.Avro(["null", "int"]))
+    functions: dict[str, Callable[..., Any]] = {
+        "step": lambda value, step: seen.append(value),
+        "batch": seen.extend,
+        "state": lambda value, state: seen.append(value),
+    }
+    function = functions.get(kind, seen.append)
+    for topic in ("a", "u"):
+        options = {"batch": True} if kind == "batch" else {"state": ks.State(f"s{topic}")} if kind == "state" else {}
+        if kind == "alts" and topic == "a":
+            graph.alts("a", "u", to="x", id="p")(function)
+        elif kind == "sink":
+            graph.sink(topic, id=topic)(function)
+        elif kind != "alts":
+            graph.map(topic, to="x", id=topic, **options)(function)
+    driver = TestDriver(graph)
+    driver.send("u", 7)
+    head = (driver.cluster.records("u")[0].value() or b"")[:5]
+    for topic, null in (("a", b" null "), ("u", head + b"\0")):
+        driver.cluster.append(topic, null)
+        driver.cluster.append(topic, None)
+    driver.run()
+    assert sorted(seen, key=str) == [7, None, None]
+    messages = [dead.value["exception_message"] for dead in driver.dead_letters()]
+    assert [each[-45:] for each in messages] == [", as if there were none: read them as Bytes()"] * 2
 
 
 def test_dead_letters_of_a_graph_without_such_a_topic_are_empty() -> None:
@@ -559,3 +590,23 @@ def test_close_leaves_the_open_transaction_uncommitted() -> None:
     with feed(TestDriver(mapping_graph()), 1) as driver:
         driver.step()
     assert (driver.values("x"), driver.down) == ([], frozenset({0}))
+
+
+def test_states_on_disk_are_of_one_driver_and_end_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    found = []
+    for _ in range(2):
+        graph = ks.Graph("g")
+        counts = ks.State("s", key=ks.String(), value=ks.Json(), on_disk=True)
+
+        @graph.map(graph.topic("a", value=ks.String()), to=graph.topic("x", value=ks.Json()), state=counts)
+        def count(value: str, state: ks.KeyedStore[str, int]) -> Any:
+            state.put(value, state.get(value, 0) + 1)
+            return state.get(value)
+
+        with TestDriver(graph) as driver:
+            driver.send("a", "k", key=None)
+            driver.run()
+            found.append((driver.values("x"), len([*tmp_path.iterdir()])))
+    assert (found, [*tmp_path.iterdir()]) == ([([1], 1)] * 2, [])

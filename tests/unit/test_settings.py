@@ -14,7 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, SecretUrl, Settings, explain, redact_url
+from kstreams_py.secrets import SecretUrl, redact
+from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, Settings, explain
 from tests.tables import each_case
 from tests.unit.fakes import raise_error
 
@@ -72,6 +73,7 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "auto_offset_reset": "earliest",
         "commit_interval_ms": 100,
         "commit_records": 100_000,
+        "value_bytes_max": 64 << 20,
         "transaction_timeout_ms": 10_000,
         "session_timeout_ms": 15_000,
         "request_timeout_ms": 15_000,
@@ -605,12 +607,18 @@ def test_secrets_do_not_show_in_the_refusal_of_constructed_settings() -> None:
         ("https://user:pass@host:8081/path", "https://***@host:8081/path"),
         ("https://token@host", "https://***@host"),
         ("https://user:p@ss@host/path", "https://***@host/path"),
-        ("https://host/path@here", "https://host/path@here"),
+        ("https://user:p/a?s#s@host/path", "https://***@host/path"),
+        ("https://host/path@here", "https://***@here"),
+        ("http://a:b/c@one:1, http://d:e#f@two:2", "http://***@one:1, http://***@two:2"),
+        ("postgresql://host/shop?user=me&password=hunter2", "postgresql://host/shop?user=me&password=***"),
+        ("host=db user=me password='hunter 2' dbname=shop", "host=db user=me password=*** dbname=shop"),
+        ('{"sasl.password": "hunter2", "acks": "all"}', '{"sasl.password": ***, "acks": "all"}'),
+        ("user:hunter2@host", "***@host"),
         ("https://host:8081", "https://host:8081"),
     ],
 )
 def test_urls_are_shown_without_user_and_password(url: str, shown: str) -> None:
-    assert (redact_url(url), repr(SecretUrl(url)), str(SecretUrl(url))) == (shown, repr(shown), url)
+    assert (redact(url), repr(SecretUrl(url)), str(SecretUrl(url))) == (shown, repr(shown), url)
 
 
 def test_client_settings_are_a_mapping_that_compares_by_content() -> None:

@@ -31,7 +31,7 @@ from kstreams_py.errors import (
     SettingsError,
     TopicError,
 )
-from kstreams_py.formats.serdes import Bytes, Json, String
+from kstreams_py.formats.serdes import Bytes, Json, Serde, String
 from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.moving import GraphPositions, Target
 from kstreams_py.operations.positions import describe
@@ -47,6 +47,8 @@ from kstreams_py.state.memory import MemoryBase
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
 from kstreams_py.testing import CrashPoint, MemoryCluster, TestDriver
+from tests.tables import each_case
+from tests.unit.test_serdes import avro
 
 NO_SERDE: Any = Json
 
@@ -177,6 +179,44 @@ def test_keys_and_values_that_cannot_be_stored_are_refused() -> None:
         store.get(POSITIONS_KEY)
     with pytest.raises(TypeError, match="is not a str"):
         KeyedStore(MemoryBase(), String(), Json()).get(1)  # type: ignore[arg-type]
+
+
+@each_case(
+    ("key", "one", "other"),
+    [
+        (Json(), {"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (Json(), [{"a": {"c": 0.0, "d": 1}}], [{"a": {"d": 1, "c": -0.0}}]),
+        (Json(), 0.0, -0.0),
+        (avro({"type": "map", "values": "double"}), {"a": 0.0, "b": 1.0}, {"b": 1.0, "a": -0.0}),
+    ],
+)
+def test_state_keys_that_are_equal_are_one_key_also_as_earlier_versions_wrote_them(
+    key: Serde, one: Any, other: Any
+) -> None:
+    store: KeyedStore[Any, Any] = KeyedStore(MemoryBase(), key, Json())
+    store.put(one, 1)
+    store.put(other, 2)
+    assert ([*store.range()], store.get(one), other in store) == ([(one, 2)], 2, True)
+    store.delete(one)
+    assert [*store.range()] == []
+
+    earlier = key.serialize(other)
+    assert earlier is not None
+    store.write(earlier, b"7")
+    assert (store.get(other), other in store, store.get(one)) == (7, True, None)
+    store.put(other, 8)
+    assert ([*store.range()], store.get(one)) == ([(one, 8)], 8)
+    store.write(earlier, b"7")
+    store.delete(other)
+    assert [*store.range()] == []
+
+
+def test_state_keys_that_json_tells_apart_stay_apart() -> None:
+    store: KeyedStore[Any, Any] = KeyedStore(MemoryBase(), Json(), Json())
+    for key in (1, 1.0, True, "1", [1], None):
+        store.put(key, repr(key))
+    assert sorted(store.get(key) for key in (1, 1.0, True, "1", [1], None)) == sorted(v for _, v in store.range())
+    assert len([*store.range()]) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""The schemas of a topic's writers, as its readers follow them: which, and why not others.
+
+The schema id in a record is the choice of whoever wrote it. It decides on that record alone: whatever is wrong with the
+schema that it names makes a DecodeError, and only a registry without an answer is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from kstreams_py.errors import DecodeError, SchemaError, Unavailable
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.schemas import JsonSchema, content_id, parse, parsing_form
+
+UNKNOWN_SECONDS: Final = 1.0
+"""How long an id that was refused is remembered. Its schema may be registered meanwhile, so it is short."""
+
+UNKNOWN_MAX: Final = 1_000
+"""How many such ids are remembered."""
+
+
+def subjects_of(subject: str, name: str) -> tuple[str, str, str]:
+    """The subjects of a topic's schemas, by each of Confluent's strategies: by topic, by topic and record, by record.
+
+    `subject`: `T-key` or `T-value`; `name`: the full name of the reader's schema.
+    """
+    return subject, f"{subject.rpartition('-')[0]}-{name}", name
+
+
+def read_text(text: str, source: str) -> JsonSchema:
+    """A schema without defaults, which are a reader's matter: fastavro refuses some that are valid.
+
+    Raises SchemaError, which names `source`, for text that is not JSON.
+    """
+    try:
+        schema: JsonSchema = json.loads(
+            text, object_hook=lambda each: {name: value for name, value in each.items() if name != "default"}
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SchemaError(f"{source} is not JSON: {error}") from None
+    return schema
+
+
+class Writers:
+    """Finds the schemas of one subject's writers by their ids."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        subject: str | None,
+        own: tuple[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`subject`: None for any; `own`: the name and text of the reader's schema, which is always followed."""
+        self._registry, self._subject, self._clock = registry, subject, clock
+        self._name, self._text = own
+        self._refused: dict[int, tuple[float, str]] = {}
+
+    def find(self, schema_id: int) -> JsonSchema:
+        """The schema with an id. Raises DecodeError if there is none that the topic's readers follow, Unavailable."""
+        at, why = self._refused.get(schema_id, (0.0, ""))
+        if why and self._clock() - at < UNKNOWN_SECONDS:
+            raise DecodeError(why)
+        try:
+            return self._find(schema_id)
+        except DecodeError as error:
+            if len(self._refused) >= UNKNOWN_MAX:
+                self._refused.clear()
+            self._refused[schema_id] = self._clock(), str(error)
+            raise
+
+    def _find(self, schema_id: int) -> JsonSchema:
+        try:
+            schema = self._ask(schema_id)
+        except Unavailable:
+            if self._is_followed(schema_id):
+                raise
+            # the registry answers: does it refuse this id alone, or was it away a moment ago?
+            with suppress(Unavailable):
+                schema = self._ask(schema_id)
+                if self._is_own(schema):
+                    return schema
+            raise DecodeError(self._foreign(schema_id)) from None
+        if not self._is_own(schema) and not self._is_followed(schema_id):
+            raise DecodeError(self._foreign(schema_id))
+        return schema
+
+    def _ask(self, schema_id: int) -> JsonSchema:
+        try:
+            return read_text(self._registry.schema(schema_id), f"the schema with id {schema_id}")
+        except LookupError as error:
+            # This program's own schema can be read even if the writer's schema directory is on another machine.
+            if schema_id == content_id(self._text):
+                return read_text(self._text, self._name)
+            raise DecodeError(f"written with an unknown schema: {error.args[0]}") from None
+        except SchemaError as error:
+            raise DecodeError(f"written with a schema that cannot be used: {error}") from None
+
+    def _is_own(self, schema: JsonSchema) -> bool:
+        """Whether it has the encoding of the reader's own."""
+        with suppress(SchemaError):
+            return _form(schema) == _form(read_text(self._text, self._name))
+        return False
+
+    def _is_followed(self, schema_id: int) -> bool:
+        """Whether a schema is under a subject of the topic. Raises Unavailable if the first of them is not known."""
+        if self._subject is None:
+            return True
+        first, *others = subjects_of(self._subject, self._name)
+        if schema_id in self._registry.ids(first):
+            return True
+        for each in others:
+            with suppress(Unavailable):  # a right to other subjects may be missing
+                if schema_id in self._registry.ids(each):
+                    return True
+        return False
+
+    def _foreign(self, schema_id: int) -> str:
+        return (
+            f"written with schema {schema_id}, which is not under subject {self._subject}: "
+            "if it is a writer's of this topic, register it there"
+        )
+
+
+def _form(schema: Any) -> str:
+    return parsing_form(parse(schema, "a schema")[0])
