@@ -409,6 +409,14 @@ def test_callback_gets_the_config_and_returns_what_confluent_kafka_takes(
         assert "gives no token: it returned a" in refusal(sources.of_callback(target, "a=b"))
 
 
+def test_config_of_a_callback_does_not_show_with_what_it_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def token(config): raise ValueError(f'no vault takes {config}')"
+    source = sources.of_callback(of_module(text, "vault_that_tells", tmp_path, monkeypatch), "secret=hunter2")
+    assert refusal(source).endswith("gives no token: ValueError: no vault takes ***")
+
+
 def test_module_of_a_callback_is_looked_for_in_the_current_directory_last(tmp_path: Path) -> None:
     """As that of a graph is. Nothing there shadows a module, or is imported because a library looks for it."""
     for name in ("mine", "gssapi", "kafka"):

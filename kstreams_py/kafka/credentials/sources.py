@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from kstreams_py.errors import MissingSoftware, SettingsError
-from kstreams_py.kafka.credentials.tokens import NoToken, Token, TokenSource
+from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
+from kstreams_py.kafka.credentials.tokens import Token, TokenSource
 
 HTTP_SECONDS: Final = 5.0
 """Seconds that a token endpoint has for its answer."""
@@ -40,8 +40,15 @@ def of_callback(target: str, config: str) -> TokenSource:
     """
     function = _imported(target)
 
+    def call() -> Any:
+        try:
+            return function(config)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise BrokerUnavailable(why.replace(config, "***") if config else why) from None
+
     def ask() -> Token:
-        match function(config):
+        match call():
             case (str(value), int() | float() as expires):
                 return Token(value, expires)
             case (str(value), int() | float() as expires, str(principal)):
@@ -49,7 +56,7 @@ def of_callback(target: str, config: str) -> TokenSource:
             case (str(value), int() | float() as expires, str(principal), Mapping() as extensions):
                 return Token(value, expires, principal, {str(n): str(v) for n, v in extensions.items()})
             case other:
-                raise NoToken(f"it returned a {type(other).__name__}: {RETURNS}")
+                raise BrokerUnavailable(f"it returned a {type(other).__name__}: {RETURNS}")
 
     return TokenSource(f"oauth_cb {target}", ask)
 
@@ -156,19 +163,19 @@ def _of_oidc(settings: frozenset[tuple[str, str]]) -> TokenSource:
         except urllib.error.HTTPError as error:
             with error:
                 refused = error.code in REFUSED
-                raise NoToken(
+                raise BrokerUnavailable(
                     f"it answers with status {error.code}"
                     + (": correct sasl.oauthbearer.client.id, client.secret and scope" if refused else ""),
                     may_return=not refused,
                 ) from None
         except OSError as error:
-            raise NoToken(f"no answer: {getattr(error, 'reason', error)}") from None
+            raise BrokerUnavailable(f"no answer: {getattr(error, 'reason', error)}") from None
         try:
             value = json.loads(body)["access_token"]
             claims = json.loads(base64.urlsafe_b64decode(value.split(".")[1] + "=="))
             return Token(value, float(claims["exp"]), str(claims.get("sub", "")), extensions)
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise NoToken("its answer has no access_token that is a JWT with the claim exp") from None
+            raise BrokerUnavailable("its answer has no access_token that is a JWT with the claim exp") from None
 
     return TokenSource(f"the token endpoint {url}", ask)
 

@@ -53,14 +53,6 @@ class Token:
                 raise ValueError(f"{name!r} is no SASL extension: its name has letters only, and is not auth")
 
 
-class NoToken(LookupError):
-    """A source gives no token; `may_return` as in BrokerUnavailable."""
-
-    def __init__(self, message: str, *, may_return: bool = True) -> None:
-        super().__init__(message)
-        self.may_return = may_return
-
-
 class TokenSource:
     """Gives all clients of this process the same token.
 
@@ -70,7 +62,10 @@ class TokenSource:
     """
 
     def __init__(self, name: str, ask: Callable[[], Token], clock: Callable[[], float] = time.time) -> None:
-        """`name` is what gives the tokens, for messages; `ask` asks it for one, in a thread of its own."""
+        """`name` is what gives the tokens, for messages; `ask` asks it for one, in a thread of its own.
+
+        What it raises is the reason why there is none, of BrokerUnavailable the message alone.
+        """
         self._name = name
         self._ask = ask
         self._clock = clock
@@ -100,12 +95,12 @@ class TokenSource:
         except Exception as error:
             return self._kept(token, error if asking.done() else self._unanswered())
 
-    def _unanswered(self) -> NoToken:
-        return NoToken(f"it has not returned for {self._clock() - self._asked_at:.0f} s")
+    def _unanswered(self) -> BrokerUnavailable:
+        return BrokerUnavailable(f"it has not returned for {self._clock() - self._asked_at:.0f} s")
 
     def _kept(self, token: Token | None, error: Exception) -> Token:
         """The token before, if it has not expired; otherwise raises BrokerUnavailable."""
-        why = str(error) if isinstance(error, NoToken) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, BrokerUnavailable) else f"{type(error).__name__}: {error}"
         self._has_failed, self.failed_at = True, time.monotonic()
         left = 0.0 if token is None else token.expires - self._clock()
         if token is None or left <= 1:
@@ -123,11 +118,11 @@ class TokenSource:
         try:
             token = self._ask()
             if token.expires <= (now := self._clock()) + 1:
-                raise NoToken("its token has expired: the expiry is in seconds since 1970")
+                raise BrokerUnavailable("its token has expired: the expiry is in seconds since 1970")
         except BaseException as error:  # of the user's function; SystemExit, too, would only end this thread
             with self._lock:
                 self._asking = None
-            asking.set_exception(error if isinstance(error, Exception) else NoToken(f"it raised {error!r}"))
+            asking.set_exception(error if isinstance(error, Exception) else BrokerUnavailable(f"it raised {error!r}"))
             return
         with self._lock:
             self._asking, self._token = None, token
